@@ -1,0 +1,48 @@
+# Two commands are enough: `make demo` and `make test`. Both set everything up first.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+EXTRAS := fast,train,compress,text,hf,serve,view,dev
+
+.PHONY: help install demo test check format bench clean
+
+help:
+	@echo "make demo     train, compress and compare tables on generated ratings (about a minute)"
+	@echo "make test     the whole test suite"
+	@echo "make check    formatting, lint, types, import layers"
+	@echo "make bench    speed against torch, side by side"
+	@echo "make install  the environment in $(VENV), with every extra"
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "[1/3] making the environment in $(VENV)"
+	@command -v $(PYTHON) >/dev/null && $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	@echo "[2/3] installing featherbed and what it needs (torch is the large one: a few minutes on a fresh machine)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]" 2>&1 | grep -v "^WARNING: Location" || true
+	@echo "[3/3] checking that it imports"
+	@$(BIN)/python -c "import featherbed, torch; print('featherbed', featherbed.__version__, 'with torch', torch.__version__)"
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/featherbed demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/lookup.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

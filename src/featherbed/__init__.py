@@ -1,0 +1,98 @@
+"""featherbed: compact embedding tables. Train them, compress existing ones, store each in one small file, serve it without torch.
+
+Public names are loaded on first use, so ``import featherbed`` and ``featherbed.load`` never import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from featherbed.version import __version__
+
+if TYPE_CHECKING:
+    from featherbed.anchors import HalfNormal as HalfNormal
+    from featherbed.anchors import Xavier as Xavier
+    from featherbed.errors import ArgumentError as ArgumentError
+    from featherbed.errors import DataError as DataError
+    from featherbed.errors import FeatherbedError as FeatherbedError
+    from featherbed.errors import FormatError as FormatError
+    from featherbed.errors import IdError as IdError
+    from featherbed.errors import MissingExtra as MissingExtra
+    from featherbed.errors import NotPackable as NotPackable
+    from featherbed.errors import UnknownKeyError as UnknownKeyError
+    from featherbed.optim import L1 as L1
+    from featherbed.optim import GroupL1 as GroupL1
+    from featherbed.optim import NonNegativeL1 as NonNegativeL1
+    from featherbed.optim import Proximal as Proximal
+    from featherbed.optim import Yogi as Yogi
+    from featherbed.packed.file import check as check
+    from featherbed.packed.file import load as load
+    from featherbed.packed.file import save as save
+    from featherbed.packed.table import PackedTable as PackedTable
+    from featherbed.tables import AnchorTable as AnchorTable
+    from featherbed.tables import DenseTable as DenseTable
+    from featherbed.tables import HashedTable as HashedTable
+    from featherbed.tables import LowRankTable as LowRankTable
+    from featherbed.tables import QuantizedTable as QuantizedTable
+    from featherbed.tables import RemainderTable as RemainderTable
+    from featherbed.tables import SelectedTable as SelectedTable
+    from featherbed.tables import Table as Table
+    from featherbed.tables.bag import Bag as Bag
+    from featherbed.tables.replace import replace_embeddings as replace_embeddings
+    from featherbed.tables.sizes import Sizes as Sizes
+    from featherbed.tables.spec import make_table as make_table
+
+_HOMES = {
+    "featherbed.anchors": ("HalfNormal", "Xavier"),
+    "featherbed.errors": (
+        "ArgumentError",
+        "DataError",
+        "FeatherbedError",
+        "FormatError",
+        "IdError",
+        "MissingExtra",
+        "NotPackable",
+        "UnknownKeyError",
+    ),
+    "featherbed.optim": ("GroupL1", "L1", "NonNegativeL1", "Proximal", "Yogi"),
+    "featherbed.packed.file": ("check", "load", "save"),
+    "featherbed.packed.table": ("PackedTable",),
+    "featherbed.tables": (
+        "AnchorTable",
+        "DenseTable",
+        "HashedTable",
+        "LowRankTable",
+        "QuantizedTable",
+        "RemainderTable",
+        "SelectedTable",
+        "Table",
+    ),
+    "featherbed.tables.bag": ("Bag",),
+    "featherbed.tables.replace": ("replace_embeddings",),
+    "featherbed.tables.sizes": ("Sizes",),
+    "featherbed.tables.spec": ("make_table",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 - names come from the table above
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        if name in ("testing", "tasks"):
+            return import_module(f"featherbed.{name}")
+        raise AttributeError(f"module 'featherbed' has no attribute {name!r}")
+    try:
+        module = import_module(_HOME_OF[name])
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            from featherbed.errors import MissingExtra
+
+            raise MissingExtra("torch", "train", f"featherbed.{name}") from None
+        raise
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

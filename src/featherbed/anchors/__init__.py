@@ -1,0 +1,5 @@
+"""Where anchors come from: objects that give an AnchorTable its first atoms and transform."""
+
+from featherbed.anchors.random import HalfNormal, Xavier
+
+__all__ = ["HalfNormal", "Xavier"]

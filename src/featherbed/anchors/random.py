@@ -1,0 +1,58 @@
+"""Random bases: anchors that stand for no object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class AnchorInit(Protocol):
+    """Fills atoms [K, d] and transform [V, K] in place before training."""
+
+    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
+        """Fill both; a non-negative transform must come out non-negative."""
+
+
+@dataclass(frozen=True)
+class HalfNormal:
+    """A ~ N(0, 2/K) and T ~ |N(0, 2/V)|, the spread of the authors' code (Liang et al. 2021); the anchors keep their sign.
+
+    ``transform_std`` replaces the spread of T: with very many ids 2/V starts the rows so small that a penalty removes
+    them before they learn.
+
+    >>> HalfNormal(transform_std=0.1)
+    HalfNormal(transform_std=0.1)
+    """
+
+    transform_std: float | None = None
+
+    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
+        """Fill atoms and transform."""
+        atoms.normal_(0.0, math.sqrt(2.0 / len(atoms)), generator=generator)
+        std = math.sqrt(2.0 / len(transform)) if self.transform_std is None else self.transform_std
+        transform.normal_(0.0, std, generator=generator)
+        if nonnegative:
+            transform.abs_()
+
+
+@dataclass(frozen=True)
+class Xavier:
+    """A and T uniform in ±sqrt(6 / (rows + columns)), Glorot and Bengio (2010); T by its absolute value if non-negative.
+
+    >>> Xavier(gain=2.0)
+    Xavier(gain=2.0)
+    """
+
+    gain: float = 1.0
+
+    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
+        """Fill atoms and transform."""
+        for tensor in (atoms, transform):
+            bound = self.gain * math.sqrt(6.0 / sum(tensor.shape))
+            tensor.uniform_(-bound, bound, generator=generator)
+        if nonnegative:
+            transform.abs_()

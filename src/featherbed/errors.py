@@ -1,0 +1,53 @@
+"""Every error featherbed raises on purpose.
+
+::
+
+    FeatherbedError
+    ├── ArgumentError        (ValueError)    a setting that cannot work
+    ├── IdError              (IndexError)    an id outside the table, or no integer at all
+    ├── UnknownKeyError      (KeyError)      a key the file does not hold
+    ├── DataError            (ValueError)    an input file that cannot be read as what it should be
+    ├── FormatError          (ValueError)    a packed file that breaks its specification
+    ├── NotPackable          (TypeError)     a table that has no packed form
+    └── MissingExtra         (ImportError)   an optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+
+class FeatherbedError(Exception):
+    """The root of all errors raised on purpose."""
+
+
+class ArgumentError(FeatherbedError, ValueError):
+    """A setting that cannot work: the message says what was given, what is accepted and what to do."""
+
+
+class IdError(FeatherbedError, IndexError):
+    """An id that is negative, too large or not an integer."""
+
+
+class UnknownKeyError(FeatherbedError, KeyError):
+    """A key that the packed file does not hold."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class DataError(FeatherbedError, ValueError):
+    """An input file that is missing, empty or not of the expected form."""
+
+
+class FormatError(FeatherbedError, ValueError):
+    """A packed file that is truncated, inconsistent or of an unknown version."""
+
+
+class NotPackable(FeatherbedError, TypeError):  # noqa: N818 - reads as a statement about the table
+    """A table that has no packed form."""
+
+
+class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after what is missing
+    """An optional dependency that is not installed; the message holds the command that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs {package}: pip install "featherbed[{extra}]"')

@@ -1,0 +1,42 @@
+"""Hash functions on id arrays, the same lines for numpy and torch (so a packed file hashes as training did).
+
+The mixer is splitmix64's finaliser (Steele, Lea and Flood, 2014, "Fast splittable pseudorandom number generators") in
+two's-complement int64, which wraps alike in numpy, torch and inductor. torch shifts int64 arithmetically, hence the masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def _signed(x: int) -> int:
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def hash_ids(ids: Any, seed: int, buckets: int) -> Any:  # int64 [...] -> int64 [...] in [0, buckets)
+    """Spread ids over ``buckets`` with the hash function numbered ``seed``.
+
+    >>> import numpy as np
+    >>> hash_ids(np.arange(4), seed=0, buckets=10).tolist()
+    [7, 7, 2, 3]
+    """
+    x = ids + _signed((seed + 1) * _GOLDEN)
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX2
+    x = x ^ ((x >> 31) & ((1 << 33) - 1))
+    return (x & ((1 << 63) - 1)) % buckets
+
+
+def hash_codes(ids: Any, *, seed: int, hashes: int, buckets: int) -> list[Any]:  # int64 [...] -> hashes x int64 [...]
+    """Return the ``hashes`` bucket numbers of every id, one array for each hash function.
+
+    >>> import numpy as np
+    >>> [codes.tolist() for codes in hash_codes(np.array([7, 8]), seed=0, hashes=2, buckets=100)]
+    [[87, 14], [4, 9]]
+    """
+    return [hash_ids(ids, seed * 1_000_003 + j, buckets) for j in range(hashes)]

@@ -1,0 +1,144 @@
+"""A band: the rows that share one layout, one dictionary and one composer; and which ids belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.compose import combine
+from featherbed.errors import FormatError
+from featherbed.packed.codes import IMPLICIT, Codes, Every, Fixed, Identity, Ids, Ragged, arrays, check_indices
+from featherbed.packed.matrix import Floats, Matrix
+
+BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
+_WORDS = BLOCK_BITS // 32
+
+
+@dataclass(eq=False)
+class Members:
+    """Which ids are in a band, as a bitmap with running totals; the others go on to the next band."""
+
+    bitmap: NDArray[np.uint32]  # bit i of word i // 32: id i is a member; whole blocks of 512 bits
+    totals: NDArray[np.uint32]  # members before each block
+
+    @classmethod
+    def of(cls, ids: Ids, rows: int) -> Members:
+        """Make the bitmap of ``ids`` among ``rows`` ids.
+
+        >>> Members.of(np.array([1, 4]), 6).split(np.array([0, 1, 4, 5]))
+        (array([False,  True,  True, False]), array([0, 0, 1, 2]))
+        """
+        flags = np.zeros(-(-max(rows, 1) // BLOCK_BITS) * BLOCK_BITS, dtype=np.uint8)
+        flags[ids] = 1
+        bitmap = np.packbits(flags, bitorder="little").view("<u4")
+        counts = np.bitwise_count(bitmap).reshape(-1, _WORDS).sum(1)
+        return cls(bitmap, (np.cumsum(counts) - counts).astype(np.uint32))
+
+    def split(self, positions: Ids) -> tuple[NDArray[np.bool_], Ids]:
+        """Tell which positions are members, and how many members stand before each."""
+        word, bit = positions >> 5, (positions & 31).astype(np.uint32)
+        block = positions // BLOCK_BITS
+        words = self.bitmap.reshape(-1, _WORDS)[block]  # [B, 16]
+        column = np.arange(_WORDS) + block[:, None] * _WORDS
+        below = np.where(column < word[:, None], words, np.uint32(0))
+        here = self.bitmap[word]
+        inside = ((here >> bit) & 1).astype(bool)
+        rank = self.totals[block].astype(np.int64) + np.bitwise_count(below).sum(1, dtype=np.int64)
+        rank += np.bitwise_count(here & ((np.uint32(1) << bit) - np.uint32(1)))
+        return inside, rank
+
+
+@dataclass(eq=False)
+class Affine:
+    """The last stage of the composer: y = x @ weight + bias (a projection, a rotation, a folded normalisation, a mean)."""
+
+    weight: Matrix | None = None  # [d', d]
+    bias: Floats | None = None  # [d]
+
+    def __call__(self, rows: Floats) -> Floats:
+        if self.weight is not None:
+            rows = rows @ self.weight.dense()
+        return rows if self.bias is None else rows + self.bias
+
+
+@dataclass(eq=False)
+class Band:
+    """``rows`` rows: codes over a dictionary, combined, then the affine stage.
+
+    >>> band = Band(2, Identity(), dictionary=Matrix.encode(np.eye(2, dtype=np.float32), "float32"))
+    >>> band.lookup(np.array([1]), np.array([1]))
+    array([[0., 1.]], dtype=float32)
+    """
+
+    rows: int
+    codes: Codes
+    values: Matrix | None = None  # [rows, s], or [rows, K] with Every
+    dictionary: Matrix | None = None  # [K, d']; None: the values are the row
+    combine: str = "sum"
+    affine: Affine | None = None
+    members: Members | None = None  # None: all the ids that are left
+
+    @property
+    def atoms(self) -> int:
+        """Rows of the dictionary."""
+        return 0 if self.dictionary is None else self.dictionary.shape[0]
+
+    @property
+    def linear(self) -> bool:
+        """Whether a score q . row is a sum over the codes of scores q . atom."""
+        return self.combine == "sum" and self.dictionary is not None and not isinstance(self.codes, Identity)
+
+    def fetch(self, ids: Ids, positions: Ids) -> tuple[Ids, Floats | None]:  # -> indices [B, s], values [B, s] or None
+        """Return indices and values of rows, whatever their layout."""
+        if isinstance(self.codes, Fixed | Ragged):
+            return self.codes.fetch(positions, self.atoms)
+        assert isinstance(self.codes, IMPLICIT)
+        indices = self.codes.indices(ids, positions, self.atoms)
+        check_indices(indices, self.atoms)
+        return indices, None if self.values is None else self.values.rows(positions)
+
+    def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
+        """Compose the rows of ids that stand at ``positions`` in this band."""
+        if isinstance(self.codes, Every):
+            assert self.values is not None
+            rows = self.values.rows(positions)
+            rows = rows if self.dictionary is None else rows @ self.dictionary.dense()
+        else:
+            assert self.dictionary is not None
+            indices, values = self.fetch(ids, positions)
+            if isinstance(self.codes, Identity) and values is None:
+                rows = self.dictionary.rows(indices[:, 0])
+            else:
+                rows = combine(gather(self.dictionary, indices), values, self.combine)
+        return rows if self.affine is None else self.affine(rows)
+
+    def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Yield every stored array by name."""
+        if self.members is not None:
+            yield from (("members.bitmap", self.members.bitmap), ("members.totals", self.members.totals))
+        yield from ((f"codes.{name}", array) for name, array in arrays(self.codes))
+        weight = None if self.affine is None else self.affine.weight
+        for name, matrix in (("values", self.values), ("dictionary", self.dictionary), ("affine.weight", weight)):
+            if matrix is not None:
+                yield name, matrix.data
+                if matrix.scale is not None:
+                    yield f"{name}.scale", matrix.scale
+        if self.affine is not None and self.affine.bias is not None:
+            yield "affine.bias", self.affine.bias
+
+
+def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [B, s] -> [B, s, d']
+    """Fetch atoms; a dictionary worth keeping in memory is decoded once."""
+    columns = dictionary.shape[1]
+    if dictionary.kind == "float32" or dictionary.shape[0] * columns * 4 <= 1 << 25:
+        return dictionary.dense()[indices]
+    return dictionary.rows(indices.reshape(-1)).reshape(*indices.shape, columns)
+
+
+def check_bands(bands: list[Band], rows: int) -> None:
+    """Refuse bands that do not add up to ``rows``, or whose members do not count what they say."""
+    if sum(band.rows for band in bands) != rows:
+        raise FormatError(f"bands hold {[band.rows for band in bands]} rows; the table has {rows}")

@@ -1,0 +1,69 @@
+"""Bit fields in little-endian streams of 32-bit words: how codes are stored with no bit to spare.
+
+Field f of record r starts at bit ``r * record_bits + sum(widths[:f])``; bit b of the stream is bit ``b % 32`` of word
+``b // 32``. Streams end with one spare word, so that a field may always be read as two words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError
+
+Words = NDArray[np.uint32]
+
+_CHUNK = 1 << 15  # records packed at once; a multiple of 32 keeps every chunk on a word boundary
+
+
+def width(choices: int) -> int:
+    """Return the bits that tell ``choices`` things apart: ceil(log2(choices)).
+
+    >>> [width(n) for n in (1, 2, 3, 256, 257)]
+    [0, 1, 2, 8, 9]
+    """
+    return max(0, int(choices) - 1).bit_length()
+
+
+def word_count(records: int, record_bits: int) -> int:
+    """Return how many words a stream of ``records`` takes, the spare one included."""
+    return -(-records * record_bits // 32) + 1
+
+
+def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> words
+    """Pack records of bit fields, row by row.
+
+    >>> pack(np.array([[1, 2], [3, 0]], dtype=np.uint32), [2, 3])
+    array([ 105,    0], dtype=uint32)
+    """
+    record_bits = sum(widths)
+    stream = np.zeros(word_count(len(fields), record_bits), dtype="<u4")
+    as_bytes = stream.view(np.uint8)
+    for start in range(0, len(fields), _CHUNK):
+        chunk = fields[start : start + _CHUNK]
+        bits = np.empty((len(chunk), record_bits), dtype=np.uint8)
+        column = 0
+        for field, bit_count in enumerate(widths):
+            if bit_count < 32 and len(chunk) and int(chunk[:, field].max()) >> bit_count:
+                raise ArgumentError(f"value {int(chunk[:, field].max())} does not fit into {bit_count} bits")
+            for b in range(bit_count):
+                bits[:, column] = (chunk[:, field] >> np.uint32(b)) & 1
+                column += 1
+        packed = np.packbits(bits.reshape(-1), bitorder="little")
+        begin = start * record_bits // 8
+        as_bytes[begin : begin + len(packed)] = packed
+    return stream
+
+
+def unpack(stream: Words, start: NDArray[np.int64], bit_count: int) -> NDArray[np.uint32]:  # bit positions [...] -> [...]
+    """Read the fields of ``bit_count`` bits (at most 32) that start at the given bit positions.
+
+    >>> unpack(np.array([105, 0], dtype=np.uint32), np.array([0, 2, 5, 7]), 2).tolist()
+    [1, 2, 3, 0]
+    """
+    if bit_count == 0:
+        return np.zeros(start.shape, dtype=np.uint32)
+    word = start >> 5
+    pair = stream[word].astype(np.uint64) | (stream[word + 1].astype(np.uint64) << np.uint64(32))
+    mask = np.uint64((1 << bit_count) - 1)
+    return ((pair >> (start & 31).astype(np.uint64)) & mask).astype(np.uint32)

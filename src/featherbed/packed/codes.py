@@ -1,0 +1,266 @@
+"""Where a row's indices and values come from: the layouts of the packed form.
+
+``Identity``, ``Hash``, ``Remainder`` and ``Every`` store nothing for a row (hash and remainder are taken of the id, identity
+of the row's position in its band); ``Fixed`` stores s codes a row, ``Ragged`` as many as the row has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError, FormatError
+from featherbed.hashing import hash_codes
+from featherbed.packed import bits
+from featherbed.packed.matrix import Floats, level_bits
+
+Ids = NDArray[np.int64]
+DIRECTORY_STEP = 16  # rows of a ragged layout between two directory entries
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Row i of the band is atom i."""
+
+    def indices(self, ids: Ids, positions: Ids, atoms: int) -> Ids:  # noqa: ARG002 - one signature for all layouts
+        return positions[:, None]
+
+
+@dataclass(frozen=True)
+class Hash:
+    """Row of id x is made of atoms h_1(x), ..., h_k(x)."""
+
+    seed: int
+    hashes: int
+
+    def indices(self, ids: Ids, positions: Ids, atoms: int) -> Ids:  # noqa: ARG002
+        return np.stack(hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=atoms), axis=1)
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """Row of id x is made of atoms x // divisor and quotients + x mod divisor, quotients = atoms - divisor."""
+
+    divisor: int
+
+    def indices(self, ids: Ids, positions: Ids, atoms: int) -> Ids:  # noqa: ARG002
+        return np.stack([ids // self.divisor, atoms - self.divisor + ids % self.divisor], axis=1)
+
+
+@dataclass(frozen=True)
+class Every:
+    """Every row uses every atom: row = values @ dictionary (or the values are the row, without a dictionary)."""
+
+
+@dataclass(eq=False)
+class Levels:
+    """Values kept next to their index: as float32 or float16 bits, or as the number of one of 2^b levels.
+
+    >>> Levels.fit(np.array([0.0, 0.5, 1.0]), "int4").decode(np.array([0, 1], dtype=np.uint32))
+    array([0. , 0.5], dtype=float32)
+    """
+
+    kind: str
+    table: Floats | None = None  # [2^b], increasing except that level 0 is exactly 0
+
+    @property
+    def bits(self) -> int:
+        """Bits a value takes."""
+        return level_bits(self.kind)
+
+    @classmethod
+    def fit(cls, values: NDArray[np.floating], kind: str) -> Levels:
+        """Choose the levels: quantiles first, then Lloyd's algorithm in one dimension. Level 0 is always 0."""
+        count = 2 ** level_bits(kind)
+        if level_bits(kind) >= 16:
+            return cls(kind)
+        distinct = np.unique(values[values != 0]).astype(np.float32)
+        if len(distinct) < count:
+            table = np.zeros(count, dtype=np.float32)
+            table[1 : 1 + len(distinct)] = distinct
+            table[1 + len(distinct) :] = distinct[-1] if len(distinct) else 0.0
+            return cls(kind, table)
+        data = np.sort(values[values != 0].astype(np.float64))
+        centres = np.quantile(data, (np.arange(count - 1) + 0.5) / (count - 1))
+        sums = np.concatenate([[0.0], np.cumsum(data)])
+        for _ in range(60):
+            edges = np.searchsorted(data, (centres[1:] + centres[:-1]) / 2)
+            cuts = np.concatenate([[0], edges, [len(data)]])
+            sizes = np.diff(cuts)
+            means = (sums[cuts[1:]] - sums[cuts[:-1]]) / np.maximum(sizes, 1)
+            centres = np.sort(np.where(sizes > 0, means, centres))
+        return cls(kind, np.concatenate([[0.0], centres]).astype(np.float32))
+
+    def encode(self, values: NDArray[np.floating]) -> NDArray[np.uint32]:
+        """Return each value's bits; a zero is always level 0."""
+        if self.kind == "float32":
+            return values.astype(np.float32).view(np.uint32)
+        if self.kind == "float16":
+            return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+        assert self.table is not None
+        centres = self.table[1:]
+        nearest = np.searchsorted((centres[1:] + centres[:-1]) / 2, values.astype(np.float32)).astype(np.uint32) + 1
+        return np.where(values == 0, np.uint32(0), nearest)
+
+    def decode(self, raw: NDArray[np.uint32]) -> Floats:
+        """Turn stored bits into float32 values."""
+        if self.kind == "float32":
+            return raw.view(np.float32)
+        if self.kind == "float16":
+            return raw.astype(np.uint16).view(np.float16).astype(np.float32)
+        assert self.table is not None
+        return self.table[raw]
+
+
+@dataclass(eq=False)
+class Fixed:
+    """s codes a row, row after row in one bit stream: s index fields, then s value fields (none for unit values)."""
+
+    rows: int
+    count: int
+    index_bits: int
+    stream: bits.Words
+    levels: Levels | None = None
+    parts: bool = False  # with parts, code j indexes the j-th block of the dictionary
+
+    @property
+    def record_bits(self) -> int:
+        """Bits of one row's record."""
+        return self.count * (self.index_bits + (self.levels.bits if self.levels else 0))
+
+    @classmethod
+    def encode(
+        cls, indices: Ids, values: NDArray[np.floating] | None, choices: int, kind: str = "float32", parts: bool = False
+    ) -> Fixed:
+        """Store ``indices`` [V, s] below ``choices`` and, unless they are all one, ``values`` [V, s]."""
+        rows, count = indices.shape
+        index_bits = bits.width(choices)
+        columns, widths = [indices.astype(np.uint32)], [index_bits] * count
+        levels = None
+        if values is not None:
+            levels = Levels.fit(values, kind)
+            columns.append(levels.encode(np.ascontiguousarray(values)))
+            widths += [levels.bits] * count
+        return cls(rows, count, index_bits, bits.pack(np.concatenate(columns, axis=1), widths), levels, parts)
+
+    def fetch(self, positions: Ids, atoms: int) -> tuple[Ids, Floats | None]:  # [B] -> indices [B, s], values [B, s]
+        """Read the codes of rows; an index no atom stands behind is a FormatError."""
+        start = positions[:, None] * self.record_bits + np.arange(self.count) * self.index_bits
+        indices = bits.unpack(self.stream, start, self.index_bits).astype(np.int64)
+        choices = atoms // self.count if self.parts else atoms
+        check_indices(indices, choices)
+        if self.parts:
+            indices = indices + np.arange(self.count) * choices
+        if self.levels is None:
+            return indices, None
+        start = positions[:, None] * self.record_bits + self.count * self.index_bits
+        raw = bits.unpack(self.stream, start + np.arange(self.count) * self.levels.bits, self.levels.bits)
+        return indices, self.levels.decode(raw)
+
+
+@dataclass(eq=False)
+class Ragged:
+    """As many codes as a row has: counts in a bit stream, a directory of running totals, then (index, value) entries."""
+
+    rows: int
+    entries: int
+    index_bits: int
+    count_bits: int
+    counts: bits.Words
+    directory: NDArray[np.unsignedinteger]  # entry number at which rows 0, 16, 32, ... start
+    stream: bits.Words
+    levels: Levels
+
+    @classmethod
+    def encode(cls, rows: int, row_of: Ids, indices: Ids, values: NDArray[np.floating], choices: int, kind: str) -> Ragged:
+        """Store entries (row_of, indices, values), sorted by row."""
+        counts = np.bincount(row_of, minlength=rows)
+        count_bits = bits.width(int(counts.max(initial=0)) + 1)
+        totals = np.concatenate([[0], np.cumsum(counts)])[:-1][::DIRECTORY_STEP]
+        levels, index_bits = Levels.fit(values, kind), bits.width(choices)
+        entries = np.stack([indices.astype(np.uint32), levels.encode(values)], axis=1)
+        return cls(
+            rows,
+            len(indices),
+            index_bits,
+            count_bits,
+            bits.pack(counts.astype(np.uint32)[:, None], [count_bits]),
+            totals.astype(np.uint32 if len(indices) < 2**32 else np.uint64),
+            bits.pack(entries, [index_bits, levels.bits]),
+            levels,
+        )
+
+    def spans(self, positions: Ids) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
+        """Return where the entries of rows stand; spans outside the stored entries are a FormatError."""
+        block = positions // DIRECTORY_STEP
+        members = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP)
+        inside = members < self.rows
+        sizes = bits.unpack(self.counts, np.where(inside, members, 0) * self.count_bits, self.count_bits).astype(np.int64)
+        sizes *= inside
+        first = self.directory[block].astype(np.int64) + (sizes * (members < positions[:, None])).sum(1)
+        count = sizes[np.arange(len(positions)), positions % DIRECTORY_STEP]
+        if len(first) and (int(first.min()) < 0 or int((first + count).max()) > self.entries):
+            raise FormatError("ragged codes: a row's codes lie outside the stored entries")
+        return first, count
+
+    def fetch(self, positions: Ids, atoms: int) -> tuple[Ids, Floats]:  # -> indices [B, most], values [B, most], 0-padded
+        """Read the codes of rows, padded with value 0 to the longest."""
+        first, count = self.spans(positions)
+        slot = np.arange(int(count.max(initial=0)))
+        used = slot < count[:, None]
+        start = np.where(used, first[:, None] + slot, 0) * (self.index_bits + self.levels.bits)
+        indices = np.where(used, bits.unpack(self.stream, start, self.index_bits).astype(np.int64), 0)
+        check_indices(indices, atoms)
+        values = self.levels.decode(bits.unpack(self.stream, start + self.index_bits, self.levels.bits))
+        return indices, np.where(used, values, np.float32(0))
+
+
+Codes = Identity | Hash | Remainder | Every | Fixed | Ragged
+IMPLICIT = (Identity, Hash, Remainder)
+
+
+def check_indices(indices: Ids, atoms: int) -> None:
+    """Refuse codes no atom stands behind."""
+    if indices.size and int(indices.max()) >= atoms:
+        raise FormatError(f"code {int(indices.max())} is out of range: there are {atoms} atoms")
+
+
+def arrays(codes: Codes) -> Iterator[tuple[str, NDArray[np.generic]]]:
+    """Yield the stored arrays of a layout by name."""
+    for field in fields(codes):
+        part = getattr(codes, field.name)
+        if isinstance(part, np.ndarray):
+            yield field.name, part
+        elif isinstance(part, Levels) and part.table is not None:
+            yield "levels", part.table
+
+
+def sparse_layout(
+    values: NDArray[np.floating], layout: str, kind: str
+) -> tuple[Codes, NDArray[np.floating] | None]:  # values [V, K] -> layout, values left over for a matrix
+    """Choose how to store a sparse matrix of values: "fixed", "ragged", "all" (dense), or "auto", the smallest of them."""
+    if layout not in ("auto", "fixed", "ragged", "all"):
+        raise ArgumentError(f"layout={layout!r}: use auto, fixed, ragged or all")
+    rows, atoms = values.shape
+    row_of, indices = np.nonzero(values)
+    counts = np.bincount(row_of, minlength=rows)
+    most, entry = int(counts.max(initial=0)), bits.width(atoms) + level_bits(kind)
+    sizes = {
+        "fixed": rows * max(most, 1) * entry,
+        "ragged": len(indices) * entry + rows * (bits.width(most + 1) + 2),
+        "all": rows * atoms * level_bits(kind) + (32 * rows if level_bits(kind) < 16 else 0),
+    }
+    if layout == "auto":
+        layout = min(sizes, key=lambda name: sizes[name])
+    if layout == "all":
+        return Every(), values
+    if layout == "ragged":
+        return Ragged.encode(rows, row_of, indices, values[row_of, indices], atoms, kind), None
+    slots = np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
+    wide_indices = np.zeros((rows, max(most, 1)), dtype=np.int64)
+    wide_values = np.zeros((rows, max(most, 1)), dtype=np.float32)
+    wide_indices[row_of, slots], wide_values[row_of, slots] = indices, values[row_of, indices]
+    return Fixed.encode(wide_indices, wide_values, atoms, kind), None

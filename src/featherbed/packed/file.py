@@ -1,0 +1,253 @@
+"""The file: a safetensors container, written atomically, opened by its header, checked in full on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from featherbed.errors import ArgumentError, FormatError
+from featherbed.packed.header import VERSION, describe, rebuild
+from featherbed.packed.keys import Keys
+from featherbed.packed.table import PackedTable
+from featherbed.packed.validate import validate
+
+DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "U8": np.uint8, "U32": np.uint32, "U64": np.uint64}
+NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a featherbed file
+MOST_HEADER = 1 << 24
+_OWN_FILES = "/proc/self/fd"
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """Anything with a packed form."""
+
+    def pack(self) -> PackedTable:
+        """Return the packed form."""
+
+
+def save(table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | None = None) -> PackedTable:
+    """Write a table (packed exactly first, if it is a training one) to one file, atomically; return what was written.
+
+    ``keys`` names every row: ``fb.load(path)["the"]``.
+
+    >>> import featherbed as fb
+    >>> path = getfixture("tmp_path") / "words.safetensors"
+    >>> fb.save(fb.AnchorTable(3, 4, anchors=2), path, keys=["the", "cat", "sat"])
+    PackedTable(3 x 4, AnchorTable, 88 bytes, with keys)
+    >>> fb.load(path)["cat"].shape
+    (4,)
+    """
+    packed = table if isinstance(table, PackedTable) else table.pack()
+    if keys is not None:
+        index = Keys.of(keys)
+        if len(index) != packed.rows:
+            raise ArgumentError(f"{len(index)} keys were given for {packed.rows} rows: give one for each")
+        packed = PackedTable(
+            packed.bands, packed.dim, padding_idx=packed.padding_idx, keys=index, made_by=packed.made_by
+        )
+    write(packed, Path(path))
+    return packed
+
+
+def load(path: str | Path) -> PackedTable:
+    """Open a packed file: its header is read, the rest is memory-mapped and read when asked for.
+
+    >>> import featherbed as fb
+    >>> path = getfixture("tmp_path") / "items.safetensors"
+    >>> _ = fb.save(fb.DenseTable(5, 4), path)
+    >>> fb.load(path)[[0, 4]].shape
+    (2, 4)
+    """
+    path = Path(path)
+    header, start = _header(path)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    taken: set[str] = set()
+
+    def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        taken.add(name)
+        return _array(mapped, header, start, name, kind, shape)
+
+    bands, rows, dim, padding, has_keys, made_by = rebuild(_metadata(header), take)
+    keys = _keys(header, take, rows) if has_keys else None
+    extra = set(header) - taken - {"__metadata__"}
+    if extra:
+        raise FormatError(f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}")
+    return PackedTable(bands, dim, padding_idx=padding, keys=keys, made_by=made_by)
+
+
+def check(path: str | Path) -> PackedTable:
+    """Open a packed file and read every byte of it: codes in range, members and keys consistent. Raises FormatError.
+
+    >>> import featherbed as fb
+    >>> path = getfixture("tmp_path") / "items.safetensors"
+    >>> _ = fb.save(fb.DenseTable(5, 4), path)
+    >>> len(fb.check(path))
+    5
+    """
+    table = load(path)
+    validate(table)
+    return table
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the container's header, checked by the safetensors library, and where the data begins."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MOST_HEADER:
+            raise FormatError(f"the header claims {length:,} bytes; {MOST_HEADER:,} is the most a featherbed file has")
+        text = file.read(length)
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+        header = json.loads(text)
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path.name} is no valid safetensors file: {str(error)[:200]}") from None
+    return header, 8 + length
+
+
+def _metadata(header: dict[str, Any]) -> Any:
+    entries = header.get("__metadata__") or {}
+    if ENTRY not in entries:
+        raise FormatError("this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry")
+    try:
+        return json.loads(entries[ENTRY])
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the featherbed metadata is not JSON: {str(error)[:100]}") from None
+
+
+def _array(mapped: mmap.mmap, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    entry = header.get(name)
+    if entry is None:
+        raise FormatError(f"the array {name!r} is missing")
+    if entry["dtype"] != kind or tuple(entry["shape"]) != shape:
+        found = f"{entry['dtype']} {entry['shape']}"[:100]
+        raise FormatError(f"the array {name!r} must be {kind} {list(shape)}, the file has {found}")
+    offset = start + int(entry["data_offsets"][0])
+    dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
+    count = int(np.prod(shape, dtype=object)) if shape else 1
+    if offset % dtype.itemsize:
+        raise FormatError(f"the array {name!r} is not aligned to its {dtype.itemsize}-byte elements")
+    if offset + count * dtype.itemsize > len(mapped):
+        raise FormatError(f"the array {name!r} reaches beyond the end of the file")
+    if count == 0:
+        return np.empty(shape, dtype=dtype)
+    return np.frombuffer(mapped, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+
+def _keys(header: dict[str, Any], take: Any, rows: int) -> Keys:
+    def kind(name: str) -> str:
+        entry = header.get(name)
+        return "U64" if entry is not None and entry["dtype"] == "U64" else "U32"
+
+    text = header.get("keys.text")
+    if text is None or len(text["shape"]) != 1:
+        raise FormatError("the array 'keys.text' is missing or not flat")
+    return Keys(
+        take("keys.text", "U8", (int(text["shape"][0]),)),
+        take("keys.ends", kind("keys.ends"), (rows,)),
+        take("keys.checksums", "U32", (rows,)),
+        take("keys.order", kind("keys.order"), (rows,)),
+    )
+
+
+def header_of(table: PackedTable) -> bytes:
+    """Return the container's header: length, JSON, padding to 8 bytes; arrays in order of falling element size."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps(describe(table))}}
+    offset = 0
+    for name, array in _in_order(table):
+        entries[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
+    return sorted(table.arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+
+
+def write(table: PackedTable, path: Path) -> None:
+    """Write header and arrays to a new file, then put it in the place of ``path`` in one step."""
+    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(header_of(table))
+        for _, array in _in_order(table):
+            flat = np.ascontiguousarray(array).reshape(-1)
+            for begin in range(0, len(flat), 1 << 22):
+                file.write(flat[begin : begin + (1 << 22)].tobytes())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[int]:
+    """Yield a file descriptor; on success what was written becomes ``path`` in one step, otherwise nothing is left.
+
+    Where the system has nameless files (Linux), a process killed while writing leaves nothing behind either.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+    folder = path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    nameless = _nameless(folder)
+    name: str | None = None
+    descriptor = nameless
+    if descriptor is None:
+        name = str(folder / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+    try:
+        yield descriptor
+        os.fsync(descriptor)
+        if nameless is not None:
+            name = _give_name(descriptor, folder, path.name)
+        assert name is not None
+        Path(name).replace(path)
+        name = None
+        _sync_folder(folder)
+    finally:
+        os.close(descriptor)
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+
+
+def _nameless(folder: Path) -> int | None:
+    if not Path(_OWN_FILES).is_dir():
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+    except (AttributeError, OSError):
+        return None
+
+
+def _give_name(descriptor: int, folder: Path, name: str) -> str:
+    temporary = str(folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    handle = os.open(_OWN_FILES, os.O_RDONLY)
+    try:  # the folder's descriptor makes Python call linkat, which follows the link to the nameless file
+        os.link(str(descriptor), temporary, src_dir_fd=handle, follow_symlinks=True)
+    finally:
+        os.close(handle)
+    return temporary
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+__all__ = ["VERSION", "check", "load", "replacing", "save"]

@@ -1,0 +1,142 @@
+"""A stored matrix: float32, float16, or unsigned levels of 8, 4, 3 or 2 bits with a scale for each row or column.
+
+    x = scale * (level - (2^bits - 1) / 2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError
+
+Floats = NDArray[np.float32]
+KINDS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
+CACHE_BYTES = 32 << 20  # a dictionary up to this size is decoded once and kept
+
+
+def level_bits(kind: str) -> int:
+    """Return the bits of one element; refuse an unknown kind by name."""
+    if kind not in KINDS:
+        raise ArgumentError(f"{kind!r} is no storage kind: use one of {', '.join(KINDS)}")
+    return KINDS[kind]
+
+
+def row_bytes(kind: str, columns: int) -> int:
+    """Return the bytes one row of ``columns`` elements takes: rows start on byte boundaries."""
+    return -(-level_bits(kind) * columns // 8)
+
+
+def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [n, m] -> [n, ceil(m*bits/8)]
+    """Pack levels below 2^bits, each row on its own bytes, lowest bits first.
+
+    >>> pack_levels(np.array([[1, 2, 3]], dtype=np.uint8), 4)
+    array([[33,  3]], dtype=uint8)
+    """
+    if bits == 8:
+        return levels
+    spread = (levels[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(spread.reshape(len(levels), -1), axis=1, bitorder="little")
+
+
+def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[np.uint8]:  # inverse of pack_levels
+    """Unpack rows of levels.
+
+    >>> unpack_levels(np.array([[33, 3]], dtype=np.uint8), 4, 3)
+    array([[1, 2, 3]], dtype=uint8)
+    """
+    if bits == 8:
+        return data
+    spread = np.unpackbits(data, axis=1, count=bits * columns, bitorder="little").reshape(len(data), columns, bits)
+    return np.bitwise_or.reduce(spread << np.arange(bits, dtype=np.uint8), axis=2)
+
+
+def best_scales(matrix: Floats, bits: int, axis: int) -> Floats:  # [n, m] -> [n] (axis 0) or [m] (axis 1)
+    """Choose each row's (or column's) scale among clipped ranges by the squared error it leaves."""
+    vectors = matrix if axis == 0 else matrix.T
+    top = (2.0**bits - 1) / 2
+    peak = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float32)
+    tries = np.linspace(1.0, 0.98 if bits == 8 else 0.3, 2 if bits == 8 else 36, dtype=np.float32)
+    best, least = peak / top, np.full(len(vectors), np.inf, dtype=np.float32)
+    for share in tries:
+        scale = np.maximum(peak * share / np.float32(top), np.float32(1e-30))[:, None]
+        error = vectors - scale * (to_levels(vectors, scale, bits).astype(np.float32) - np.float32(top))
+        loss = np.einsum("nm,nm->n", error, error)
+        better = loss < least
+        best[better], least[better] = scale[better, 0], loss[better]
+    return np.maximum(best, np.float32(1e-30)).astype(np.float32)
+
+
+def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
+    """Round to the nearest level; ``scale`` must broadcast against ``matrix``."""
+    top = 2**bits - 1
+    return np.clip(np.rint(matrix / scale + np.float32(top / 2)), 0, top).astype(np.uint8)
+
+
+@dataclass(eq=False)
+class Matrix:
+    """A matrix of ``shape`` (n, m) held as ``kind``; ``scale`` is [n] or [m], ``axis`` 0 or 1, for levels.
+
+    >>> Matrix.encode(np.eye(2, dtype=np.float32), "int8").rows(np.array([1]))
+    array([[0., 1.]], dtype=float32)
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    data: NDArray[np.generic]  # float [n, m] or packed levels uint8 [n, row_bytes]
+    scale: NDArray[np.generic] | None = None
+    axis: int = 0
+    _decoded: Floats | None = None
+
+    @classmethod
+    def encode(cls, matrix: NDArray[np.floating], kind: str, scales: str = "row") -> Matrix:
+        """Store ``matrix`` as ``kind``; scales are chosen by error, one for each "row" or "column"."""
+        bits = level_bits(kind)
+        matrix = np.ascontiguousarray(matrix, dtype=np.float32)
+        shape = (matrix.shape[0], matrix.shape[1])
+        if bits >= 16:
+            with np.errstate(over="ignore"):
+                data = matrix.astype(np.float32 if bits == 32 else np.float16)
+            if not np.array_equal(np.isfinite(data), np.isfinite(matrix)):
+                raise ArgumentError("float16 holds values up to 65,504 only: this matrix has larger ones, use float32")
+            return cls(kind, shape, data)
+        if not np.isfinite(matrix).all():
+            raise ArgumentError(f"{kind} storage needs finite values: the matrix holds NaN or infinity")
+        axis = {"row": 0, "column": 1}[scales]
+        scale = best_scales(matrix, bits, axis)
+        wide = scale[:, None] if axis == 0 else scale[None, :]
+        return cls(kind, shape, pack_levels(to_levels(matrix, wide, bits), bits), scale, axis)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data and scales."""
+        return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
+
+    def decode(self, data: NDArray[np.generic], scale: NDArray[np.generic] | None) -> Floats:
+        """Turn stored rows into float32; ``scale`` is that of these rows (axis 0) or of all columns (axis 1)."""
+        bits = level_bits(self.kind)
+        if bits >= 16 or scale is None:
+            return data.astype(np.float32, copy=False)
+        levels = unpack_levels(data.astype(np.uint8, copy=False), bits, self.shape[1]).astype(np.float32)
+        levels -= np.float32((2**bits - 1) / 2)
+        wide = scale.astype(np.float32, copy=False)
+        levels *= wide[:, None] if self.axis == 0 else wide[None, :]
+        return levels
+
+    def rows(self, index: NDArray[np.int64] | slice) -> Floats:  # [B] -> [B, m]
+        """Return the rows at ``index`` (checked by the caller) in float32."""
+        if self._decoded is not None:
+            return self._decoded[index]
+        scale = self.scale[index] if self.scale is not None and self.axis == 0 else self.scale
+        return self.decode(self.data[index], scale)
+
+    def dense(self) -> Floats:  # [n, m]
+        """Return the whole matrix in float32; small ones are kept once decoded."""
+        if self._decoded is not None:
+            return self._decoded
+        whole = self.rows(slice(None))
+        if whole.nbytes <= CACHE_BYTES:
+            self._decoded = whole
+        return whole

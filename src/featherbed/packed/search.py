@@ -1,0 +1,131 @@
+"""Scores of all rows and the best of them, without ever holding the scores of many queries, or the dense table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Every, Ids
+from featherbed.packed.matrix import Floats
+
+if TYPE_CHECKING:
+    from featherbed.packed.table import PackedTable
+
+BLOCK_SCORES = 1 << 22  # scores held at once
+BLOCK_ROWS = 1 << 16
+Scorer = Callable[[Ids, Ids], Floats]  # ids [B], positions [B] -> scores [n, B]
+
+
+def check_queries(queries: ArrayLike, dim: int) -> Floats:
+    """Return queries as float32, or say which width is wanted."""
+    array = np.asarray(queries, dtype=np.float32)
+    if array.ndim not in (1, 2) or array.shape[-1] != dim:
+        raise ArgumentError(f"queries have shape {array.shape}; this table takes [{dim}] or [n, {dim}]")
+    return array
+
+
+def scorer(band: Band, queries: Floats) -> Scorer:  # queries [n, d]
+    """Prepare the scores of a band's rows: q . row = Σ_j v_j (q . a_j) where the composer is a sum."""
+    shift: Floats | np.float32 = np.float32(0)
+    if not band.linear:
+        return lambda ids, positions: queries @ band.lookup(ids, positions).T
+    if band.affine is not None:
+        if band.affine.bias is not None:
+            shift = (queries @ band.affine.bias)[:, None]
+        if band.affine.weight is not None:
+            queries = queries @ band.affine.weight.dense().T
+    assert band.dictionary is not None
+    atom_scores = queries @ band.dictionary.dense().T  # [n, K]
+
+    def score(ids: Ids, positions: Ids) -> Floats:
+        if isinstance(band.codes, Every):
+            assert band.values is not None
+            return atom_scores @ band.values.rows(positions).T + shift
+        indices, values = band.fetch(ids, positions)
+        total = np.zeros((len(atom_scores), len(ids)), dtype=np.float32)
+        for j in range(indices.shape[1]):
+            part = atom_scores[:, indices[:, j]]
+            total += part if values is None else part * values[:, j]
+        return total + shift
+
+    return score
+
+
+def score_block(table: PackedTable, scorers: list[Scorer], ids: Ids, queries: int) -> Floats:  # -> [n, B]
+    """Return the scores of consecutive ids."""
+    if len(scorers) == 1:
+        scores = scorers[0](ids, ids)
+    else:
+        scores = np.empty((queries, len(ids)), dtype=np.float32)
+        for score, (_, batch, positions) in zip(scorers, table.places(ids), strict=False):
+            if len(batch):
+                scores[:, batch] = score(ids[batch], positions)
+    if table.padding_idx is not None:
+        scores[:, ids == table.padding_idx] = 0
+    return scores
+
+
+def logits(table: PackedTable, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
+    """Return the dot product of every row with every query."""
+    array = check_queries(queries, table.dim)
+    wide = np.atleast_2d(array)
+    scorers = [scorer(band, wide) for band in table.bands]
+    out = np.empty((len(wide), table.rows), dtype=np.float32)
+    for start in range(0, table.rows, BLOCK_ROWS):
+        ids = np.arange(start, min(start + BLOCK_ROWS, table.rows))
+        out[:, start : start + BLOCK_ROWS] = score_block(table, scorers, ids, len(wide))
+    return out[0] if array.ndim == 1 else out
+
+
+def norms(table: PackedTable) -> Floats:  # [V]
+    """Return the length of every row (1 for a zero row, whose cosine is 0 anyway); computed once, then kept."""
+    if table._norms is None:
+        lengths = np.empty(table.rows, dtype=np.float32)
+        for start in range(0, table.rows, BLOCK_ROWS):
+            rows = table.block(start, min(start + BLOCK_ROWS, table.rows))
+            lengths[start : start + BLOCK_ROWS] = np.sqrt(np.einsum("vd,vd->v", rows, rows))
+        lengths[lengths == 0] = 1
+        table._norms = lengths
+    return table._norms
+
+
+def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Ids, Floats]:
+    """Return the k best rows of every query, best first, ties by the smaller id."""
+    if metric not in ("dot", "cosine"):
+        raise ArgumentError(f"metric={metric!r}: use dot or cosine")
+    if k < 1:
+        raise ArgumentError(f"k={k}: ask for at least one row")
+    array = check_queries(queries, table.dim)
+    wide = np.atleast_2d(array)
+    if metric == "cosine":
+        lengths = np.sqrt(np.einsum("nd,nd->n", wide, wide))[:, None]
+        wide = wide / np.where(lengths == 0, 1, lengths)
+    scorers = [scorer(band, wide) for band in table.bands]
+    step = max(1024, min(BLOCK_ROWS, BLOCK_SCORES // max(1, len(wide))))
+    best_ids = np.empty((len(wide), 0), dtype=np.int64)
+    best = np.empty((len(wide), 0), dtype=np.float32)
+    for start in range(0, table.rows, step):
+        ids = np.arange(start, min(start + step, table.rows))
+        scores = score_block(table, scorers, ids, len(wide))
+        if metric == "cosine":
+            scores = scores / norms(table)[ids]
+        best_ids, best = keep_best(best_ids, best, np.broadcast_to(ids, scores.shape), scores, k)
+    order = np.lexsort((best_ids, -best), axis=1)
+    best_ids, best = np.take_along_axis(best_ids, order, 1), np.take_along_axis(best, order, 1)
+    return (best_ids[0], best[0]) if array.ndim == 1 else (best_ids, best)
+
+
+def keep_best(best_ids: Ids, best: Floats, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:  # all [n, .]
+    """Merge a block's scores into the k best so far (ids rise from block to block, so earlier ones win ties)."""
+    best_ids, best = np.concatenate([best_ids, ids], axis=1), np.concatenate([best, scores], axis=1)
+    if best.shape[1] <= k:
+        return best_ids, best
+    edge = -np.partition(-best, k - 1, axis=1)[:, k - 1 : k]  # the k-th best score
+    rank = np.where(best > edge, 0, np.where(best == edge, 1, 2))
+    chosen = np.sort(np.argsort(rank, axis=1, kind="stable")[:, :k], axis=1)
+    return np.take_along_axis(best_ids, chosen, 1), np.take_along_axis(best, chosen, 1)

@@ -1,0 +1,166 @@
+"""PackedTable: rows by id or key, scores and nearest rows, with numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featherbed.errors import FormatError, IdError, UnknownKeyError
+from featherbed.packed import search
+from featherbed.packed.band import Band, check_bands
+from featherbed.packed.codes import Ids
+from featherbed.packed.matrix import Floats
+
+if TYPE_CHECKING:
+    from featherbed.packed.keys import Keys
+
+CHUNK = 1 << 16  # rows composed at once, so that a look-up of many rows allocates little beyond its result
+
+
+class PackedTable:
+    """A compact table as stored: ``len(packed)`` rows of width ``packed.dim``.
+
+    >>> import torch, featherbed as fb
+    >>> packed = fb.QuantizedTable.from_dense(torch.eye(4), bits=8).pack()
+    >>> packed[[2, 0]].shape, packed.search(packed[2], k=1)[0].tolist()
+    ((2, 4), [2])
+    """
+
+    def __init__(
+        self,
+        bands: list[Band],
+        dim: int,
+        *,
+        padding_idx: int | None = None,
+        keys: Keys | None = None,
+        made_by: dict[str, Any] | None = None,
+    ) -> None:
+        self.bands = bands
+        self.dim = dim
+        self.rows = sum(band.rows for band in bands)
+        self.padding_idx = padding_idx
+        self.keys = keys
+        self.made_by = made_by or {}
+        self._norms: Floats | None = None
+        check_bands(bands, self.rows)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        what = self.made_by.get("table", "table")
+        return f"PackedTable({self.rows:,} x {self.dim}, {what}, {self.nbytes:,} bytes{', with keys' if self.keys else ''})"
+
+    def __iter__(self) -> Iterator[Floats]:
+        for start in range(0, self.rows, CHUNK):
+            yield from self.block(start, min(start + CHUNK, self.rows))
+
+    def __getitem__(self, ids: Any) -> Floats:  # int, key, slice, or any array of ids or keys -> [..., d]
+        if isinstance(ids, slice):
+            ids = np.arange(*ids.indices(self.rows))
+        wanted = np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
+        flat = wanted.reshape(-1)
+        if len(flat) <= CHUNK:
+            return self._compose(flat).reshape(*wanted.shape, self.dim)
+        out = np.empty((len(flat), self.dim), dtype=np.float32)
+        for start in range(0, len(flat), CHUNK):
+            out[start : start + CHUNK] = self._compose(flat[start : start + CHUNK])
+        return out.reshape(*wanted.shape, self.dim)
+
+    def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
+        """Return the id of a key, or the ids of several."""
+        if self.keys is None:
+            raise UnknownKeyError(f"{keys!r}: this table was saved without keys; look rows up by id, 0 to {self.rows - 1}")
+        if isinstance(keys, str):
+            return int(self.keys.find([keys])[0])
+        array = np.asarray(keys)
+        return self.keys.find([str(k) for k in array.reshape(-1)]).reshape(array.shape)
+
+    def block(self, start: int, stop: int) -> Floats:
+        """Return rows start to stop - 1."""
+        return self._compose(np.arange(start, stop, dtype=np.int64))
+
+    def places(self, ids: Ids) -> Iterator[tuple[Band, NDArray[np.intp], Ids]]:
+        """Yield for each band the rows of the batch it serves and their positions in it."""
+        batch, positions, left = np.arange(len(ids)), ids, self.rows
+        for band in self.bands:
+            if band.members is None:
+                yield band, batch, positions
+                return
+            inside, rank = band.members.split(positions)
+            mine, others = rank[inside], (positions - rank)[~inside]
+            left -= band.rows
+            if (len(mine) and int(mine.max()) >= band.rows) or (len(others) and int(others.max()) >= left):
+                raise FormatError("a band's member bitmap does not count what the band says")
+            yield band, batch[inside], mine
+            batch, positions = batch[~inside], others
+
+    def _compose(self, ids: Ids) -> Floats:  # [B] -> [B, d]
+        if len(self.bands) == 1:
+            rows = self.bands[0].lookup(ids, ids)
+        else:
+            rows = np.empty((len(ids), self.dim), dtype=np.float32)
+            for band, batch, positions in self.places(ids):
+                if len(batch):
+                    rows[batch] = band.lookup(ids[batch], positions)
+        if self.padding_idx is not None:
+            rows[ids == self.padding_idx] = 0
+        return rows
+
+    def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
+        """Return the dot product of every row with the query: q . row(i), through the atoms where the composer allows."""
+        return search.logits(self, queries)
+
+    def search(self, queries: ArrayLike, k: int = 10, *, metric: str = "dot") -> tuple[Ids, Floats]:
+        """Return the ids and scores of the k best rows by "dot" or "cosine", best first; exact. [d] -> [k], [n, d] -> [n, k]."""
+        return search.top(self, queries, k, metric)
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Every stored array by the name it has in the file."""
+        found = {f"b{i}.{name}": array for i, band in enumerate(self.bands) for name, array in band.arrays()}
+        return found | ({} if self.keys is None else self.keys.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored arrays, keys not counted (they are listed apart, see ``sizes_by_part``)."""
+        return sum(array.nbytes for name, array in self.arrays.items() if not name.startswith("keys."))
+
+    def sizes_by_part(self) -> dict[str, int]:
+        """Bytes of each stored array, and of the file's header."""
+        from featherbed.packed.file import header_of
+
+        return {"header": len(header_of(self))} | {name: array.nbytes for name, array in self.arrays.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the table to ``path``, atomically."""
+        from featherbed.packed.file import write
+
+        write(self, Path(path))
+
+
+def _is_keys(ids: Any) -> bool:
+    if isinstance(ids, str):
+        return True
+    if isinstance(ids, list | tuple):
+        return bool(ids) and isinstance(ids[0], str)
+    return isinstance(ids, np.ndarray) and ids.dtype.kind in "UT"
+
+
+def as_ids(ids: Any, rows: int) -> Ids:
+    """Return ids as int64, or raise the error that names the offending one."""
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu":
+        if array.size == 0:
+            return array.astype(np.int64)
+        raise IdError(f"ids have dtype {array.dtype}; a table takes integer ids from 0 to {rows - 1}")
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= rows:
+            raise IdError(f"id {low if low < 0 else high} is not in this table: ids go from 0 to {rows - 1}")
+    return array.astype(np.int64, copy=False)
+

@@ -1,0 +1,62 @@
+"""Full validation: everything a look-up could stumble on, found beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from featherbed.errors import FormatError
+from featherbed.packed import bits
+from featherbed.packed.band import BLOCK_BITS, Band, Members
+from featherbed.packed.codes import DIRECTORY_STEP, Fixed, Ragged, check_indices
+from featherbed.packed.table import PackedTable
+
+STEP = 1 << 16
+
+
+def validate(table: PackedTable) -> None:
+    """Read every stored index, count and key; raise FormatError at the first that cannot be."""
+    left = table.rows
+    for band in table.bands:
+        if band.members is not None:
+            _members(band.members, band.rows, left)
+        left -= band.rows
+        _codes(band)
+    if table.keys is not None:
+        table.keys.check()
+
+
+def _members(members: Members, rows: int, left: int) -> None:
+    counts = np.bitwise_count(members.bitmap).reshape(-1, BLOCK_BITS // 32).sum(1, dtype=np.int64)
+    if int(counts.sum()) != rows:
+        raise FormatError(f"a member bitmap has {int(counts.sum())} members, its band {rows} rows")
+    if not np.array_equal(np.cumsum(counts) - counts, members.totals.astype(np.int64)):
+        raise FormatError("the running totals of a member bitmap do not match it")
+    tail = np.unpackbits(members.bitmap.view(np.uint8), bitorder="little")[left:]
+    if tail.any():
+        raise FormatError("a member bitmap names ids beyond the table")
+
+
+def _codes(band: Band) -> None:
+    if isinstance(band.codes, Fixed):
+        for start in range(0, band.rows, STEP):
+            band.codes.fetch(np.arange(start, min(start + STEP, band.rows)), band.atoms)
+    elif isinstance(band.codes, Ragged):
+        _ragged(band.codes, band.atoms)
+
+
+def _ragged(codes: Ragged, atoms: int) -> None:
+    total = 0
+    for start in range(0, codes.rows, STEP):
+        rows = np.arange(start, min(start + STEP, codes.rows))
+        counts = bits.unpack(codes.counts, rows * codes.count_bits, codes.count_bits).astype(np.int64)
+        firsts = total + np.cumsum(counts) - counts
+        stored = codes.directory[start // DIRECTORY_STEP : -(-(start + len(rows)) // DIRECTORY_STEP)]
+        if not np.array_equal(firsts[::DIRECTORY_STEP], stored.astype(np.int64)):
+            raise FormatError("the directory of ragged codes does not match its counts")
+        total += int(counts.sum())
+    if total != codes.entries:
+        raise FormatError(f"ragged codes count {total} entries, {codes.entries} are stored")
+    width = codes.index_bits + codes.levels.bits
+    for start in range(0, codes.entries, STEP):
+        entries = np.arange(start, min(start + STEP, codes.entries))
+        check_indices(bits.unpack(codes.stream, entries * width, codes.index_bits).astype(np.int64), atoms)

@@ -1,0 +1,42 @@
+"""Bag: a table called as nn.EmbeddingBag is."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.tables.table import Table
+
+
+class Bag(nn.Module):
+    """nn.EmbeddingBag's call over any table: r_b = Σ_i w_i row(i), or the mean.
+
+    >>> import torch, featherbed as fb
+    >>> bag = fb.Bag(fb.AnchorTable(1000, 16, anchors=8), mode="mean")
+    >>> bag(torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3])).shape
+    torch.Size([2, 16])
+    """
+
+    def __init__(
+        self, table: Table, mode: str = "sum", include_last_offset: bool = False, max_norm: float | None = None
+    ) -> None:
+        super().__init__()
+        if mode not in ("sum", "mean"):
+            raise ArgumentError(f"mode={mode!r}: bags over compact tables are pooled by sum or mean")
+        if max_norm is not None:
+            raise ArgumentError("max_norm rewrites rows in place; compact tables share them, so it is not supported")
+        self.table = table
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None  # noqa: A002 - torch's name
+    ) -> Tensor:  # [B, n], or [N] with offsets -> [B, d]
+        """Pool the rows of each bag."""
+        return self.table.bag(
+            input, offsets, per_sample_weights, mode=self.mode, include_last_offset=self.include_last_offset
+        )
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        return f"mode={self.mode!r}, include_last_offset={self.include_last_offset}"

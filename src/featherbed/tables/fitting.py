@@ -1,0 +1,110 @@
+"""Least squares behind ``from_dense``: factors and shared rows that come near a given matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, r], [r, d]
+    """Return the truncated SVD as values and atoms, zero-filled where the matrix has fewer than ``rank`` directions.
+
+    >>> values, atoms = low_rank(torch.ones(4, 3), 2)
+    >>> torch.allclose(values @ atoms, torch.ones(4, 3))
+    True
+    """
+    wide = matrix.double()
+    left, sizes, right = torch.linalg.svd(wide, full_matrices=False)
+    kept = min(rank, len(sizes))
+    values = wide.new_zeros(len(matrix), rank)
+    atoms = wide.new_zeros(rank, matrix.shape[1])
+    values[:, :kept] = left[:, :kept] * sizes[:kept].sqrt()
+    atoms[:kept] = right[:kept] * sizes[:kept].sqrt()[:, None]
+    return values.to(matrix.dtype), atoms.to(matrix.dtype)
+
+
+def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, K], [K, d]
+    """Factor with non-negative values (Ding, Li and Jordan 2010, "Convex and semi-nonnegative matrix factorizations").
+
+    Alternates the least-squares atoms with multiplicative updates of the values; starts from rows spread over the matrix.
+
+    >>> values, atoms = semi_nonnegative(torch.eye(3), 3)
+    >>> bool((values >= 0).all()), float((values @ atoms - torch.eye(3)).abs().max()) < 0.05
+    (True, True)
+    """
+    wide = matrix.double()
+    picks = _far_apart(wide, rank)
+    nearest = torch.cdist(wide, wide[picks]).argmin(dim=1)
+    values = torch.nn.functional.one_hot(nearest, rank).double() + 0.2
+    ridge = 1e-9 * torch.eye(rank, dtype=wide.dtype, device=wide.device)
+    atoms = wide.new_zeros(rank, matrix.shape[1])
+    for _ in range(rounds):
+        atoms = torch.linalg.solve(values.T @ values + ridge, values.T @ wide)
+        target, gram = wide @ atoms.T, atoms @ atoms.T
+        up = target.clamp(min=0) + values @ (-gram).clamp(min=0)
+        down = (-target).clamp(min=0) + values @ gram.clamp(min=0)
+        values = values * torch.sqrt((up + 1e-12) / (down + 1e-12))
+    return values.to(matrix.dtype), atoms.to(matrix.dtype)
+
+
+def _far_apart(matrix: Tensor, count: int) -> Tensor:  # [V, d] -> [count]
+    """Pick rows one by one, each the farthest from those before; deterministic."""
+    distance = matrix.norm(dim=1)
+    chosen: list[int] = []
+    for _ in range(count):
+        pick = int(distance.argmax())
+        chosen.append(pick)
+        new = (matrix - matrix[pick]).norm(dim=1)
+        distance = new if len(chosen) == 1 else torch.minimum(distance, new)
+    return torch.tensor(chosen, device=matrix.device)
+
+
+def shared_atoms(matrix: Tensor, indices: Tensor, atoms: int, rounds: int = 30) -> Tensor:  # [V, d], [V, s] -> [K, d]
+    """Return the atoms whose sums come nearest to the rows, by conjugate gradients on the normal equations.
+
+    >>> shared_atoms(torch.tensor([[1.0], [3.0]]), torch.tensor([[0], [0]]), 1)
+    tensor([[2.]])
+    """
+    wide = matrix.double()
+    flat = indices.reshape(-1)
+
+    def spread(rows: Tensor) -> Tensor:  # H^T rows
+        repeated = rows[:, None, :].expand(-1, indices.shape[1], -1).reshape(-1, rows.shape[1])
+        return wide.new_zeros(atoms, rows.shape[1]).index_add_(0, flat, repeated)
+
+    solution = wide.new_zeros(atoms, matrix.shape[1])
+    residual = spread(wide)
+    direction, energy = residual.clone(), residual.square().sum(0)
+    for _ in range(rounds):
+        image = spread(direction[indices].sum(1))
+        step = energy / (direction * image).sum(0).clamp(min=1e-300)
+        solution += step * direction
+        residual -= step * image
+        fresh = residual.square().sum(0)
+        direction = residual + (fresh / energy.clamp(min=1e-300)) * direction
+        energy = fresh
+        if float(energy.max()) < 1e-20:
+            break
+    return solution.to(matrix.dtype)
+
+
+def quotient_remainder(matrix: Tensor, divisor: int, rounds: int = 20) -> Tensor:  # [V, d] -> [quotients + divisor, d]
+    """Return Q over R with Q[i // divisor] * R[i mod divisor] near row i: in every column the best rank-one factors.
+
+    >>> quotient_remainder(torch.full((6, 1), 4.0), 3).prod(0).round()
+    tensor([1024.])
+    """
+    wide = matrix.double()
+    quotients = -(-len(matrix) // divisor)
+    grid = wide.new_zeros(quotients * divisor, matrix.shape[1])
+    seen = grid.new_zeros(quotients * divisor, 1)
+    grid[: len(matrix)], seen[: len(matrix)] = wide, 1
+    grid, seen = grid.reshape(quotients, divisor, -1), seen.reshape(quotients, divisor, 1)
+    strongest = (grid.square().sum(1) * seen.all(1)).argmax(0)  # in each column, the fullest quotient of most energy
+    right = grid[strongest, :, torch.arange(matrix.shape[1])].T.clone()  # [divisor, d]
+    left = grid.new_zeros(quotients, matrix.shape[1])
+    for _ in range(rounds):
+        left = (grid * right).sum(1) / (seen * right.square()).sum(1).clamp(min=1e-12)
+        right = (grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(min=1e-12)
+    balance = ((right.square().mean(0) + 1e-12) / (left.square().mean(0) + 1e-12)) ** 0.25
+    return torch.cat([left * balance, right / balance]).to(matrix.dtype)

@@ -1,0 +1,81 @@
+"""Hashing: ids share rows by hash functions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+from featherbed.hashing import hash_codes
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Hash
+from featherbed.packed.matrix import Matrix
+from featherbed.tables.fitting import shared_atoms
+from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+
+
+class HashedTable(Table):
+    """row(i) = Σ_j v_ij A[h_j(i)] with ``hashes`` hash functions into ``buckets`` shared rows.
+
+    ``values="unit"`` is the hashing trick (one hash; Weinberger et al. 2009) or Bloom embeddings (several; Serrà and
+    Karatzoglou 2017), ``values="learnt"`` hash embeddings with importance weights (Svenstrup et al. 2017).
+
+    >>> import torch
+    >>> HashedTable(1000, 16, buckets=50)(torch.tensor([3])).shape
+    torch.Size([1, 16])
+    """
+
+    example: ClassVar[dict[str, Any]] = {"buckets": 6}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        buckets: int,
+        hashes: int = 2,
+        values: str = "unit",
+        seed: int = 0,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        if values not in ("unit", "learnt"):
+            raise ArgumentError(f"values={values!r}: use unit or learnt")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+            raise ArgumentError(f"seed={seed!r}: give a whole number from 0 to 2**32 - 1")
+        self.buckets, self.hashes = positive("buckets", buckets), positive("hashes", hashes)
+        self.values, self.seed = values, seed
+        spread = normal(share_of_unit_rows(hashes), generator)
+        self.atoms = new_parameter((buckets, embedding_dim), spread, dtype=dtype, device=device)  # [m, d]
+        self.weights: Tensor | None = None  # [V, k]
+        if values == "learnt":
+            shape = (num_embeddings, hashes)
+            self.weights = new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device)
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The buckets of an id, and its weights if they are learnt."""
+        found = hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=self.buckets)
+        values = None if self.weights is None else F.embedding(ids, self.weights)
+        return Codes(torch.stack(found, dim=-1), values, self.atoms)
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its indices are implicit
+        """Implicit codes: nothing is stored for a row but learnt weights."""
+        weights = None if self.weights is None else Matrix.encode(to_numpy(self.weights), values)
+        atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
+        return [Band(self.num_embeddings, Hash(self.seed, self.hashes), weights, atoms)]
+
+    def parameter_count(self) -> int:
+        """m d, and V k for learnt weights."""
+        return self.atoms.numel() + (0 if self.weights is None else self.weights.numel())
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """Least squares for the shared rows, by conjugate gradients; the weights stay 1."""
+        indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
+        assert indices is not None
+        self.atoms.copy_(shared_atoms(matrix, indices, self.buckets))

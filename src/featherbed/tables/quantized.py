@@ -1,0 +1,89 @@
+"""Low-bit rows: every row rounded to a few levels, after training or during it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Every
+from featherbed.packed.matrix import Matrix, best_scales, pack_levels
+from featherbed.tables.table import Codes, Table, new_parameter, normal, to_numpy
+
+
+class QuantizedTable(Table):
+    """row(i) = s * (q - (2^b - 1)/2), q = clip(round(rows/s + (2^b - 1)/2), 0, 2^b - 1), b bits, a scale per row or column.
+
+    Trained with straight-through rounding and learnt scales (Esser et al. 2020, LSQ): the gradient passes the rounding,
+    and unlike there the clipping too, as if it were not there. ``from_dense`` quantises after training, scales chosen by squared error. The float ``rows``
+    exist in training only; the packed file holds levels and scales.
+
+    >>> import torch
+    >>> table = QuantizedTable.from_dense(torch.randn(100, 16), bits=4)
+    >>> len(table(torch.arange(100)).unique(dim=0)), table.sizes().ratio > 4
+    (100, True)
+    """
+
+    example: ClassVar[dict[str, Any]] = {"bits": 4}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        bits: int = 8,
+        scales: str = "row",
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        if bits not in (8, 4, 3, 2):
+            raise ArgumentError(f"bits={bits!r}: rows are stored in 8, 4, 3 or 2 bits")
+        if scales not in ("row", "column"):
+            raise ArgumentError(f"scales={scales!r}: use row or column")
+        self.bits, self.scales = bits, scales
+        shape = (num_embeddings, embedding_dim)
+        self.rows = new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device)  # [V, d]
+        scale_shape = (num_embeddings, 1) if scales == "row" else (1, embedding_dim)
+        self.scale = nn.Parameter(torch.ones(scale_shape, dtype=self.rows.dtype, device=self.rows.device))
+        if self.rows.device.type != "meta":
+            with torch.no_grad():
+                self.fit_dense(self.rows.detach().clone())
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The values are the row: levels times scale, rounded straight through."""
+        scale = F.embedding(ids, self.scale) if self.scales == "row" else self.scale[0]
+        top = 2**self.bits - 1
+        rows = F.embedding(ids, self.rows)
+        exact = torch.clamp(rows / scale + top / 2, 0, top)
+        levels = exact + (torch.round(exact) - exact).detach()
+        clipped = (rows / scale).abs() > top / 2
+        back = torch.where(clipped, rows - rows.detach(), 0.0)  # worth 0: lets a clipped element find its way back
+        return Codes(None, scale * (levels - top / 2) + back, None)
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
+        """Packed levels with their scales."""
+        top = 2**self.bits - 1
+        levels = torch.clamp(torch.round(self.rows / self.scale + top / 2), 0, top)
+        data = pack_levels(levels.to(torch.uint8).cpu().numpy(), self.bits)
+        axis = 0 if self.scales == "row" else 1
+        scale = to_numpy(self.scale).reshape(-1)
+        stored = Matrix(f"int{self.bits}", (self.num_embeddings, self.embedding_dim), data, scale, axis)
+        return [Band(self.num_embeddings, Every(), stored)]
+
+    def parameter_count(self) -> int:
+        """V d levels and the scales."""
+        return self.rows.numel() + self.scale.numel()
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """Keep the matrix and choose each scale by the squared error it leaves."""
+        self.rows.copy_(matrix)
+        axis = 0 if self.scales == "row" else 1
+        scale = torch.from_numpy(best_scales(to_numpy(matrix), self.bits, axis)).to(self.scale)
+        self.scale.copy_(scale[:, None] if axis == 0 else scale[None, :])

@@ -1,0 +1,73 @@
+"""Quotient and remainder: two small tables instead of a large one."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Remainder
+from featherbed.packed.matrix import Matrix
+from featherbed.tables.fitting import quotient_remainder, shared_atoms
+from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+
+
+class RemainderTable(Table):
+    """row(i) = Q[i // divisor] * R[i mod divisor], or their sum (Shi et al. 2020); no two ids share both parts.
+
+    ``atoms`` holds Q, then R: ceil(V / divisor) + divisor rows. The smallest table has divisor ≈ sqrt(V).
+
+    >>> import torch
+    >>> RemainderTable(1000, 16, divisor=32).atoms.shape
+    torch.Size([64, 16])
+    """
+
+    example: ClassVar[dict[str, Any]] = {"divisor": 4}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        divisor: int,
+        combine: str = "product",
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        if combine not in ("product", "sum"):
+            raise ArgumentError(f"combine={combine!r}: use product or sum")
+        self.divisor, self.combine = positive("divisor", divisor), combine
+        self.quotients = -(-num_embeddings // divisor)
+        std = 1.0 if combine == "product" else share_of_unit_rows(2)
+        shape = (self.quotients + divisor, embedding_dim)
+        self.atoms = new_parameter(shape, normal(std, generator), dtype=dtype, device=device)  # [V/r + r, d]
+
+    def codes(self, ids: Tensor) -> Codes:
+        """Quotient and remainder of the id."""
+        quotient = torch.div(ids, self.divisor, rounding_mode="floor")
+        indices = torch.stack([quotient, self.quotients + ids % self.divisor], dim=-1)
+        return Codes(indices, None, self.atoms, self.combine)
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its codes are implicit
+        """Implicit codes: the two small tables are all that is stored."""
+        atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
+        return [Band(self.num_embeddings, Remainder(self.divisor), None, atoms, self.combine)]
+
+    def parameter_count(self) -> int:
+        """(ceil(V / divisor) + divisor) d."""
+        return self.atoms.numel()
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """Least squares: alternating for the product, conjugate gradients for the sum."""
+        if self.combine == "product":
+            self.atoms.copy_(quotient_remainder(matrix, self.divisor))
+            return
+        indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
+        assert indices is not None
+        self.atoms.copy_(shared_atoms(matrix, indices, len(self.atoms)))

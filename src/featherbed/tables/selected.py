@@ -1,0 +1,85 @@
+"""Vocabulary selection: the frequent ids keep a row, the others share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+from featherbed.hashing import hash_ids
+from featherbed.packed.band import Band, Members
+from featherbed.packed.codes import Hash, Identity
+from featherbed.packed.matrix import Matrix
+from featherbed.tables.fitting import shared_atoms
+from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, to_numpy
+
+
+class SelectedTable(Table):
+    """The ``keep`` most frequent ids have a row of their own; every other id shares one of ``rest`` rows, by hash.
+
+    Without ``counts`` [V] the first ids count as the most frequent. ``rest=1`` is the usual "unknown" row.
+
+    >>> import torch
+    >>> table = SelectedTable(1000, 16, keep=100, counts=torch.arange(1000))
+    >>> bool((table(torch.tensor([0])) == table(torch.tensor([1]))).all())
+    True
+    """
+
+    example: ClassVar[dict[str, Any]] = {"keep": 7}
+    index: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        keep: int,
+        counts: Tensor | None = None,
+        rest: int = 1,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        self.keep, self.rest = positive("keep", keep), positive("rest", rest)
+        if keep > num_embeddings:
+            raise ArgumentError(f"keep={keep}: there are only {num_embeddings} ids to keep")
+        shape = (keep + rest, embedding_dim)
+        self.atoms = new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device)  # [keep + rest, d]
+        index = keep + hash_ids(torch.arange(num_embeddings), 0, rest)
+        kept = torch.sort(self._most_frequent(counts)).values
+        index[kept] = torch.arange(keep)
+        self.register_buffer("index", index.to(device))  # [V]
+
+    def _most_frequent(self, counts: Tensor | None) -> Tensor:
+        if counts is None:
+            return torch.arange(self.keep)
+        counts = torch.as_tensor(counts)
+        if counts.shape != (self.num_embeddings,):
+            raise ArgumentError(f"counts have shape {tuple(counts.shape)}; give one for each of the {self.num_embeddings} ids")
+        return torch.argsort(counts, descending=True, stable=True)[: self.keep].cpu()
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The kept row of an id, or the one it shares."""
+        return Codes(self.index[ids][..., None], None, self.atoms)
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - it has no values
+        """Two bands: kept rows behind a bitmap, hashed rows for the others."""
+        kept = np.flatnonzero(self.index.cpu().numpy() < self.keep)
+        atoms = to_numpy(self.atoms)
+        members = Members.of(kept, self.num_embeddings)
+        hot = Band(self.keep, Identity(), dictionary=Matrix.encode(atoms[: self.keep], dictionary), members=members)
+        shared = Matrix.encode(atoms[self.keep :], dictionary)
+        return [hot, Band(self.num_embeddings - self.keep, Hash(0, 1), None, shared)]
+
+    def parameter_count(self) -> int:
+        """(keep + rest) d."""
+        return self.atoms.numel()
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """Copy the kept rows; a shared row becomes the mean of those that share it."""
+        self.atoms.copy_(shared_atoms(matrix, self.index[:, None], len(self.atoms)))

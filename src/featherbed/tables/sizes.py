@@ -1,0 +1,43 @@
+"""The four sizes of a table, always together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the exported file, bytes resident when serving, bytes in training, parameters as the paper counts.
+
+    >>> Sizes(file=1000, resident=900, training=None, parameters=250, dense=8000).ratio
+    8.0
+    """
+
+    file: int
+    resident: int
+    training: int | None
+    parameters: int
+    dense: int  # bytes of the dense float32 table
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the file is than the dense table in float32."""
+        return self.dense / self.file
+
+    @property
+    def ratio_fp16(self) -> float:
+        """How many times smaller the file is than the dense table in float16."""
+        return self.ratio / 2
+
+
+def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of parameters, their gradients, buffers and the optimizer's state for them (call after a step)."""
+    total = sum(buffer.nbytes for buffer in module.buffers())
+    for parameter in module.parameters():
+        total += parameter.nbytes * (2 if parameter.requires_grad else 1)
+        state = optimizer.state.get(parameter, {})
+        total += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+    return total

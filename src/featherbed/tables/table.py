@@ -1,0 +1,300 @@
+"""Table, the module every method is, and Codes, what every method says a row is made of."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from featherbed.compose import combine
+from featherbed.errors import ArgumentError
+from featherbed.ops import bag_of, check_ids
+from featherbed.packed.band import Band
+from featherbed.packed.table import PackedTable
+from featherbed.tables.sizes import Sizes, measure
+
+BLOCK_ELEMENTS = 1 << 22  # elements of the dense table that logits may hold at once
+_T = TypeVar("_T", bound="Table")
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What rows are made of: ``row = combine(dictionary[indices], values)``.
+
+    ``indices`` [..., s], None for every atom; ``values`` [..., s], None for ones; ``dictionary`` [K, d], None when the values
+    are the row itself.
+    """
+
+    indices: Tensor | None
+    values: Tensor | None
+    dictionary: Tensor | None
+    combine: str = "sum"
+
+    def rows(self) -> Tensor:  # [..., d]
+        """Compose the rows: the meaning every fast path must equal."""
+        if self.dictionary is None:
+            assert self.values is not None
+            return self.values
+        if self.indices is None:
+            assert self.values is not None
+            return self.values @ self.dictionary
+        rows: Tensor = combine(F.embedding(self.indices, self.dictionary), self.values, self.combine)
+        return rows
+
+
+class Table(nn.Module):
+    """``num_embeddings`` rows of width ``embedding_dim``, called with ids of any shape as nn.Embedding is.
+
+    A method says what a row is in ``codes`` and how it is stored in ``bands``; look-up, bags, logits, sizes and the packed form
+    follow. The row at ``padding_idx`` is zero and gives no gradient.
+
+    >>> import featherbed as fb
+    >>> table = fb.AnchorTable(1000, 16, anchors=8)
+    >>> table(torch.tensor([[3, 17], [42, 3]])).shape
+    torch.Size([2, 2, 16])
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None
+    example: ClassVar[dict[str, Any]] = {}  # keywords a small table of this class can be made with
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.num_embeddings = positive("num_embeddings", num_embeddings)
+        self.embedding_dim = positive("embedding_dim", embedding_dim)
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ArgumentError(f"padding_idx={padding_idx}: give an id from 0 to {num_embeddings - 1}, or None")
+            padding_idx %= num_embeddings
+        self.padding_idx = padding_idx
+
+    @abstractmethod
+    def codes(self, ids: Tensor) -> Codes:  # int64 [...]
+        """Say what the rows of ids are made of (ids are already checked)."""
+
+    @abstractmethod
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Return the packed bands, with values and dictionary stored as asked."""
+
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Count parameters as the method's paper does."""
+
+    def lookup(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
+        """Compose the rows of checked ids."""
+        return self.mask_padding(ids, self.codes(ids).rows())
+
+    def mask_padding(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Zero the padding row, and with it its gradient."""
+        if self.padding_idx is None:
+            return rows
+        return rows.masked_fill((ids == self.padding_idx)[..., None], 0.0)
+
+    def forward(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
+        """Return the rows of ids."""
+        return self.lookup(check_ids(ids, self.num_embeddings))
+
+    @property
+    def weight(self) -> Tensor:  # [V, d]
+        """The dense table, computed."""
+        return self.lookup(torch.arange(self.num_embeddings, device=self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the parameters are."""
+        return next(self.parameters()).dtype
+
+    def bag(
+        self,
+        ids: Tensor,  # integer [N] with offsets, or [B, n]
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+        *,
+        mode: str = "sum",
+        include_last_offset: bool = False,
+    ) -> Tensor:  # [B, d]
+        """Pool rows into bags as nn.EmbeddingBag does: r_b = Σ_i w_i row(i), or the mean; padding ids do not count."""
+        if mode not in ("sum", "mean"):
+            raise ArgumentError(f"mode={mode!r}: bags are pooled by sum or mean")
+        if per_sample_weights is not None and mode != "sum":
+            raise ArgumentError("per_sample_weights go with mode='sum' only, as in nn.EmbeddingBag")
+        if per_sample_weights is not None and per_sample_weights.shape != ids.shape:
+            raise ArgumentError(f"per_sample_weights {tuple(per_sample_weights.shape)} and ids {tuple(ids.shape)} differ in shape")
+        if ids.dim() == 2:
+            if offsets is not None:
+                raise ArgumentError("offsets go with 1-D ids; for 2-D ids each row is a bag already")
+            bags = ids.shape[0]
+            owner = torch.arange(bags, device=ids.device).repeat_interleave(ids.shape[1], output_size=ids.numel())
+        elif ids.dim() == 1 and offsets is not None:
+            bags = offsets.shape[0] - include_last_offset
+            owner = bag_of(offsets, ids.shape[0], include_last_offset)
+        else:
+            raise ArgumentError(f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.dim()}-D ids")
+        ids = check_ids(ids, self.num_embeddings).reshape(-1)
+        rows = self.lookup(ids)
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
+        pooled = rows.new_zeros(bags, self.embedding_dim).index_add(0, owner, rows)
+        if mode == "sum":
+            return pooled
+        counted = torch.ones_like(ids) if self.padding_idx is None else (ids != self.padding_idx).long()
+        sizes = torch.zeros(bags, dtype=torch.int64, device=ids.device).index_add(0, owner, counted)
+        return pooled / sizes.clamp(min=1)[:, None].to(pooled.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
+        """Return hidden . row(i) for every id: a softmax tied to this table.
+
+        Through the atoms, Σ_j v_ij (h . a_j), when the composer is a sum and there are fewer hidden vectors than d; otherwise
+        in blocks of rows, recomputed for the backward pass, so that a block is all that is ever dense.
+        """
+        if hidden.shape[-1] != self.embedding_dim:
+            raise ArgumentError(f"hidden vectors have width {hidden.shape[-1]}, rows have {self.embedding_dim}")
+        flat = hidden.reshape(-1, self.embedding_dim)
+        block = max(1, BLOCK_ELEMENTS // self.embedding_dim)
+        if self._through_atoms(flat.shape[0]):
+            scores = self._atom_logits(flat)
+        elif self.num_embeddings <= block:
+            scores = flat @ self.weight.to(flat.dtype).T
+        else:
+            starts = range(0, self.num_embeddings, block)
+            scores = torch.cat([self._block_logits(flat, s, min(s + block, self.num_embeddings)) for s in starts], dim=1)
+        return scores.reshape(*hidden.shape[:-1], self.num_embeddings)
+
+    def _through_atoms(self, count: int) -> bool:
+        probe = self.codes(torch.zeros(1, dtype=torch.int64, device=self.device))
+        return probe.dictionary is not None and probe.combine == "sum" and count < self.embedding_dim
+
+    def _atom_logits(self, flat: Tensor) -> Tensor:  # [n, d] -> [n, V]
+        ids = torch.arange(self.num_embeddings, device=flat.device)
+        codes = self.codes(ids)
+        assert codes.dictionary is not None
+        scores = flat @ codes.dictionary.to(flat.dtype).T  # [n, K]
+        if codes.indices is None:
+            assert codes.values is not None
+            total = scores @ codes.values.to(flat.dtype).T
+        else:
+            total = flat.new_zeros(flat.shape[0], self.num_embeddings)
+            for j in range(codes.indices.shape[1]):
+                part = scores.index_select(1, codes.indices[:, j])
+                total = total + (part if codes.values is None else part * codes.values[:, j].to(flat.dtype))
+        return self.mask_padding(ids, total.T).T if self.padding_idx is not None else total
+
+    def _block_logits(self, flat: Tensor, start: int, stop: int) -> Tensor:  # [n, d] -> [n, stop - start]
+        def score(queries: Tensor) -> Tensor:
+            rows = self.lookup(torch.arange(start, stop, device=queries.device))
+            return queries @ rows.to(queries.dtype).T
+
+        if not torch.is_grad_enabled():
+            return score(flat)
+        scores: Tensor = checkpoint(score, flat, use_reentrant=False, preserve_rng_state=False)
+        return scores
+
+    def pack(self, values: str = "float32", dictionary: str = "float32", layout: str = "auto") -> PackedTable:
+        """Return the packed form; without arguments it holds every row exactly.
+
+        ``values`` and ``dictionary``: float32, float16, int8, int4, int3 or int2. ``layout`` of sparse values: auto (the
+        smallest), fixed, ragged or all.
+        """
+        with torch.no_grad():
+            bands = self.bands(values, dictionary, layout)
+        return PackedTable(bands, self.embedding_dim, padding_idx=self.padding_idx, made_by=self.described())
+
+    def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
+        """Return the four sizes: file, resident, training (with an optimizer's state, if given) and parameters."""
+        packed = self.pack()
+        file = sum(packed.sizes_by_part().values())
+        return Sizes(
+            file=file,
+            resident=packed.nbytes,
+            training=None if optimizer is None else measure(self, optimizer),
+            parameters=self.parameter_count(),
+            dense=self.num_embeddings * self.embedding_dim * 4,
+        )
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor, **settings: Any) -> Self:  # [V, d]
+        """Make a table of this method that comes near ``matrix``; ``settings`` are the constructor's."""
+        if matrix.dim() != 2:
+            raise ArgumentError(f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}")
+        if not matrix.is_floating_point():
+            raise ArgumentError(f"from_dense takes a float matrix, got {matrix.dtype}")
+        settings = {"dtype": matrix.dtype, "device": matrix.device} | settings
+        table = cls(matrix.shape[0], matrix.shape[1], **settings)
+        with torch.no_grad():
+            target = matrix.detach().to(device=table.device, dtype=table.dtype).clone()
+            if table.padding_idx is not None:
+                target[table.padding_idx] = 0
+            table.fit_dense(target)
+        return table
+
+    @abstractmethod
+    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
+        """Set the parameters so that the table comes near ``matrix``."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's keywords with their values, as repr and the file's metadata show them."""
+        names = inspect.signature(type(self).__init__).parameters
+        hidden = ("self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts")
+        return {name: getattr(self, name) for name in names if name not in hidden and hasattr(self, name)}
+
+    def described(self) -> dict[str, Any]:
+        """Return class and settings as plain text, for a file's metadata."""
+        plain = {k: v if isinstance(v, int | float | str | bool | None) else repr(v) for k, v in self.settings().items()}
+        return {"table": type(self).__name__} | plain
+
+    def extra_repr(self) -> str:
+        """Show the call that makes this table."""
+        shown = "".join(f", {name}={value!r}" for name, value in self.settings().items() if value is not None)
+        return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
+
+
+def positive(name: str, value: int) -> int:
+    """Return a positive whole number, or say which setting is not one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
+    return value
+
+
+def new_parameter(
+    shape: tuple[int, ...],
+    fill: Callable[[Tensor], Any],
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> nn.Parameter:
+    """Return a parameter filled in place by ``fill``."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if tensor.device.type != "meta":
+        fill(tensor)
+    return nn.Parameter(tensor)
+
+
+def normal(std: float, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
+    """Fill with N(0, std²)."""
+    return lambda tensor: tensor.normal_(0.0, std, generator=generator)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.floating]:
+    """Return a parameter's values as float32 in numpy."""
+    return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
+
+
+def share_of_unit_rows(parts: int) -> float:
+    """Return the spread of atoms that gives sums of ``parts`` of them the unit variance nn.Embedding's rows have."""
+    return 1.0 / math.sqrt(parts)

@@ -1,0 +1,271 @@
+"""The conformance suite: what every table must do, checked against the dense table it stands for.
+
+    fb.testing.check_table(lambda **settings: MyTable(50, 8, **settings))
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featherbed.errors import ArgumentError, FeatherbedError
+from featherbed.packed.file import check, load, save
+from featherbed.tables.table import Table
+
+Make = Callable[..., Table]
+SEED = 17
+
+
+def check_table(make: Make, *, compiled: bool = False) -> None:
+    """Put a table through every check; ``make(**settings)`` builds it with ``padding_idx``, ``dtype`` or ``generator``.
+
+    ``compiled=True`` adds torch.compile (slow, needs a C++ compiler). Raises AssertionError at the first difference.
+
+    >>> import featherbed as fb
+    >>> check_table(lambda **settings: fb.AnchorTable(50, 8, anchors=5, **settings))
+    """
+    for run in (
+        check_forward,
+        check_gradients,
+        check_bags,
+        check_logits,
+        check_padding,
+        check_dtypes,
+        check_bad_ids,
+        check_seed,
+        check_copies,
+        check_sizes,
+        check_packed,
+        check_fit,
+    ):
+        run(make)
+    if compiled:
+        check_compiled(make)
+
+
+def seeded(make: Make, **settings: Any) -> Table:
+    """Make a table from a fixed seed, so that two calls give the same one."""
+    settings.setdefault("dtype", torch.float64)
+    return make(generator=torch.Generator().manual_seed(SEED), **settings)
+
+
+def oracle(table: Table) -> Tensor:  # [V, d]
+    """Return the dense table as the codes say it is, with gradients to every parameter."""
+    ids = torch.arange(table.num_embeddings)
+    return table.mask_padding(ids, table.codes(ids).rows())
+
+
+def some_ids(table: Table, *shape: int) -> Tensor:
+    """Return seeded ids with repeats; the first and last id are among them where there is room."""
+    ids = torch.randint(table.num_embeddings, shape, generator=torch.Generator().manual_seed(3))
+    if ids.numel() > 2:
+        ids.view(-1)[0], ids.view(-1)[1] = 0, table.num_embeddings - 1
+    return ids
+
+
+def _like(rows: Tensor) -> Tensor:
+    return torch.randn(rows.shape, dtype=rows.dtype, generator=torch.Generator().manual_seed(5))
+
+
+def _gradients(table: Table, rows: Tensor, extra: tuple[Tensor, ...] = (), keep: bool = False) -> list[Tensor]:
+    wanted = [*table.parameters(), *extra]
+    found = torch.autograd.grad(rows, wanted, _like(rows), allow_unused=True, retain_graph=keep)
+    return [torch.zeros_like(w) if g is None else g.to_dense() for w, g in zip(wanted, found, strict=True)]
+
+
+def _same(table: Table, fast: Tensor, slow: Tensor, what: str, extra: tuple[Tensor, ...] = ()) -> None:
+    torch.testing.assert_close(fast, slow, msg=lambda m: f"{what}: {m}")
+    names = [name for name, _ in table.named_parameters()] + ["per_sample_weights"] * len(extra)
+    pairs = zip(names, _gradients(table, fast, extra), _gradients(table, slow, extra, keep=True), strict=True)
+    for name, mine, dense in pairs:
+        torch.testing.assert_close(mine, dense, msg=lambda m, name=name: f"gradient of {name}, {what}: {m}")
+
+
+def check_forward(make: Make) -> None:
+    """Forward equals the dense oracle for ids of any shape and integer type."""
+    table = seeded(make)
+    dense = oracle(table)
+    torch.testing.assert_close(table.weight, dense)
+    for shape in ((), (7,), (3, 4), (2, 3, 5), (0,), (4, 0)):
+        ids = some_ids(table, *shape)
+        expected = dense[ids.reshape(-1)].reshape(*shape, table.embedding_dim)
+        torch.testing.assert_close(table(ids), expected)
+        torch.testing.assert_close(table(ids.int()), expected)
+
+
+def check_gradients(make: Make) -> None:
+    """Every parameter's gradient equals the oracle's, repeated ids included."""
+    for padding in (None, 2):
+        table = seeded(make, padding_idx=padding)
+        ids = some_ids(table, 6, 9)
+        _same(table, table(ids), F.embedding(ids, oracle(table)), "forward")
+
+
+def check_bags(make: Make) -> None:
+    """Bags equal F.embedding_bag on the oracle: sum, mean, offsets, 2-D, weights, padding, empty bags."""
+    for padding in (None, 2):
+        table = seeded(make, padding_idx=padding)
+        ids, offsets = some_ids(table, 11), torch.tensor([0, 4, 4, 9])
+        weights = torch.rand(11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        last = torch.cat([offsets, torch.tensor([11])])
+        for mode in ("sum", "mean"):
+            settings: dict[str, Any] = {"mode": mode}
+            expect = {"mode": mode, "padding_idx": padding}
+            dense = F.embedding_bag(ids, oracle(table), offsets, **expect)
+            _same(table, table.bag(ids, offsets, **settings), dense, f"bag {mode}")
+            _same(table, table.bag(ids, last, include_last_offset=True, **settings), dense, f"bag {mode}, last offset")
+            flat = some_ids(table, 4, 5)
+            _same(table, table.bag(flat, **settings), F.embedding_bag(flat, oracle(table), **expect), f"2-D bag {mode}")
+        dense = F.embedding_bag(ids, oracle(table), offsets, mode="sum", per_sample_weights=weights, padding_idx=padding)
+        _same(table, table.bag(ids, offsets, weights), dense, "weighted bag", (weights,))
+        assert table.bag(ids[:0], torch.tensor([0, 0])).shape == (2, table.embedding_dim), "bags of nothing are zero"
+
+
+def check_logits(make: Make) -> None:
+    """Logits equal hidden @ weight.T with all gradients, for few and for many hidden vectors."""
+    for padding in (None, 2):
+        table = seeded(make, padding_idx=padding)
+        for shape in ((), (3,), (2, 2), (table.embedding_dim + 5,)):
+            hidden = _like(torch.empty(*shape, table.embedding_dim, dtype=torch.float64)).requires_grad_()
+            _same(table, table.logits(hidden), hidden @ oracle(table).T, f"logits of {shape}", (hidden,))
+
+
+def check_padding(make: Make) -> None:
+    """The padding row is zero, also by a negative number, and gives no gradient."""
+    for given, meant in ((0, 0), (2, 2), (-1, -1)):
+        table = seeded(make, padding_idx=given)
+        meant %= table.num_embeddings
+        assert table.padding_idx == meant
+        rows = table(torch.tensor([meant, meant]))
+        assert not rows.any(), "the padding row must be zero"
+        assert not any(g.any() for g in _gradients(table, rows)), "the padding row must give no gradient"
+
+
+def check_dtypes(make: Make) -> None:
+    """Parameters and rows have the dtype asked for; autocast gives finite rows."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        table = seeded(make, dtype=dtype)
+        assert table(some_ids(table, 5)).dtype == dtype == table.dtype
+    table = seeded(make, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rows = table(some_ids(table, 5))
+        rows.float().sum().backward()
+    torch.testing.assert_close(rows.float(), table(some_ids(table, 5)), rtol=0.05, atol=0.05)
+
+
+def check_bad_ids(make: Make) -> None:
+    """Ids out of range, negative or not whole raise one error that names the id and the range."""
+    table = seeded(make)
+    most = table.num_embeddings - 1
+    for ids, named in (([0, most + 1], most + 1), ([-1], -1), ([0.5], "float")):
+        for call in (table, lambda x: table.bag(x, torch.tensor([0]))):
+            try:
+                call(torch.tensor(ids))
+            except IndexError as error:
+                assert isinstance(error, FeatherbedError), error
+                assert str(named) in str(error), error
+                assert str(most) in str(error), error
+            else:
+                raise AssertionError(f"ids {ids} were accepted")
+
+
+def check_seed(make: Make) -> None:
+    """The same generator seed gives the same table, another one another; rows are of ordinary size."""
+    other = make(generator=torch.Generator().manual_seed(SEED + 1), dtype=torch.float64)
+    assert torch.equal(seeded(make).weight, seeded(make).weight), "a seed must reproduce the table"
+    assert not torch.equal(seeded(make).weight, other.weight), "another seed must give another table"
+    assert 1e-3 < float(other.weight.detach().abs().mean()) < 10, "fresh rows must be neither dust nor boulders"
+
+
+def check_copies(make: Make) -> None:
+    """state_dict, deepcopy and pickle round trips keep every row; eval mode is deterministic."""
+    table = seeded(make, padding_idx=1)
+    fresh = make(padding_idx=1, dtype=torch.float64)
+    fresh.load_state_dict(table.state_dict())
+    for twin in (fresh, copy.deepcopy(table), pickle.loads(pickle.dumps(table)), table.eval()):
+        assert torch.equal(twin(some_ids(table, 20)), table(some_ids(table, 20)))
+
+
+def check_sizes(make: Make) -> None:
+    """The sizes are those of the file that is really written, and of the tensors that are really held."""
+    table = seeded(make, dtype=torch.float32)
+    optimizer = torch.optim.Adam(table.parameters())
+    table(some_ids(table, 9)).sum().backward()
+    optimizer.step()
+    sizes = table.sizes(optimizer)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.safetensors"
+        save(table, path)
+        assert sizes.file == path.stat().st_size, f"sizes say {sizes.file} bytes, the file has {path.stat().st_size}"
+    held = sum(p.nbytes for p in table.parameters())
+    assert sizes.training is not None
+    assert sizes.training >= 4 * held, "training holds parameters, gradients and both of Adam's moments"
+    assert table.sizes().training is None
+    assert 0 < sizes.parameters <= sum(p.numel() for p in table.parameters())
+    assert sizes.dense == table.num_embeddings * table.embedding_dim * 4
+
+
+def check_packed(make: Make) -> None:
+    """Pack, save, load: every row, the logits and the best rows are those of the table."""
+    for padding in (None, 2):
+        table = seeded(make, dtype=torch.float32, padding_idx=padding).eval()
+        dense = table.weight.detach().numpy()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "table.safetensors"
+            save(table, path)
+            check(path)
+            packed = load(path)
+            assert len(packed) == table.num_embeddings
+            assert packed.dim == table.embedding_dim
+            np.testing.assert_allclose(packed[np.arange(len(packed))], dense, rtol=1e-5, atol=1e-6)
+            queries = _like(torch.empty(3, packed.dim)).numpy()
+            np.testing.assert_allclose(packed.logits(queries), queries @ dense.T, rtol=1e-4, atol=1e-5)
+            scores = packed.search(queries, k=5)[1]
+            expected = -np.sort(-(queries @ dense.T), axis=1)[:, :5]
+            np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def check_fit(make: Make) -> None:
+    """from_dense of a table's own rows is no farther from them than a fresh table of the method."""
+    table = seeded(make)
+    target = table.weight.detach()
+    settings = table.settings() | {"padding_idx": None}
+    fitted = type(table).from_dense(target, **settings)
+    fresh = make(generator=torch.Generator().manual_seed(SEED + 1), dtype=torch.float64)
+    error, start = ((t.weight - target).square().sum() for t in (fitted, fresh))
+    assert error <= start, "from_dense must come nearer to the matrix than a random table"
+    try:
+        type(table).from_dense(target[0], **settings)
+    except ArgumentError:
+        return
+    raise AssertionError("from_dense must refuse what is no matrix")
+
+
+def check_compiled(make: Make) -> None:
+    """torch.compile(fullgraph=True) with inductor gives the same rows, gradients and id errors."""
+    torch._dynamo.reset()  # one code object serves all tables: start its cache anew
+    table = seeded(make, padding_idx=2)
+
+    @torch.compile(fullgraph=True)
+    def rows(ids: Tensor) -> Tensor:
+        found: Tensor = table(ids)
+        return found
+
+    ids = some_ids(table, 6, 9)
+    _same(table, rows(ids), table(ids), "compiled forward")
+    for bad in (torch.tensor([[table.num_embeddings]]), torch.tensor([[-1]]), torch.tensor([[0.5]])):
+        try:
+            rows(bad)
+        except IndexError as error:
+            assert isinstance(error, FeatherbedError), error
+        else:
+            raise AssertionError(f"compiled: ids {bad.tolist()} were accepted")

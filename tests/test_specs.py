@@ -1,0 +1,94 @@
+"""Specs and replace_embeddings."""
+
+import pytest
+import torch
+from torch import nn
+
+import featherbed as fb
+from featherbed.tables.spec import parse_spec
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(40, 8, padding_idx=0)
+        self.bag = nn.EmbeddingBag(30, 8, mode="mean")
+        self.again = self.words
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, words, bag):
+        return self.out(self.words(words).mean(1) + self.again(words).sum(1) + self.bag(bag))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["dense", "anchor:anchors=8", "lowrank:rank=3", "hashed:buckets=9,hashes=1,values=learnt", "remainder:divisor=6",
+     "selected:keep=10,rest=2", "quantized:bits=4,scales=column", "anchor:anchors=4,init=xavier(gain=0.5),nonnegative=false"],
+)  # fmt: skip
+def test_replace_runs_and_trains(spec):
+    torch.manual_seed(0)
+    model = Model()
+    swaps = fb.replace_embeddings(model, spec)
+    assert [swap.name for swap in swaps] == ["words", "bag"]
+    assert model.again is model.words
+    assert model.words.padding_idx == 0
+    assert isinstance(model.bag, fb.Bag)
+    assert swaps[0].before == 40 * 8 * 4
+    assert str(swaps[0].after.file) in str(swaps[0]).replace(",", "")
+    model(torch.randint(40, (3, 4)), torch.randint(30, (3, 5))).sum().backward()
+    assert all(p.grad is not None for p in model.words.parameters())
+
+
+def test_replace_starts_from_the_old_rows():
+    model = Model()
+    old = model(torch.arange(20).reshape(5, 4), torch.arange(20).reshape(5, 4))
+    fb.replace_embeddings(model, "quantized:bits=8")
+    new = model(torch.arange(20).reshape(5, 4), torch.arange(20).reshape(5, 4))
+    torch.testing.assert_close(new, old, atol=0.05, rtol=0.05)
+
+
+def test_replace_keeps_dtype_and_takes_where_and_callables():
+    model = Model().double()
+    swaps = fb.replace_embeddings(
+        model, lambda weight, padding: fb.LowRankTable.from_dense(weight, rank=2, padding_idx=padding),
+        where=lambda name, module: name == "words",
+    )  # fmt: skip
+    assert [swap.name for swap in swaps] == ["words"]
+    assert model.words.dtype == torch.float64
+    assert isinstance(model.bag, nn.EmbeddingBag)
+
+
+def test_replace_refuses_what_it_cannot_do():
+    with pytest.raises(fb.ArgumentError, match="max_norm"):
+        fb.replace_embeddings(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), "dense")
+    with pytest.raises(fb.ArgumentError, match="pools by max"):
+        fb.replace_embeddings(nn.Sequential(nn.EmbeddingBag(4, 2, mode="max")), "dense")
+    with pytest.raises(fb.ArgumentError, match="itself an embedding"):
+        fb.replace_embeddings(nn.Embedding(4, 2), "dense")
+    with pytest.raises(fb.ArgumentError, match="the module has"):
+        fb.replace_embeddings(nn.Sequential(nn.Embedding(4, 2)), lambda w, p: fb.DenseTable(5, 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("anker:anchors=5", "anchor, dense"),
+        ("anchor:anchor=5", "takes anchors"),
+        ("anchor", "needs anchors"),
+        ("anchor:5", "keyword=value"),
+        ("anchor:anchors=", "keyword=value"),
+        ("anchor:anchors=5,init=xavire(gain=2)", "halfnormal, xavier"),
+        ("anchor:anchors=5,init=xavier(gian=2)", "takes gain"),
+        ("anchor:anchors=5+5", "5 \\+ 5"),
+        ("anchor:anchors=__import__('os')", "__import__"),
+    ],
+)
+def test_bad_specs_say_what_is_accepted(spec, named):
+    with pytest.raises(fb.ArgumentError, match=named):
+        fb.make_table(spec, 10, 4)
+
+
+def test_spec_values():
+    settings = parse_spec("anchor:anchors=5,nonnegative=false,padding_idx=none,init=halfnormal(transform_std=1e-2)")[1]
+    assert settings == {"anchors": 5, "nonnegative": False, "padding_idx": None, "init": fb.HalfNormal(0.01)}
+    assert parse_spec("dense:padding_idx=-1")[1] == {"padding_idx": -1}

@@ -1,0 +1,247 @@
+"""Every table through the conformance suite, and what each promises beyond it."""
+
+import inspect
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import featherbed as fb
+from featherbed import testing
+from featherbed.tables import METHODS
+from featherbed.tables.spec import method_name
+
+VARIANTS = {
+    "anchor signed": lambda **kw: fb.AnchorTable(50, 8, anchors=5, nonnegative=False, **kw),
+    "anchor xavier": lambda **kw: fb.AnchorTable(50, 8, anchors=12, init=fb.Xavier(), **kw),
+    "hashed learnt": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=3, values="learnt", **kw),
+    "hashed one": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=1, **kw),
+    "remainder sum": lambda **kw: fb.RemainderTable(50, 8, divisor=7, combine="sum", **kw),
+    "selected hashed": lambda **kw: fb.SelectedTable(600, 8, keep=70, rest=4, counts=torch.arange(600) % 97, **kw),
+    "selected all": lambda **kw: fb.SelectedTable(50, 8, keep=50, **kw),
+    "quantized column": lambda **kw: fb.QuantizedTable(50, 8, bits=3, scales="column", **kw),
+    "quantized 2": lambda **kw: fb.QuantizedTable(50, 7, bits=2, **kw),
+    "quantized 8": lambda **kw: fb.QuantizedTable(50, 8, **kw),
+}
+for method in METHODS:
+    VARIANTS[method_name(method)] = lambda method=method, **kw: method(50, 8, **method.example, **kw)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_conformance(name):
+    if name == "selected all":  # every row is kept, so counts play no part
+        testing.check_packed(VARIANTS[name])
+        return
+    testing.check_table(VARIANTS[name])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("method", METHODS, ids=method_name)
+def test_compiled(method):
+    testing.check_compiled(lambda **kw: method(50, 8, **method.example, **kw))
+
+
+def test_every_method_is_public_and_listed():
+    found = {n for n, c in vars(fb.tables).items() if inspect.isclass(c) and issubclass(c, fb.Table) and c is not fb.Table}
+    assert found == {method.__name__ for method in METHODS}
+    assert found <= set(fb.__all__)
+
+
+def test_conformance_sees_a_wrong_gradient():
+    class Wrong(fb.DenseTable):
+        def lookup(self, ids):
+            return 2 * super().lookup(ids) - super().lookup(ids).detach()
+
+    with pytest.raises(AssertionError, match="gradient of rows"):
+        testing.check_gradients(lambda **kw: Wrong(50, 8, **kw))
+
+
+def test_conformance_sees_a_missing_id_check():
+    class Wrong(fb.DenseTable):
+        def forward(self, ids):
+            return self.lookup(ids.long().clamp(0, self.num_embeddings - 1))
+
+    with pytest.raises(AssertionError, match="accepted"):
+        testing.check_bad_ids(lambda **kw: Wrong(50, 8, **kw))
+
+
+def test_conformance_sees_a_size_that_lies():
+    class Wrong(fb.DenseTable):
+        def sizes(self, optimizer=None):
+            true = super().sizes(optimizer)
+            return fb.Sizes(true.file - 1, true.resident, true.training, true.parameters, true.dense)
+
+    with pytest.raises(AssertionError, match="the file has"):
+        testing.check_sizes(lambda **kw: Wrong(50, 8, **kw))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: fb.DenseTable(0, 4), "num_embeddings=0"),
+        (lambda: fb.DenseTable(4, -1), "embedding_dim=-1"),
+        (lambda: fb.DenseTable(4, 4, padding_idx=4), "padding_idx=4"),
+        (lambda: fb.AnchorTable(4, 4, anchors=0), "anchors=0"),
+        (lambda: fb.LowRankTable(4, 4, rank=1.5), "rank=1.5"),
+        (lambda: fb.HashedTable(4, 4, buckets=2, values="some"), "values='some'"),
+        (lambda: fb.HashedTable(4, 4, buckets=2, seed=-1), "seed=-1"),
+        (lambda: fb.RemainderTable(4, 4, divisor=2, combine="max"), "combine='max'"),
+        (lambda: fb.SelectedTable(4, 4, keep=5), "keep=5"),
+        (lambda: fb.SelectedTable(4, 4, keep=2, counts=torch.ones(3)), r"\(3,\)"),
+        (lambda: fb.QuantizedTable(4, 4, bits=5), "bits=5"),
+        (lambda: fb.QuantizedTable(4, 4, scales="none"), "scales='none'"),
+        (lambda: fb.DenseTable(4, 4).logits(torch.ones(3)), "width 3"),
+        (lambda: fb.DenseTable(4, 4).bag(torch.ones(2, 2).long(), mode="max"), "mode='max'"),
+        (lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long()), "1-D"),
+        (lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long(), torch.tensor([1])), "start at 0"),
+        (lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long(), torch.tensor([0, 3])), "at most at 2"),
+        (lambda: fb.Bag(fb.DenseTable(4, 4), mode="max"), "mode='max'"),
+        (lambda: fb.Bag(fb.DenseTable(4, 4), max_norm=1.0), "max_norm"),
+        (lambda: fb.DenseTable(4, 4).pack(dictionary="int7"), "int7"),
+        (lambda: fb.AnchorTable(4, 4, anchors=2).pack(layout="round"), "layout='round'"),
+    ],
+)
+def test_bad_settings_are_named(make, named):
+    with pytest.raises(fb.ArgumentError, match=named):
+        make()
+
+
+def test_dense_table_loads_an_embedding_of_torch():
+    embedding = torch.nn.Embedding(10, 4, padding_idx=0)
+    table = fb.DenseTable(10, 4, padding_idx=0)
+    table.load_state_dict(embedding.state_dict())
+    assert torch.equal(table(torch.arange(10)), embedding(torch.arange(10)))
+
+
+def test_bag_module_equals_torch():
+    theirs = torch.nn.EmbeddingBag(20, 4, mode="mean", include_last_offset=True, padding_idx=3)
+    ours = fb.Bag(fb.DenseTable.from_dense(theirs.weight.detach(), padding_idx=3), "mean", include_last_offset=True)
+    ids, offsets = torch.tensor([1, 3, 3, 7, 9]), torch.tensor([0, 2, 2, 5])
+    torch.testing.assert_close(ours(ids, offsets), theirs(ids, offsets))
+
+
+def test_fits_are_as_near_as_the_method_can_be(tensors):
+    matrix = torch.randn(60, 3, generator=tensors) @ torch.randn(3, 8, generator=tensors)
+    exact = fb.LowRankTable.from_dense(matrix, rank=3)
+    torch.testing.assert_close(exact.weight, matrix, atol=1e-4, rtol=1e-4)
+    positive = torch.rand(60, 3, generator=tensors) @ torch.randn(3, 8, generator=tensors)
+    anchors = fb.AnchorTable.from_dense(positive, anchors=3)
+    assert bool((anchors.transform >= 0).all())
+    assert float((anchors.weight.detach() - positive).norm() / positive.norm()) < 0.1
+    product = fb.RemainderTable(60, 8, divisor=7, generator=tensors).weight.detach()
+    torch.testing.assert_close(fb.RemainderTable.from_dense(product, divisor=7).weight, product, atol=1e-4, rtol=1e-3)
+    wide = torch.randn(60, 8, generator=tensors)
+    kept = fb.SelectedTable.from_dense(wide, keep=20).weight
+    torch.testing.assert_close(kept[:20], wide[:20])
+    torch.testing.assert_close(kept[30], wide[20:].mean(0))
+
+
+def test_hashed_fit_is_the_least_squares_solution(tensors):
+    matrix = torch.randn(200, 5, generator=tensors, dtype=torch.float64)
+    table = fb.HashedTable.from_dense(matrix, buckets=30)
+    indices = table.codes(torch.arange(200)).indices
+    design = torch.zeros(200, 30, dtype=torch.float64).scatter_add_(1, indices, torch.ones(200, 2, dtype=torch.float64))
+    best = torch.linalg.lstsq(design, matrix, driver="gelsd").solution
+    torch.testing.assert_close(table.weight, design @ best, atol=1e-6, rtol=1e-6)
+
+
+def test_low_bit_rows_lose_less_with_more_bits(tensors):
+    matrix = torch.randn(300, 16, generator=tensors)
+    errors = [float((fb.QuantizedTable.from_dense(matrix, bits=b).weight.detach() - matrix).norm()) for b in (8, 4, 3, 2)]
+    assert errors == sorted(errors)
+    assert errors[0] / float(matrix.norm()) < 0.01
+    assert (errors[3] / float(matrix.norm())) ** 2 < 0.14  # the best four-level rounding of a Gaussian leaves 0.119
+
+
+def test_low_bit_rows_train(tensors):
+    target = torch.randn(40, 6, generator=tensors)
+    table = fb.QuantizedTable(40, 6, bits=2, scales="column", generator=tensors)
+    optimizer = torch.optim.Adam(table.parameters(), lr=0.02)
+    before = float((table.weight.detach() - target).square().mean())
+    for _ in range(600):
+        optimizer.zero_grad()
+        (table(torch.arange(40)) - target).square().mean().backward()
+        optimizer.step()
+    assert float((table.weight.detach() - target).square().mean()) < 0.25 * before
+    assert all(len(column.unique()) <= 4 for column in table.weight.T)
+
+
+def test_logits_in_blocks_equal_logits_at_once(monkeypatch, tensors):
+    table = fb.RemainderTable(100, 8, divisor=10, generator=tensors)
+    hidden = torch.randn(4, 8, generator=tensors, requires_grad=True)
+    whole = table.logits(hidden)
+    expected = torch.autograd.grad(whole.square().sum(), [hidden, table.atoms])
+    monkeypatch.setattr("featherbed.tables.table.BLOCK_ELEMENTS", 64)
+    blocks = table.logits(hidden)
+    torch.testing.assert_close(blocks, whole)
+    for mine, theirs in zip(torch.autograd.grad(blocks.square().sum(), [hidden, table.atoms]), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_logits_never_hold_the_dense_table(monkeypatch, tensors):
+    monkeypatch.setattr("featherbed.tables.table.BLOCK_ELEMENTS", 80)
+    asked = []
+
+    class Spy(fb.RemainderTable):
+        def lookup(self, ids):
+            asked.append(ids.numel())
+            return super().lookup(ids)
+
+    table = Spy(1000, 8, divisor=30, generator=tensors)
+    table.logits(torch.randn(20, 8, generator=tensors)).sum().backward()
+    assert max(asked) == 10
+    assert sum(asked) == 2000  # once forward, once more for the backward pass: no block was kept
+
+
+def test_hashing_is_the_same_in_numpy_and_torch_beyond_32_bits():
+    from featherbed.hashing import hash_codes, hash_ids
+
+    ids = np.array([0, 1, 2**31 - 1, 2**31, 2**40 + 7, 2**62])
+    for seed in (0, 7, 2**32 - 1):
+        assert hash_ids(ids, seed, 1009).tolist() == hash_ids(torch.from_numpy(ids), seed, 1009).tolist()
+    spread = np.bincount(hash_ids(np.arange(100_000), 1, 100), minlength=100)
+    assert abs(spread - 1000).max() < 200  # six standard deviations
+    first, second = hash_codes(np.arange(100_000), seed=0, hashes=2, buckets=100)
+    assert abs(float(np.mean(first == second)) - 0.01) < 0.003  # independent functions meet by chance only
+
+
+def test_remainder_uses_whole_numbers_only():
+    table = fb.RemainderTable(2**33, 1, divisor=2**32, device="meta")
+    codes = table.codes(torch.tensor([2**33 - 1, 2**32, 2**32 - 1]))
+    assert codes.indices.tolist() == [[1, 2 + 2**32 - 1], [1, 2], [0, 2 + 2**32 - 1]]
+
+
+CHANGES = {
+    fb.AnchorTable: [{"anchors": 6}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
+    fb.DenseTable: [{"padding_idx": 1}],
+    fb.HashedTable: [{"buckets": 9}, {"hashes": 3}, {"seed": 3}, {"padding_idx": 1}],
+    fb.LowRankTable: [{"rank": 5}, {"padding_idx": 1}],
+    fb.QuantizedTable: [{"bits": 2}, {"scales": "column"}, {"padding_idx": 1}],
+    fb.RemainderTable: [{"divisor": 5}, {"combine": "sum"}, {"padding_idx": 1}],
+    fb.SelectedTable: [{"keep": 9}, {"rest": 3}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
+}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=method_name)
+def test_every_setting_changes_the_rows(method):
+    def rows(**settings):
+        merged = method.example | settings
+        return method(50, 8, generator=torch.Generator().manual_seed(0), **merged).weight
+
+    covered = {"self", "num_embeddings", "embedding_dim", "generator", "dtype", "device"}
+    for change in CHANGES[method]:
+        assert not torch.equal(rows(), rows(**change)), change
+        covered |= set(change)
+    if method is fb.HashedTable:  # learnt weights start at one: the setting adds a parameter
+        assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {"atoms", "weights"}
+        covered.add("values")
+    assert covered == set(inspect.signature(method.__init__).parameters)
+
+
+def test_init_settings_change_something():
+    def table(init):
+        return fb.AnchorTable(50, 8, anchors=4, init=init, generator=torch.Generator().manual_seed(0)).weight
+
+    assert not torch.equal(table(fb.HalfNormal()), table(fb.HalfNormal(transform_std=0.5)))
+    assert not torch.equal(table(fb.Xavier()), table(fb.Xavier(gain=2.0)))
