@@ -8,7 +8,7 @@ EXTRAS := fast,train,compress,text,hf,serve,view,dev
 .PHONY: help install demo test check format bench clean
 
 help:
-	@echo "make demo     train, compress and compare tables on generated ratings (about a minute)"
+	@echo "make demo     train and compare tables on generated ratings (about a minute)"
 	@echo "make test     the whole test suite"
 	@echo "make check    formatting, lint, types, import layers"
 	@echo "make bench    speed against torch, side by side"
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "[1/3] making the environment in $(VENV)"
 	@command -v $(PYTHON) >/dev/null && $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	@echo "[2/3] installing featherbed and what it needs (torch is the large one: a few minutes on a fresh machine)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]" 2>&1 | grep -v "^WARNING: Location" || true
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@echo "[3/3] checking that it imports"
 	@$(BIN)/python -c "import featherbed, torch; print('featherbed', featherbed.__version__, 'with torch', torch.__version__)"
 	@touch $(READY)

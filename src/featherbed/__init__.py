@@ -1,4 +1,4 @@
-"""featherbed: compact embedding tables. Train them, compress existing ones, store each in one small file, serve it without torch.
+"""featherbed: compact embedding tables. Train them, compress existing ones, store each in one file, serve it without torch.
 
 Public names are loaded on first use, so ``import featherbed`` and ``featherbed.load`` never import torch.
 """
@@ -75,7 +75,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 - names come from the table above
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

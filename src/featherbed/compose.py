@@ -1,6 +1,6 @@
 """The combine stage of the composer, on numpy and torch arrays alike: training and serving run these lines.
 
-    row(id) = combine(dictionary[codes(id).indices], codes(id).values)
+row(id) = combine(dictionary[codes(id).indices], codes(id).values)
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def bag_of(offsets: Tensor, count: int, include_last: bool) -> Tensor:  # int [b
         if int(starts[0]) != 0 or not ordered or int(starts[-1]) > count:
             raise ArgumentError(f"offsets must start at 0, never fall and end at most at {count} (the ids given): {offsets}")
         if include_last and int(starts[-1]) != count:
-            raise ArgumentError(f"with include_last_offset=True the last offset is the number of ids, {count}: got {offsets[-1]}")
+            raise ArgumentError(
+                f"with include_last_offset=True the last offset is the number of ids, {count}: got {offsets[-1]}"
+            )
     elif count:
         raise ArgumentError(f"{count} ids were given, but offsets is empty: pass where each bag starts")
     if include_last:

@@ -1,6 +1,6 @@
 """The conformance suite: what every table must do, checked against the dense table it stands for.
 
-    fb.testing.check_table(lambda **settings: MyTable(50, 8, **settings))
+fb.testing.check_table(lambda **settings: MyTable(50, 8, **settings))
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def _same(table: Table, fast: Tensor, slow: Tensor, what: str, extra: tuple[Tens
     names = [name for name, _ in table.named_parameters()] + ["per_sample_weights"] * len(extra)
     pairs = zip(names, _gradients(table, fast, extra), _gradients(table, slow, extra, keep=True), strict=True)
     for name, mine, dense in pairs:
-        torch.testing.assert_close(mine, dense, msg=lambda m, name=name: f"gradient of {name}, {what}: {m}")
+        label = f"gradient of {name}, {what}"
+        torch.testing.assert_close(mine, dense, msg=lambda m: f"{label}: {m}")  # noqa: B023 - called at once
 
 
 def check_forward(make: Make) -> None:
@@ -119,7 +120,7 @@ def check_bags(make: Make) -> None:
         last = torch.cat([offsets, torch.tensor([11])])
         for mode in ("sum", "mean"):
             settings: dict[str, Any] = {"mode": mode}
-            expect = {"mode": mode, "padding_idx": padding}
+            expect: dict[str, Any] = {"mode": mode, "padding_idx": padding}
             dense = F.embedding_bag(ids, oracle(table), offsets, **expect)
             _same(table, table.bag(ids, offsets, **settings), dense, f"bag {mode}")
             _same(table, table.bag(ids, last, include_last_offset=True, **settings), dense, f"bag {mode}, last offset")

@@ -95,7 +95,8 @@ class GroupL1(Penalty):
 
     def value(self, x: Tensor) -> Tensor:
         """lam Σ_r ||x_r||."""
-        return self.lam * x.reshape(len(x), -1).norm(dim=1).sum()
+        total: Tensor = self.lam * x.reshape(len(x), -1).norm(dim=1).sum()
+        return total
 
     def prox(self, x: Tensor, step: Step) -> Tensor:
         """Shrink every row's length."""
@@ -103,10 +104,11 @@ class GroupL1(Penalty):
         if not isinstance(step, Tensor) or step.dim() == 0:
             length = rows.norm(dim=1, keepdim=True)
             share = (1 - self.lam * step / length.clamp(min=torch.finfo(x.dtype).tiny)).clamp(min=0)
-            return (rows * share).reshape(x.shape)
+            shrunk: Tensor = rows * share
+            return shrunk.reshape(x.shape)
         if self.lam == 0:
             return x.clone()
-        weight = self.lam * step.expand_as(x).reshape(rows.shape)
+        weight: Tensor = self.lam * step.expand_as(x).reshape(rows.shape)
         low, high = torch.zeros_like(rows[:, :1]), rows.norm(dim=1, keepdim=True)
         for _ in range(60):
             middle = (low + high) / 2
@@ -114,7 +116,8 @@ class GroupL1(Penalty):
             low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
         length = (low + high) / 2
         alive = (rows / weight).square().sum(1, keepdim=True) > 1
-        return torch.where(alive, rows * length / (length + weight), torch.zeros_like(rows)).reshape(x.shape)
+        point: Tensor = torch.where(alive, rows * length / (length + weight), torch.zeros_like(rows))
+        return point.reshape(x.shape)
 
 
 def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -> dict[nn.Parameter, Penalty]:
@@ -124,5 +127,7 @@ def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -
             raise ArgumentError(f"penalties map parameters to penalties, got {penalty!r}: for example fb.NonNegativeL1(2e-6)")
         if id(parameter) not in held:
             shape = tuple(getattr(parameter, "shape", ()))
-            raise ArgumentError(f"{penalty!r} is on a parameter of shape {shape} that this optimizer does not hold: pass it too")
+            raise ArgumentError(
+                f"{penalty!r} is on a parameter of shape {shape} that this optimizer does not hold: pass it too"
+            )
     return dict(penalties)

@@ -43,7 +43,7 @@ class Proximal(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step, then prox."""
-        loss: float | None = self.optimizer.step(closure)  # type: ignore[arg-type]
+        loss: float | None = self.optimizer.step(closure)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 penalty = self.penalties.get(parameter)

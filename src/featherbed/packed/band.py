@@ -58,7 +58,8 @@ class Affine:
     weight: Matrix | None = None  # [d', d]
     bias: Floats | None = None  # [d]
 
-    def __call__(self, rows: Floats) -> Floats:
+    def __call__(self, rows: Floats) -> Floats:  # [B, d'] -> [B, d]
+        """Apply the stage."""
         if self.weight is not None:
             rows = rows @ self.weight.dense()
         return rows if self.bias is None else rows + self.bias

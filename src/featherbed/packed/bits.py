@@ -66,4 +66,5 @@ def unpack(stream: Words, start: NDArray[np.int64], bit_count: int) -> NDArray[n
     word = start >> 5
     pair = stream[word].astype(np.uint64) | (stream[word + 1].astype(np.uint64) << np.uint64(32))
     mask = np.uint64((1 << bit_count) - 1)
-    return ((pair >> (start & 31).astype(np.uint64)) & mask).astype(np.uint32)
+    fields: NDArray[np.uint32] = ((pair >> (start & 31).astype(np.uint64)) & mask).astype(np.uint32)
+    return fields

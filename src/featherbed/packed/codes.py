@@ -26,6 +26,7 @@ class Identity:
     """Row i of the band is atom i."""
 
     def indices(self, ids: Ids, positions: Ids, atoms: int) -> Ids:  # noqa: ARG002 - one signature for all layouts
+        """Return the position itself."""
         return positions[:, None]
 
 
@@ -37,6 +38,7 @@ class Hash:
     hashes: int
 
     def indices(self, ids: Ids, positions: Ids, atoms: int) -> Ids:  # noqa: ARG002
+        """Return the buckets of ids."""
         return np.stack(hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=atoms), axis=1)
 
 
@@ -47,6 +49,7 @@ class Remainder:
     divisor: int
 
     def indices(self, ids: Ids, positions: Ids, atoms: int) -> Ids:  # noqa: ARG002
+        """Return the two parts of ids."""
         return np.stack([ids // self.divisor, atoms - self.divisor + ids % self.divisor], axis=1)
 
 

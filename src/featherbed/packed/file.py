@@ -21,7 +21,13 @@ from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
 
-DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "U8": np.uint8, "U32": np.uint32, "U64": np.uint64}
+DTYPES: dict[str, type[np.generic]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "U8": np.uint8,
+    "U32": np.uint32,
+    "U64": np.uint64,
+}
 NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a featherbed file
 MOST_HEADER = 1 << 24
@@ -53,9 +59,7 @@ def save(table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | 
         index = Keys.of(keys)
         if len(index) != packed.rows:
             raise ArgumentError(f"{len(index)} keys were given for {packed.rows} rows: give one for each")
-        packed = PackedTable(
-            packed.bands, packed.dim, padding_idx=packed.padding_idx, keys=index, made_by=packed.made_by
-        )
+        packed = PackedTable(packed.bands, packed.dim, padding_idx=packed.padding_idx, keys=index, made_by=packed.made_by)
     write(packed, Path(path))
     return packed
 
@@ -169,7 +173,11 @@ def header_of(table: PackedTable) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps(describe(table))}}
     offset = 0
     for name, array in _in_order(table):
-        entries[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        entries[name] = {
+            "dtype": NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
         offset += array.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

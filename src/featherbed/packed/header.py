@@ -89,29 +89,34 @@ class Reader:
         self.fields, self.where = fields, where
 
     def raw(self, name: str) -> Any:
+        """Return a field as it is."""
         if name not in self.fields:
             raise FormatError(f"{self.where} lacks the field {name!r}")
         return self.fields[name]
 
     def whole(self, name: str, low: int, high: int) -> int:
+        """Return a whole number within bounds."""
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise FormatError(f"{self.where}.{name} must be a whole number from {low} to {high}, got {str(value)[:40]}")
         return value
 
     def flag(self, name: str) -> bool:
+        """Return a truth value."""
         value = self.raw(name)
         if not isinstance(value, bool):
             raise FormatError(f"{self.where}.{name} must be true or false, got {str(value)[:40]}")
         return value
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return one of the accepted words."""
         value = self.raw(name)
         if value not in choices:
             raise FormatError(f"{self.where}.{name} must be one of {', '.join(choices)}, got {str(value)[:40]!r}")
         return str(value)
 
     def sub(self, name: str) -> Reader | None:
+        """Return a nested object, or None."""
         value = self.raw(name)
         return None if value is None else Reader(value, f"{self.where}.{name}")
 

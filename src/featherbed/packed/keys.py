@@ -53,7 +53,12 @@ class Keys:
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The stored arrays by name."""
-        return {"keys.text": self.text, "keys.ends": self.ends, "keys.checksums": self.checksums, "keys.order": self.order}
+        return {
+            "keys.text": self.text,
+            "keys.ends": self.ends,
+            "keys.checksums": self.checksums,
+            "keys.order": self.order,
+        }
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -1,6 +1,6 @@
 """A stored matrix: float32, float16, or unsigned levels of 8, 4, 3 or 2 bits with a scale for each row or column.
 
-    x = scale * (level - (2^bits - 1) / 2)
+x = scale * (level - (2^bits - 1) / 2)
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[n
     if bits == 8:
         return data
     spread = np.unpackbits(data, axis=1, count=bits * columns, bitorder="little").reshape(len(data), columns, bits)
-    return np.bitwise_or.reduce(spread << np.arange(bits, dtype=np.uint8), axis=2)
+    levels: NDArray[np.uint8] = np.bitwise_or.reduce(spread << np.arange(bits, dtype=np.uint8), axis=2)
+    return levels
 
 
 def best_scales(matrix: Floats, bits: int, axis: int) -> Floats:  # [n, m] -> [n] (axis 0) or [m] (axis 1)
@@ -66,13 +67,15 @@ def best_scales(matrix: Floats, bits: int, axis: int) -> Floats:  # [n, m] -> [n
         loss = np.einsum("nm,nm->n", error, error)
         better = loss < least
         best[better], least[better] = scale[better, 0], loss[better]
-    return np.maximum(best, np.float32(1e-30)).astype(np.float32)
+    chosen: Floats = np.maximum(best, np.float32(1e-30)).astype(np.float32)
+    return chosen
 
 
 def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
     """Round to the nearest level; ``scale`` must broadcast against ``matrix``."""
     top = 2**bits - 1
-    return np.clip(np.rint(matrix / scale + np.float32(top / 2)), 0, top).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.clip(np.rint(matrix / scale + np.float32(top / 2)), 0, top).astype(np.uint8)
+    return levels
 
 
 @dataclass(eq=False)

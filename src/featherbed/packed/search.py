@@ -45,7 +45,7 @@ def scorer(band: Band, queries: Floats) -> Scorer:  # queries [n, d]
     def score(ids: Ids, positions: Ids) -> Floats:
         if isinstance(band.codes, Every):
             assert band.values is not None
-            return atom_scores @ band.values.rows(positions).T + shift
+            return np.asarray(atom_scores @ band.values.rows(positions).T + shift, dtype=np.float32)
         indices, values = band.fetch(ids, positions)
         total = np.zeros((len(atom_scores), len(ids)), dtype=np.float32)
         for j in range(indices.shape[1]):
@@ -104,7 +104,8 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
     wide = np.atleast_2d(array)
     if metric == "cosine":
         lengths = np.sqrt(np.einsum("nd,nd->n", wide, wide))[:, None]
-        wide = wide / np.where(lengths == 0, 1, lengths)
+        lengths[lengths == 0] = 1
+        wide = wide / lengths
     scorers = [scorer(band, wide) for band in table.bands]
     step = max(1024, min(BLOCK_ROWS, BLOCK_SCORES // max(1, len(wide))))
     best_ids = np.empty((len(wide), 0), dtype=np.int64)
@@ -113,7 +114,7 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
         ids = np.arange(start, min(start + step, table.rows))
         scores = score_block(table, scorers, ids, len(wide))
         if metric == "cosine":
-            scores = scores / norms(table)[ids]
+            scores = np.divide(scores, norms(table)[ids], dtype=np.float32)
         best_ids, best = keep_best(best_ids, best, np.broadcast_to(ids, scores.shape), scores, k)
     order = np.lexsort((best_ids, -best), axis=1)
     best_ids, best = np.take_along_axis(best_ids, order, 1), np.take_along_axis(best, order, 1)

@@ -116,7 +116,7 @@ class PackedTable:
         return search.logits(self, queries)
 
     def search(self, queries: ArrayLike, k: int = 10, *, metric: str = "dot") -> tuple[Ids, Floats]:
-        """Return the ids and scores of the k best rows by "dot" or "cosine", best first; exact. [d] -> [k], [n, d] -> [n, k]."""
+        """Return ids and scores of the k best rows by "dot" or "cosine", best first, exactly. [d] -> [k], [n, d] -> [n, k]."""
         return search.top(self, queries, k, metric)
 
     @property
@@ -163,4 +163,3 @@ def as_ids(ids: Any, rows: int) -> Ids:
         if low < 0 or high >= rows:
             raise IdError(f"id {low if low < 0 else high} is not in this table: ids go from 0 to {rows - 1}")
     return array.astype(np.int64, copy=False)
-

@@ -19,4 +19,15 @@ METHODS: tuple[type[Table], ...] = (
     SelectedTable,
 )
 
-__all__ = ["METHODS", "Codes", "Table", *(method.__name__ for method in METHODS)]
+__all__ = [
+    "METHODS",
+    "AnchorTable",
+    "Codes",
+    "DenseTable",
+    "HashedTable",
+    "LowRankTable",
+    "QuantizedTable",
+    "RemainderTable",
+    "SelectedTable",
+    "Table",
+]

@@ -30,12 +30,13 @@ class Bag(nn.Module):
         self.include_last_offset = include_last_offset
 
     def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None  # noqa: A002 - torch's name
-    ) -> Tensor:  # [B, n], or [N] with offsets -> [B, d]
+        self,
+        input: Tensor,  # noqa: A002 - nn.EmbeddingBag's name for it; [B, n], or [N] with offsets
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:  # [B, d]
         """Pool the rows of each bag."""
-        return self.table.bag(
-            input, offsets, per_sample_weights, mode=self.mode, include_last_offset=self.include_last_offset
-        )
+        return self.table.bag(input, offsets, per_sample_weights, mode=self.mode, include_last_offset=self.include_last_offset)
 
     def extra_repr(self) -> str:
         """Show the settings."""

@@ -19,8 +19,8 @@ class QuantizedTable(Table):
     """row(i) = s * (q - (2^b - 1)/2), q = clip(round(rows/s + (2^b - 1)/2), 0, 2^b - 1), b bits, a scale per row or column.
 
     Trained with straight-through rounding and learnt scales (Esser et al. 2020, LSQ): the gradient passes the rounding,
-    and unlike there the clipping too, as if it were not there. ``from_dense`` quantises after training, scales chosen by squared error. The float ``rows``
-    exist in training only; the packed file holds levels and scales.
+    and unlike there the clipping too, as if it were not there. ``from_dense`` quantises after training, scales chosen by
+    squared error. The float ``rows`` exist in training only; the packed file holds levels and scales.
 
     >>> import torch
     >>> table = QuantizedTable.from_dense(torch.randn(100, 16), bits=4)

@@ -1,10 +1,10 @@
 """Short specs: ``anchor:anchors=50,init=xavier(gain=0.5)`` names a table and its settings.
 
-    spec      = method [":" setting {"," setting}]
-    method    = dense | anchor | lowrank | hashed | remainder | selected | quantized        (class name without "Table")
-    setting   = keyword "=" value
-    value     = number | true | false | none | word | behaviour
-    behaviour = name ["(" [setting {"," setting}] ")"]                                     (halfnormal, xavier)
+spec      = method [":" setting {"," setting}]
+method    = dense | anchor | lowrank | hashed | remainder | selected | quantized        (class name without "Table")
+setting   = keyword "=" value
+value     = number | true | false | none | word | behaviour
+behaviour = name ["(" [setting {"," setting}] ")"]                                     (halfnormal, xavier)
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas") from None
     assert isinstance(call, ast.Call)
     settings = _keywords(call, spec)
-    accepted = [p for p in inspect.signature(method.__init__).parameters if p not in ("self", "num_embeddings", "embedding_dim")]
+    accepted = [
+        p for p in inspect.signature(method.__init__).parameters if p not in ("self", "num_embeddings", "embedding_dim")
+    ]
     for keyword in settings:
         if keyword not in accepted:
             raise ArgumentError(f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes {', '.join(accepted)}")

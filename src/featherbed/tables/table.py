@@ -135,7 +135,9 @@ class Table(nn.Module):
         if per_sample_weights is not None and mode != "sum":
             raise ArgumentError("per_sample_weights go with mode='sum' only, as in nn.EmbeddingBag")
         if per_sample_weights is not None and per_sample_weights.shape != ids.shape:
-            raise ArgumentError(f"per_sample_weights {tuple(per_sample_weights.shape)} and ids {tuple(ids.shape)} differ in shape")
+            raise ArgumentError(
+                f"per_sample_weights {tuple(per_sample_weights.shape)} and ids {tuple(ids.shape)} differ in shape"
+            )
         if ids.dim() == 2:
             if offsets is not None:
                 raise ArgumentError("offsets go with 1-D ids; for 2-D ids each row is a bag already")
@@ -234,7 +236,8 @@ class Table(nn.Module):
             raise ArgumentError(f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}")
         if not matrix.is_floating_point():
             raise ArgumentError(f"from_dense takes a float matrix, got {matrix.dtype}")
-        settings = {"dtype": matrix.dtype, "device": matrix.device} | settings
+        settings.setdefault("dtype", matrix.dtype)
+        settings.setdefault("device", matrix.device)
         table = cls(matrix.shape[0], matrix.shape[1], **settings)
         with torch.no_grad():
             target = matrix.detach().to(device=table.device, dtype=table.dtype).clone()

@@ -1,0 +1,137 @@
+"""Ratings: matrix factorisation on (user, item, rating) triples, any table on either side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.tables.table import Table
+from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.data import Ratings
+from featherbed.tasks.progress import training_bar
+from featherbed.tasks.results import Result
+from featherbed.tasks.training import Training
+
+
+class MatrixFactorization(nn.Module):
+    """score(u, i) = mean + b_u + b_i + U[u] . V[i]; the mean and the biases are optional.
+
+    >>> import featherbed as fb
+    >>> model = MatrixFactorization(fb.AnchorTable(100, 8, anchors=4), fb.DenseTable(50, 8), mean=3.5)
+    >>> model(torch.tensor([1, 2]), torch.tensor([3, 4])).shape
+    torch.Size([2])
+    """
+
+    user_bias: nn.Parameter | None
+    item_bias: nn.Parameter | None
+
+    def __init__(self, users: Table, items: Table, *, mean: float = 0.0, biases: bool = False) -> None:
+        super().__init__()
+        if users.embedding_dim != items.embedding_dim:
+            raise ArgumentError(f"users have width {users.embedding_dim}, items {items.embedding_dim}: they must agree")
+        self.users, self.items = users, items
+        self.register_buffer("mean", torch.tensor(float(mean)))
+        self.user_bias = nn.Parameter(torch.zeros(users.num_embeddings)) if biases else None
+        self.item_bias = nn.Parameter(torch.zeros(items.num_embeddings)) if biases else None
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:  # int64 [B], int64 [B] -> [B]
+        """Return the predicted ratings."""
+        scores: Tensor = (self.users(users) * self.items(items)).sum(-1) + self.mean
+        if self.user_bias is not None and self.item_bias is not None:
+            scores = scores + self.user_bias[users] + self.item_bias[items]
+        return scores
+
+
+def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
+    """Return users, items and ratings as tensors."""
+    return torch.from_numpy(ratings.users), torch.from_numpy(ratings.items), torch.from_numpy(ratings.values)
+
+
+@torch.no_grad()
+def mean_squared_error(model: nn.Module, ratings: Ratings, batch: int = 65_536) -> float:
+    """Return the mean squared error of a model's predictions."""
+    model.eval()
+    total = 0.0
+    for users, items, values in zip(*(torch.split(part, batch) for part in to_tensors(ratings)), strict=True):
+        total += float(F.mse_loss(model(users, items), values, reduction="sum"))
+    return total / len(ratings)
+
+
+def train_epoch(
+    model: MatrixFactorization,
+    optimizer: torch.optim.Optimizer,
+    triples: tuple[Tensor, Tensor, Tensor],
+    batch: int,
+    generator: torch.Generator,
+    scheduler: Any = None,
+) -> float:
+    """Pass over all triples once, in an order drawn from ``generator``; return the mean squared error on the way."""
+    model.train()
+    users, items, values = triples
+    total = 0.0
+    for index in torch.split(torch.randperm(len(values), generator=generator), batch):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(users[index], items[index]), values[index])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        total += float(loss.detach()) * len(index)
+    return total / len(values)
+
+
+def train(
+    model: MatrixFactorization,
+    optimizer: torch.optim.Optimizer,
+    train: Ratings,
+    validation: Ratings,
+    *,
+    epochs: int = 20,
+    batch: int = 1024,
+    patience: int = 3,
+    seed: int = 0,
+    scheduler: Any = None,
+    checkpoints: Checkpoints | None = None,
+    settings: dict[str, Any] | None = None,
+    progress: bool = True,
+    name: str = "ratings",
+) -> Result:
+    """Fit the model; stop ``patience`` epochs after the best validation error; leave the best parameters in the model.
+
+    ``scheduler`` steps once a batch. With ``checkpoints`` every epoch is saved and a stopped run goes on from the last.
+    Ctrl-C ends training early with the best model so far. ``settings`` are kept in the result beside the loop's own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    triples = to_tensors(train)
+    result = Result(name, {"epochs": epochs, "batch": batch, "patience": patience, **(settings or {})}, seed)
+    training = Training(
+        result,
+        model,
+        optimizer,
+        metric="validation_mse",
+        patience=patience,
+        checkpoints=checkpoints,
+        generators={"order": generator},
+        scheduler=scheduler,
+    )
+    with training, training_bar(progress) as bar:
+        task = bar.add_task(name, total=epochs, completed=training.first, note="")
+        for epoch in training.epochs(epochs):
+            begun = time.perf_counter()
+            row = {"epoch": epoch, "train_mse": train_epoch(model, optimizer, triples, batch, generator, scheduler)}
+            row["seconds"] = time.perf_counter() - begun
+            row["validation_mse"] = mean_squared_error(model, validation)
+            row["parameters"] = model.users.parameter_count() + model.items.parameter_count()
+            training.record(row)
+            rate = len(train) / row["seconds"] / 1000
+            bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}, {rate:,.0f}k/s")
+    result.metrics["train"] = {"mse": mean_squared_error(model, train)}
+    result.metrics["validation"] = {"mse": mean_squared_error(model, validation)}
+    result.sizes = {"users": asdict(model.users.sizes(optimizer)), "items": asdict(model.items.sizes(optimizer))}
+    return result

@@ -1,0 +1,58 @@
+"""Results: what a run was asked, what came out, on what, in one JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from featherbed.packed.file import replacing
+from featherbed.version import __version__
+
+
+@dataclass
+class Result:
+    """A finished (or interrupted) run.
+
+    >>> Result("ratings", {"dim": 16}, seed=0, metrics={"test": {"mse": 0.74}}).metrics["test"]["mse"]
+    0.74
+    """
+
+    task: str
+    settings: dict[str, Any]
+    seed: int
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    sizes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def write(self, path: str | Path) -> None:
+        """Write the result, with the versions it was made by, atomically."""
+        versions = {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__}
+        machine = {
+            "python": platform.python_version(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+        }
+        text = json.dumps(finite({**asdict(self), "versions": versions, "machine": machine}), indent=1)
+        with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Return the value with NaN and infinity as text, which JSON has no numbers for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value

@@ -1,0 +1,88 @@
+"""What every loop keeps besides its steps: history, the best state, early stopping, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.results import Result
+
+
+class Training:
+    """The bookkeeping of one run: ``for epoch in training.epochs(n): ...; training.record(row)``, then ``finish()``.
+
+    Epochs end ``patience`` after the lowest ``metric``. With ``checkpoints`` every epoch is saved, and a stopped run goes
+    on from the last one. Leaving the block by Ctrl-C marks the result as interrupted; the best state so far is kept.
+    """
+
+    def __init__(
+        self,
+        result: Result,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        metric: str,
+        patience: int,
+        checkpoints: Checkpoints | None = None,
+        generators: dict[str, torch.Generator] | None = None,
+        scheduler: Any = None,
+    ) -> None:
+        self.result, self.model, self.optimizer, self.scheduler = result, model, optimizer, scheduler
+        self.metric, self.patience = metric, patience
+        self.checkpoints, self.generators = checkpoints, generators or {}
+        self.best_state = copy.deepcopy(model.state_dict())
+        self.first = 0
+        self.seconds_before = 0.0
+        self.started = time.perf_counter()
+        if checkpoints is not None and checkpoints.latest() is not None:
+            self._resume(checkpoints)
+
+    def _resume(self, checkpoints: Checkpoints) -> None:
+        saved = checkpoints.restore(model=self.model, optimizer=self.optimizer, generators=self.generators)
+        self.first, extra = saved["step"], saved["extra"]
+        self.best_state, self.seconds_before = extra["best_state"], extra["seconds"]
+        self.result.history = extra["history"]
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(extra["scheduler"])
+
+    def _best_epoch(self) -> int:
+        return int(min(self.result.history, key=lambda row: row[self.metric])["epoch"])
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs still to run."""
+        for epoch in range(self.first, count):
+            if self.result.history and epoch - self._best_epoch() > self.patience:
+                return
+            yield epoch
+
+    @property
+    def seconds(self) -> float:
+        """Time spent, earlier sittings included."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def record(self, row: dict[str, float]) -> None:
+        """Take in an epoch's numbers; keep the state if it is the best so far; save a checkpoint."""
+        self.result.history.append(row)
+        if self._best_epoch() == row["epoch"]:
+            self.best_state = copy.deepcopy(self.model.state_dict())
+        if self.checkpoints is not None:
+            extra = {"best_state": self.best_state, "history": self.result.history, "seconds": self.seconds}
+            extra["scheduler"] = None if self.scheduler is None else self.scheduler.state_dict()
+            step = int(row["epoch"]) + 1
+            self.checkpoints.save(step, model=self.model, optimizer=self.optimizer, generators=self.generators, **extra)
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
+        self.result.interrupted = kind is KeyboardInterrupt
+        if kind is None or kind is KeyboardInterrupt:
+            self.model.load_state_dict(self.best_state)
+            self.result.seconds = self.seconds
+        return kind is KeyboardInterrupt

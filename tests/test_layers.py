@@ -1,0 +1,125 @@
+"""The shape of the house: imports go down only, torch stays above, the public list is true."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import featherbed as fb
+
+SOURCE = Path(fb.__file__).parent
+# from the ground up; a module may import from its own floor or below
+FLOORS = [
+    ["version", "errors"],
+    ["compose", "hashing"],
+    ["kernels"],
+    ["packed"],
+    ["ops", "rows"],
+    ["tables", "optim", "sharing", "anchors", "graphs", "theory"],
+    ["compress", "view", "serve", "testing"],
+    ["tasks"],
+    ["cli"],
+]
+HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
+WITHOUT_TORCH = ("version", "errors", "compose", "hashing", "kernels", "packed", "view", "serve", "cli", "__init__")
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, inside_functions: bool):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if inside_functions else tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down(path):
+    here = room(path)
+    if here == "__init__":
+        return
+    assert here in HEIGHT, f"{path.name} stands in no room of the house: add it to FLOORS"
+    for name in imports(path, inside_functions=True):
+        parts = name.split(".")
+        if parts[0] == "featherbed" and len(parts) > 1:
+            assert HEIGHT[parts[1]] <= HEIGHT[here], f"{here} must not import {name}, which stands above it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_torch_stays_above(path):
+    if room(path) in WITHOUT_TORCH:
+        assert not [name for name in imports(path, inside_functions=True) if name.split(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_stay_readable(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 320, "split the file: it has become two subjects"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 75, f"{node.name} is too long to read at once"
+
+
+def test_a_cycle_free_house():
+    edges = {}
+    for path in modules():
+        name = ".".join(("featherbed", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        edges[name] = {n for n in imports(path, inside_functions=False) if n.startswith("featherbed.")}
+    seen, stack = set(), []
+
+    def visit(name):
+        assert name not in stack, f"import circle: {' -> '.join([*stack, name])}"
+        if name in seen or name not in edges:
+            return
+        stack.append(name)
+        for other in sorted(edges[name]):
+            visit(other)
+        stack.pop()
+        seen.add(name)
+
+    for name in edges:
+        visit(name)
+
+
+def test_import_is_light():
+    code = "import sys, featherbed; print([m for m in ('torch', 'numba', 'numpy', 'rich') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_public_names_exist_are_sorted_and_documented():
+    names = [name for name in fb.__all__ if name != "__version__"]
+    assert names == sorted(names)
+    assert dir(fb) == sorted(fb.__all__)
+    for name in names:
+        public = getattr(fb, name)
+        assert inspect.getdoc(public), f"{name} has no docstring"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fb.nothing
+
+
+def test_public_examples_are_there():
+    callables = [n for n in fb.__all__ if n != "__version__" and not issubclass_of_error(getattr(fb, n))]
+    missing = [name for name in callables if ">>>" not in (inspect.getdoc(getattr(fb, name)) or "")]
+    assert not missing, f"no executed example in the docstring of {missing}"
+
+
+def issubclass_of_error(thing):
+    return inspect.isclass(thing) and issubclass(thing, Exception)
+
+
+def test_without_torch_the_error_tells_what_to_install():
+    code = "import sys; sys.modules['torch'] = None\nimport featherbed as fb\ntry: fb.AnchorTable\nexcept ImportError as e: print(e)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "featherbed[train]"' in found.stdout
