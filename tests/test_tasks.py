@@ -43,7 +43,7 @@ def fit(model, **settings):
 @pytest.mark.parametrize("spec", ["dense", "anchor:anchors=4", "quantized:bits=4", "hashed:buckets=50", "lowrank:rank=3"])
 def test_ratings_learn(spec):
     model = factor_model(spec)
-    result = fit(model, epochs=15)
+    result = fit(model, epochs=30, patience=8)
     assert result.metrics["train"]["mse"] < 0.9 * float(SMALL.split(0)[0].values.var())
     assert [row["epoch"] for row in result.history] == list(range(len(result.history)))
     best = min(row["validation_mse"] for row in result.history)

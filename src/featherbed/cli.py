@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from featherbed.errors import FeatherbedError
 from featherbed.version import __version__
+
+if TYPE_CHECKING:
+    from featherbed.packed.table import PackedTable
 
 app = typer.Typer(
     name="featherbed",
@@ -42,6 +45,79 @@ def demo(
     from featherbed.tasks.demo import run
 
     run(seed, folder)
+
+
+File = Annotated[Path, typer.Argument(help="A packed table (.safetensors).", metavar="FILE")]
+Wanted = Annotated[list[str], typer.Argument(help="Ids or keys.", metavar="IDS|KEYS")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def inspect(file: File, json: Json = False) -> None:
+    """Tell what a packed file is: rows, how they are coded, bytes by part, codes per row."""
+    from featherbed.packed.report import as_text, report
+
+    found = report(file)
+    typer.echo(_dump(found) if json else as_text(found))
+
+
+@app.command()
+def lookup(file: File, wanted: Wanted, json: Json = False, digits: Annotated[int, typer.Option(min=1, max=9)] = 4) -> None:
+    """Print rows by id or key. A key that is a number is asked for as key:7."""
+    from featherbed.packed.file import load
+
+    packed = load(file)
+    rows = packed[[_id_of(packed, word) for word in wanted]]
+    if json:
+        typer.echo(_dump({word: row.tolist() for word, row in zip(wanted, rows, strict=True)}))
+        return
+    for word, row in zip(wanted, rows, strict=True):
+        typer.echo(f"{word}\t{' '.join(f'{x:.{digits}g}' for x in row.tolist())}")
+
+
+@app.command()
+def search(
+    file: File,
+    wanted: Annotated[str, typer.Argument(help="The id or key whose neighbours are wanted.", metavar="ID|KEY")],
+    k: Annotated[int, typer.Option("-k", help="How many rows.", min=1)] = 10,
+    metric: Annotated[str, typer.Option(help="cosine or dot.")] = "cosine",
+    json: Json = False,
+) -> None:
+    """Print the rows nearest to a row, best first."""
+    from featherbed.packed.file import load
+
+    packed = load(file)
+    own = _id_of(packed, wanted)
+    ids, scores = packed.search(packed[own], k + 1, metric=metric)
+    best = [(int(i), float(score)) for i, score in zip(ids, scores, strict=True) if i != own][:k]
+    named = [(i, packed.keys[i] if packed.keys else None, score) for i, score in best]
+    if json:
+        typer.echo(_dump([{"id": i, "key": key, "score": score} for i, key, score in named]))
+        return
+    for i, key, score in named:
+        typer.echo(f"{score:.4f}\t{i}" + ("" if key is None else f"\t{key}"))
+
+
+@app.command()
+def check(file: File) -> None:
+    """Read every byte of a packed file and say whether it is sound."""
+    from featherbed.packed.file import check as check_file
+
+    typer.echo(f"{file}: sound. {check_file(file)!r}")
+
+
+def _id_of(packed: PackedTable, word: str) -> int:
+    """Read a word of the command line as id, or as key: a number is an id unless written key:7."""
+    key = word.removeprefix("key:")
+    if key == word and word.removeprefix("-").isdigit():
+        return int(word)
+    return int(packed.ids_of(key))
+
+
+def _dump(value: object) -> str:
+    from json import dumps
+
+    return dumps(value, ensure_ascii=False, indent=1)
 
 
 def main() -> None:

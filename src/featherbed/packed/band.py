@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.compose import combine
 from featherbed.errors import FormatError
+from featherbed.packed import engine
 from featherbed.packed.codes import IMPLICIT, Codes, Every, Fixed, Identity, Ids, Ragged, arrays, check_indices
-from featherbed.packed.matrix import Floats, Matrix
+from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
 
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
 _WORDS = BLOCK_BITS // 32
@@ -108,13 +110,39 @@ class Band:
             rows = self.values.rows(positions)
             rows = rows if self.dictionary is None else rows @ self.dictionary.dense()
         else:
-            assert self.dictionary is not None
-            indices, values = self.fetch(ids, positions)
-            if isinstance(self.codes, Identity) and values is None:
-                rows = self.dictionary.rows(indices[:, 0])
-            else:
-                rows = combine(gather(self.dictionary, indices), values, self.combine)
+            rows = self._coded(ids, positions)
         return rows if self.affine is None else self.affine(rows)
+
+    def _coded(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+        assert self.dictionary is not None
+        if isinstance(self.codes, Identity) and self.values is None:
+            return self.dictionary.rows(positions)
+        if not engine.kernels(len(ids)) or self.combine != "sum" or not keeps_decoded(self.dictionary):
+            indices, values = self.fetch(ids, positions)
+            rows: Floats = combine(gather(self.dictionary, indices), values, self.combine)
+            return rows
+        out = np.empty((len(ids), self.dictionary.shape[1]), dtype=np.float32)
+        if isinstance(self.codes, Fixed | Ragged):
+            self._plan.run(out, np.ascontiguousarray(positions))
+        else:
+            indices, values = self.fetch(ids, positions)
+            weights = np.ones(indices.shape, dtype=np.float32) if values is None else values
+            atoms = np.ascontiguousarray(self.dictionary.dense())
+            engine.Plan("gathered_rows", np.ascontiguousarray(indices), np.ascontiguousarray(weights), atoms).run(out)
+        return out
+
+    @cached_property
+    def _plan(self) -> engine.Plan:
+        """The compiled loop that composes these rows, with all of its arguments that never change."""
+        assert self.dictionary is not None
+        atoms = np.ascontiguousarray(self.dictionary.dense())
+        if isinstance(self.codes, Ragged):
+            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms)
+        assert isinstance(self.codes, Fixed)
+        known = self.codes.arguments(len(atoms))
+        if self.codes.bytewise and self.codes.count % 8 == 0:
+            return engine.Plan("byte_rows", self.codes.records().view(np.uint64), *known[5:7], atoms)
+        return engine.Plan("fixed_rows", *known, atoms)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""
@@ -131,10 +159,15 @@ class Band:
             yield "affine.bias", self.affine.bias
 
 
+def keeps_decoded(dictionary: Matrix) -> bool:
+    """Whether the dictionary is float32 already, or small enough to be decoded once and kept."""
+    return dictionary.kind == "float32" or dictionary.shape[0] * dictionary.shape[1] * 4 <= CACHE_BYTES
+
+
 def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [B, s] -> [B, s, d']
     """Fetch atoms; a dictionary worth keeping in memory is decoded once."""
     columns = dictionary.shape[1]
-    if dictionary.kind == "float32" or dictionary.shape[0] * columns * 4 <= 1 << 25:
+    if keeps_decoded(dictionary):
         return dictionary.dense()[indices]
     return dictionary.rows(indices.reshape(-1)).reshape(*indices.shape, columns)
 

@@ -1,7 +1,7 @@
 """Bit fields in little-endian streams of 32-bit words: how codes are stored with no bit to spare.
 
 Field f of record r starts at bit ``r * record_bits + sum(widths[:f])``; bit b of the stream is bit ``b % 32`` of word
-``b // 32``. Streams end with one spare word, so that a field may always be read as two words.
+``b // 32``. Streams end with two spare words, so that the eight bytes around any field may be read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def width(choices: int) -> int:
 
 
 def word_count(records: int, record_bits: int) -> int:
-    """Return how many words a stream of ``records`` takes, the spare one included."""
-    return -(-records * record_bits // 32) + 1
+    """Return how many words a stream of ``records`` takes, the spare ones included."""
+    return -(-records * record_bits // 32) + 2
 
 
 def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> words
     """Pack records of bit fields, row by row.
 
     >>> pack(np.array([[1, 2], [3, 0]], dtype=np.uint32), [2, 3])
-    array([ 105,    0], dtype=uint32)
+    array([105,   0,   0], dtype=uint32)
     """
     record_bits = sum(widths)
     stream = np.zeros(word_count(len(fields), record_bits), dtype="<u4")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +130,24 @@ class Fixed:
     levels: Levels | None = None
     parts: bool = False  # with parts, code j indexes the j-th block of the dictionary
 
+    def arguments(self, atoms: int) -> tuple[Any, ...]:
+        """Return what the compiled loops want to know of this layout."""
+        choices = atoms // self.count if self.parts else atoms
+        kind, levels = value_kind(self.levels)
+        bits_ = self.levels.bits if self.levels else 0
+        stream = np.ascontiguousarray(self.stream)
+        return (stream, self.count, self.index_bits, bits_, kind, levels, choices, choices if self.parts else 0)
+
+    @property
+    def bytewise(self) -> bool:
+        """Whether indices and values take a byte each."""
+        return self.index_bits == 8 and self.levels is not None and self.levels.kind == "int8" and not self.parts
+
+    def records(self) -> NDArray[np.uint8]:  # [V, 2 s]
+        """Return the stream of a bytewise layout as one record of bytes for each row."""
+        flat = np.ascontiguousarray(self.stream).view(np.uint8)
+        return flat[: self.rows * 2 * self.count].reshape(self.rows, 2 * self.count)
+
     @property
     def record_bits(self) -> int:
         """Bits of one row's record."""
@@ -196,6 +215,13 @@ class Ragged:
             levels,
         )
 
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what the compiled loops want to know of this layout."""
+        wide = int(self.directory.itemsize == 8)
+        directory = np.ascontiguousarray(self.directory).view(np.uint32)
+        where = (np.ascontiguousarray(self.counts), self.count_bits, directory, wide, self.entries)
+        return (*where, np.ascontiguousarray(self.stream), self.index_bits, self.levels.bits, *value_kind(self.levels))
+
     def spans(self, positions: Ids) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
         """Return where the entries of rows stand; spans outside the stored entries are a FormatError."""
         block = positions // DIRECTORY_STEP
@@ -219,6 +245,13 @@ class Ragged:
         check_indices(indices, atoms)
         values = self.levels.decode(bits.unpack(self.stream, start + self.index_bits, self.levels.bits))
         return indices, np.where(used, values, np.float32(0))
+
+
+def value_kind(levels: Levels | None) -> tuple[int, Floats]:
+    """Return the number the compiled loops know a value kind by, and the table of its levels."""
+    table = np.zeros(1, dtype=np.float32) if levels is None or levels.table is None else levels.table
+    kind = 0 if levels is None else {"float32": 2, "float16": 3}.get(levels.kind, 1)
+    return kind, np.ascontiguousarray(table, dtype=np.float32)
 
 
 Codes = Identity | Hash | Remainder | Every | Fixed | Ragged

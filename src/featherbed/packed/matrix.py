@@ -6,11 +6,13 @@ x = scale * (level - (2^bits - 1) / 2)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
+from featherbed.packed import engine
 
 Floats = NDArray[np.float32]
 KINDS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
@@ -130,10 +132,27 @@ class Matrix:
 
     def rows(self, index: NDArray[np.int64] | slice) -> Floats:  # [B] -> [B, m]
         """Return the rows at ``index`` (checked by the caller) in float32."""
+        if self._decoded is not None and isinstance(index, slice):
+            return self._decoded[index]
+        if not isinstance(index, slice) and engine.kernels(len(index)):
+            out = np.empty((len(index), self.shape[1]), dtype=np.float32)
+            self._plan.run(out, np.ascontiguousarray(index))
+            return out
         if self._decoded is not None:
             return self._decoded[index]
         scale = self.scale[index] if self.scale is not None and self.axis == 0 else self.scale
         return self.decode(self.data[index], scale)
+
+    @cached_property
+    def _plan(self) -> engine.Plan:
+        if self._decoded is not None or self.kind == "float32":
+            data = self.data if self._decoded is None else self._decoded
+            return engine.Plan("float_rows", np.ascontiguousarray(data))
+        if self.kind == "float16":
+            return engine.Plan("half_rows", np.ascontiguousarray(self.data))
+        assert self.scale is not None
+        scale = np.ascontiguousarray(self.scale, dtype=np.float32)
+        return engine.Plan("level_rows", np.ascontiguousarray(self.data), level_bits(self.kind), scale, self.axis)
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; small ones are kept once decoded."""

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from featherbed.errors import ArgumentError
+from featherbed.packed import engine
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Ids
+from featherbed.packed.codes import Every, Fixed, Ids, Ragged
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def scorer(band: Band, queries: Floats) -> Scorer:  # queries [n, d]
         if isinstance(band.codes, Every):
             assert band.values is not None
             return np.asarray(atom_scores @ band.values.rows(positions).T + shift, dtype=np.float32)
+        quick = compiled_scores(band, atom_scores, positions)
+        if quick is not None:
+            return quick + shift
         indices, values = band.fetch(ids, positions)
         total = np.zeros((len(atom_scores), len(ids)), dtype=np.float32)
         for j in range(indices.shape[1]):
@@ -54,6 +58,30 @@ def scorer(band: Band, queries: Floats) -> Scorer:  # queries [n, d]
         return total + shift
 
     return score
+
+
+def compiled_scores(band: Band, atom_scores: Floats, positions: Ids) -> Floats | None:  # [n, K], [B] -> [n, B]
+    """Score consecutive positions by a compiled loop, a query at a time; None where numpy should."""
+    codes = band.codes
+    if not isinstance(codes, Fixed | Ragged) or len(positions) == 0 or not engine.kernels(len(positions)):
+        return None
+    if int(positions[-1]) - int(positions[0]) != len(positions) - 1:
+        return None
+    first, atoms = int(positions[0]), atom_scores.shape[1]
+    out = np.empty((len(atom_scores), len(positions)), dtype=np.float32)
+    if isinstance(codes, Ragged):
+        plan = engine.Plan("ragged_scores", *codes.arguments(), first)
+    elif codes.bytewise:
+        records = np.ascontiguousarray(codes.records()[first : first + len(positions)])
+        plan = engine.Plan("byte_scores", records, *codes.arguments(atoms)[5:7])
+    else:
+        plan = engine.Plan("fixed_scores", *codes.arguments(atoms), first)
+    length = atoms if isinstance(codes, Ragged) else atoms + 2**codes.index_bits
+    padded = np.zeros((len(atom_scores), length), dtype=np.float32)
+    padded[:, :atoms] = atom_scores
+    for query, scores in enumerate(padded):
+        plan.run(out[query], scores)
+    return out
 
 
 def score_block(table: PackedTable, scorers: list[Scorer], ids: Ids, queries: int) -> Floats:  # -> [n, B]
@@ -76,9 +104,10 @@ def logits(table: PackedTable, queries: ArrayLike) -> Floats:  # [d] -> [V], [n,
     wide = np.atleast_2d(array)
     scorers = [scorer(band, wide) for band in table.bands]
     out = np.empty((len(wide), table.rows), dtype=np.float32)
-    for start in range(0, table.rows, BLOCK_ROWS):
-        ids = np.arange(start, min(start + BLOCK_ROWS, table.rows))
-        out[:, start : start + BLOCK_ROWS] = score_block(table, scorers, ids, len(wide))
+    step = BLOCK_ROWS if len(wide) > 1 else 1 << 20
+    for start in range(0, table.rows, step):
+        ids = np.arange(start, min(start + step, table.rows))
+        out[:, start : start + step] = score_block(table, scorers, ids, len(wide))
     return out[0] if array.ndim == 1 else out
 
 

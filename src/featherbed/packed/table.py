@@ -65,7 +65,8 @@ class PackedTable:
         wanted = np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
         flat = wanted.reshape(-1)
         if len(flat) <= CHUNK:
-            return self._compose(flat).reshape(*wanted.shape, self.dim)
+            rows = self._compose(flat)
+            return rows if wanted.ndim == 1 else rows.reshape(*wanted.shape, self.dim)
         out = np.empty((len(flat), self.dim), dtype=np.float32)
         for start in range(0, len(flat), CHUNK):
             out[start : start + CHUNK] = self._compose(flat[start : start + CHUNK])
@@ -158,8 +159,8 @@ def as_ids(ids: Any, rows: int) -> Ids:
         if array.size == 0:
             return array.astype(np.int64)
         raise IdError(f"ids have dtype {array.dtype}; a table takes integer ids from 0 to {rows - 1}")
-    if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= rows:
-            raise IdError(f"id {low if low < 0 else high} is not in this table: ids go from 0 to {rows - 1}")
-    return array.astype(np.int64, copy=False)
+    wide = array.astype(np.int64, copy=False)
+    if wide.size and int(wide.view(np.uint64).max()) >= rows:  # a negative id is a huge unsigned one
+        low, high = int(wide.min()), int(wide.max())
+        raise IdError(f"id {low if low < 0 else high} is not in this table: ids go from 0 to {rows - 1}")
+    return wide

@@ -1,0 +1,1 @@
+"""Compiled loops (numba) for look-ups and scores. Optional: without numba, or for a few rows, numpy gives the same results."""

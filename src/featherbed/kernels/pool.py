@@ -1,0 +1,126 @@
+"""Running jobs: alone, or shared with a crew of threads that is made when first needed and made anew after a fork."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from functools import cache
+from threading import Lock, Semaphore, Thread
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.kernels import crew
+
+VARIABLE = "FEATHERBED_THREADS"
+TURNS = 100_000  # how long a worker stays awake after a job, about half a millisecond: waking a thread costs 20 to 100 µs
+_threads: int | None = None
+_crew: Crew | None = None
+_making = Lock()
+
+
+class Crew:
+    """A desk and the threads around it."""
+
+    def __init__(self, workers: int) -> None:
+        self.desk: NDArray[np.int64] = np.zeros(crew.WORDS, dtype=np.int64)
+        self.wake = Semaphore(0)
+        self.leading = Lock()
+        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self.leader_core = -1
+        for number in range(workers):
+            Thread(target=self._work, name=f"featherbed-{number}", daemon=True).start()
+
+    def _work(self) -> None:
+        heard = 0
+        while heard >= 0:
+            heard = crew.serve(self.desk, heard, TURNS)
+            if heard >= 0 and crew.may_sleep(self.desk, heard):
+                self.wake.acquire()
+                self._keep_off_the_leader()
+
+    def _keep_off_the_leader(self) -> None:
+        """Leave the leader's core: schedulers like to wake a thread where its waker runs, where it could only be in the way."""
+        others = self.cores - {self.leader_core}
+        if others:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, others)
+
+    def run(self, job: int, block: int, count: int, grain: int) -> bool:
+        """Run a job with everyone's help; alone if another thread is leading the crew already."""
+        if not self.leading.acquire(blocking=False):
+            return bool(crew.alone(job, block, count) == 1)
+        try:
+            sleepers = crew.open_desk(self.desk, job, block, count, grain)
+            if sleepers:
+                self.leader_core = _this_core()
+                self.wake.release(sleepers)
+            return bool(crew.finish(self.desk) == 1)
+        finally:
+            self.leading.release()
+
+    def retire(self, workers: int) -> None:
+        """Let the threads go."""
+        with self.leading:
+            self.desk[crew.RETIRED] = 1
+            self.desk[crew.SEQUENCE] += 1
+            self.wake.release(workers)
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+def _this_core() -> int:
+    try:
+        return int(_libc().sched_getcpu())
+    except (AttributeError, OSError):  # not Linux
+        return -1
+
+
+def threads() -> int:
+    """Return how many threads look-ups use: ``$FEATHERBED_THREADS``, else every core this process may run on."""
+    global _threads
+    if _threads is None:
+        given = os.environ.get(VARIABLE, "")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _threads = max(1, int(given)) if given.isdigit() else cores
+    return _threads
+
+
+def set_threads(count: int | None) -> None:
+    """Use ``count`` threads from now on; None returns to the default."""
+    global _threads, _crew
+    old, workers = _crew, threads() - 1
+    _threads, _crew = count, None
+    if old is not None:
+        old.retire(workers)
+
+
+def _forget() -> None:
+    """In a forked child the threads do not exist: start without a crew."""
+    global _crew, _making
+    _crew, _making = None, Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def run(job: int, block: NDArray[np.int64], count: int, grain: int) -> bool:
+    """Run a compiled job over ``count`` rows, in pieces of ``grain`` rows; return whether every piece went well.
+
+    ``block`` holds the job's arguments (see ``featherbed.kernels.lookup``) and must outlive the call.
+    """
+    global _crew
+    address = block.ctypes.data
+    if count < 2 * grain or threads() == 1:
+        return bool(crew.alone(job, address, count) == 1)
+    if _crew is None:
+        with _making:
+            if _crew is None:
+                _crew = Crew(threads() - 1)
+    return _crew.run(job, address, count, grain)

@@ -1,0 +1,154 @@
+"""What the compiled loops need beyond Python: vector sums, memory by address, words shared between threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+LANES = (32, 8, 1)  # floats handled at once; the narrower ones finish what is left of a row
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+def row_sum(count: int, add: bool) -> Callable[..., None]:
+    """Return ``f(out, atoms, weights, width)``: out = Σ_j weights[j] * atoms[j], or out += with ``add``.
+
+    ``out`` and the ``count`` atoms are addresses of float32 rows of ``width`` elements. The compiler would vectorise a plain
+    loop too, but only behind tests that the result overlaps none of the atoms: with eight atoms those cost as much as the
+    sum. Products and sums are rounded one by one, as numpy does: no fused multiply-add.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def sum_rows(typing_context: Any, out: Any, atoms: Any, weights: Any, width: Any) -> Any:  # noqa: ARG001
+        signature = types.void(
+            types.uintp, types.UniTuple(types.uintp, count), types.UniTuple(types.float32, count), types.intp
+        )
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+            out_address, atom_tuple, weight_tuple, length = arguments
+            atom_addresses = cgutils.unpack_tuple(builder, atom_tuple, count)
+            weight_values = cgutils.unpack_tuple(builder, weight_tuple, count)
+            done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
+            for lanes in LANES:
+                _loop(builder, lanes, length, done, out_address, atom_addresses, weight_values, add)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    made: Callable[..., None] = sum_rows
+    return made
+
+
+def _loop(builder: Any, lanes: int, length: Any, done: Any, out: Any, atoms: Any, weights: Any, add: bool) -> None:
+    """Emit the loop that handles ``lanes`` floats at a time while that many are left."""
+    kind = ir.FloatType() if lanes == 1 else ir.VectorType(ir.FloatType(), lanes)
+    wide = [_splat(builder, weight, lanes) for weight in weights]
+    test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
+    builder.branch(test)
+    builder.position_at_end(test)
+    start = builder.load(done)
+    stop = builder.add(start, ir.Constant(length.type, lanes))
+    builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
+    builder.position_at_end(body)
+    offset = builder.mul(start, ir.Constant(start.type, 4))
+
+    def at(address: Any) -> Any:
+        return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
+
+    total = builder.load(at(out), align=4) if add else None
+    for address, weight in zip(atoms, wide, strict=True):
+        part = builder.fmul(builder.load(at(address), align=4), weight)
+        total = part if total is None else builder.fadd(total, part)
+    builder.store(total, at(out), align=4)
+    builder.store(stop, done)
+    builder.branch(test)
+    builder.position_at_end(leave)
+
+
+def _splat(builder: Any, value: Any, lanes: int) -> Any:
+    if lanes == 1:
+        return value
+    vector = ir.Constant(ir.VectorType(ir.FloatType(), lanes), ir.Undefined)
+    first = builder.insert_element(vector, value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Ask for the cache line at an address that will be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        flags = [ir.Constant(_I32, flag) for flag in (0, 3, 1)]  # read, keep in all caches, data
+        builder.call(function, [builder.inttoptr(arguments[0], _I8.as_pointer()), *flags])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_word(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Read the eight bytes at any address, aligned or not."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.load(builder.inttoptr(arguments[0], _I64.as_pointer()), align=1)
+
+    return types.uint64(types.uintp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Turn an address into a pointer numba.carray takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.inttoptr(arguments[0], _I8.as_pointer())
+
+    return types.voidptr(types.uintp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call(typing_context: Any, function: Any, block: Any, start: Any, stop: Any) -> Any:  # noqa: ARG001
+    """Call a compiled job by its address: function(block, start, stop) -> 1 if all went well."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(_I64, [_I64, _I64, _I64])
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def shared_load(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Read an int64 that other threads change."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.load_atomic(place, ordering="seq_cst", align=8)
+
+    return types.int64(types.uintp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def shared_add(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: ARG001
+    """Add to an int64 that other threads change; return what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
+
+    return types.int64(types.uintp, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def shared_swap(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: ARG001
+    """Set an int64 that other threads change; return what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("xchg", place, arguments[1], "seq_cst")
+
+    return types.int64(types.uintp, types.int64), generate

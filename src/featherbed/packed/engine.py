@@ -1,0 +1,73 @@
+"""Which loops serve a look-up: compiled ones where numba is installed and the work is worth it, numpy otherwise.
+
+``$FEATHERBED_KERNELS`` may say "numpy" or "numba"; by default small calls stay with numpy until numba has been loaded, so that
+a command that looks up three rows does not wait for a compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError, FormatError, MissingExtra
+
+VARIABLE = "FEATHERBED_KERNELS"
+WORTH = 2048  # rows of one call that are worth loading the compiled loops for
+GRAIN = 512  # rows a thread takes at a time
+_LOOKUP = "featherbed.kernels.lookup"
+
+
+def kernels(rows: int) -> bool:
+    """Whether compiled loops should serve this many rows."""
+    wish = os.environ.get(VARIABLE, "auto")
+    if wish == "numpy" or (wish == "auto" and _LOOKUP not in sys.modules and rows < WORTH):
+        return False
+    if wish not in ("auto", "numba"):
+        raise ArgumentError(f"{VARIABLE}={wish!r}: use auto, numpy or numba")
+    there = _jobs() is not None
+    if not there and wish == "numba":
+        raise MissingExtra("numba", "fast", f"{VARIABLE}=numba")
+    return there
+
+
+@cache
+def _jobs() -> dict[str, int] | None:
+    try:
+        modules = [importlib.import_module(name) for name in (_LOOKUP, "featherbed.kernels.scores")]
+    except ImportError:
+        return None
+    names = ("byte_rows", "fixed_rows", "ragged_rows", "gathered_rows", "float_rows", "half_rows", "level_rows")
+    scores = ("byte_scores", "fixed_scores", "ragged_scores")
+    return {name: getattr(module, name) for module, own in zip(modules, (names, scores), strict=True) for name in own}
+
+
+class Plan:
+    """A compiled job with those of its arguments that never change; ``run`` adds the others and the result."""
+
+    def __init__(self, job: str, *arguments: NDArray[Any] | int) -> None:
+        jobs = _jobs()
+        assert jobs is not None
+        self.job = jobs[job]
+        self.held = arguments  # the block knows addresses only: these keep the arrays alive
+        self.words = [word for argument in arguments for word in _words(argument)]
+        self.share = importlib.import_module("featherbed.kernels.pool").run
+
+    def run(self, out: NDArray[np.float32], *arguments: NDArray[Any] | int) -> None:
+        """Run the job over the rows of ``out``; a code out of range is a FormatError."""
+        words = self.words.copy()
+        for argument in (*arguments, out):
+            words += _words(argument)
+        if not self.share(self.job, np.array(words, dtype=np.int64), len(out), GRAIN):
+            raise FormatError("a code is out of range: no atom stands behind it")
+
+
+def _words(argument: NDArray[Any] | int) -> tuple[int, ...]:
+    if isinstance(argument, int):
+        return (argument,)
+    return (argument.ctypes.data, *argument.shape)

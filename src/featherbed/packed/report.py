@@ -1,0 +1,101 @@
+"""What a packed file is, for people: rows, codes, bytes by part, codes per row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherbed.packed import bits
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Fixed, Ragged
+from featherbed.packed.file import load
+from featherbed.packed.header import describe
+
+SAMPLE = 100_000  # rows counted for the histogram
+
+
+def report(path: str | Path) -> dict[str, Any]:
+    """Return what ``featherbed inspect`` shows."""
+    table = load(path)
+    meta = describe(table)
+    parts = table.sizes_by_part()
+    dense = table.rows * table.dim * 4
+    size = Path(path).stat().st_size
+    vocabulary = sum(n for name, n in parts.items() if name.startswith("keys."))
+    return {
+        "file": str(path),
+        "rows": table.rows,
+        "dim": table.dim,
+        "version": meta["version"],
+        "made_by": table.made_by,
+        "padding_idx": table.padding_idx,
+        "bytes": {"file": size, "without_keys": size - vocabulary, "keys": vocabulary, "dense_float32": dense},
+        "smaller": {"float32": dense / (size - vocabulary), "float16": dense / 2 / (size - vocabulary)},
+        "parts": parts,
+        "bands": [_band(band, fields) for band, fields in zip(table.bands, meta["bands"], strict=True)],
+    }
+
+
+def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
+    counts = codes_per_row(band)
+    found, sizes = np.unique(counts, return_counts=True) if counts is not None else ([], [])
+    return {
+        "rows": band.rows,
+        "codes": fields["codes"],
+        "combine": band.combine,
+        "dictionary": fields["dictionary"],
+        "values": fields["values"],
+        "codes_per_row": {str(n): int(c) for n, c in zip(found, sizes, strict=True)},
+    }
+
+
+def codes_per_row(band: Band) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Return how many codes with a value other than 0 each row has (evenly spaced rows of a large band); None if implicit."""
+    rows = np.unique(np.linspace(0, band.rows - 1, min(band.rows, SAMPLE)).astype(np.int64)) if band.rows else np.empty(0, np.int64)
+    if isinstance(band.codes, Ragged):
+        counts: np.ndarray[Any, np.dtype[np.int64]] = bits.unpack(
+            band.codes.counts, rows * band.codes.count_bits, band.codes.count_bits
+        ).astype(np.int64)
+        return counts
+    if isinstance(band.codes, Fixed):
+        values = band.codes.fetch(rows, band.atoms)[1]
+        used = np.full(len(rows), band.codes.count) if values is None else np.count_nonzero(values, axis=1)
+        return used.astype(np.int64)
+    return None
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """Lay the report out in lines."""
+    sizes, made = found["bytes"], found["made_by"]
+    name = made.get("table", "table")
+    settings = ", ".join(f"{key}={value}" for key, value in made.items() if key != "table" and value is not None)
+    lines = [
+        f"{found['file']}: {found['rows']:,} rows of width {found['dim']}, format version {found['version']}",
+        f"made by     {name}({settings})",
+        f"file        {sizes['file']:,} bytes" + (f", of which {sizes['keys']:,} are keys" if sizes["keys"] else ""),
+        f"smaller     {found['smaller']['float32']:.1f}x than float32, {found['smaller']['float16']:.1f}x than float16 rows",
+        "parts",
+        *(f"  {part:<24}{size:>14,}" for part, size in sorted(found["parts"].items(), key=lambda item: -item[1])),
+    ]
+    for number, band in enumerate(found["bands"]):
+        lines += [f"band {number}: {band['rows']:,} rows, {_codes(band['codes'])}, combined by {band['combine']}"]
+        if band["dictionary"]:
+            shape = band["dictionary"]
+            lines += [f"  dictionary {shape['rows']:,} x {shape['columns']} in {shape['kind']}"]
+        lines += _histogram(band["codes_per_row"])
+    return "\n".join(lines)
+
+
+def _codes(codes: dict[str, Any]) -> str:
+    rest = ", ".join(f"{key} {value}" for key, value in codes.items() if key != "layout" and value not in (None, False))
+    return f"{codes['layout']} codes" + (f" ({rest})" if rest else "")
+
+
+def _histogram(counts: dict[str, int]) -> list[str]:
+    if not counts:
+        return []
+    most = max(counts.values())
+    bars = (f"  {n:>4} {c:>10,} {'█' * max(1, round(30 * c / most))}" for n, c in counts.items())
+    return ["  codes per row", *bars]

@@ -1,0 +1,216 @@
+"""Compiled loops against numpy: the same rows and scores, from many threads, after a fork, with numba absent."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import featherbed as fb
+from featherbed.kernels import pool
+from featherbed.packed.band import Affine, Band, Members
+from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.matrix import Matrix
+from featherbed.packed.table import PackedTable
+
+RNG = np.random.default_rng(0)
+V, K, D = 700, 37, 10
+
+
+def matrix(rows, columns, kind="float32", scales="row"):
+    return Matrix.encode(RNG.normal(size=(rows, columns)).astype(np.float32), kind, scales)
+
+
+def fixed(kind, count=5, choices=K, parts=False):
+    values = None if kind is None else RNG.normal(size=(V, count))
+    return Fixed.encode(RNG.integers(choices, size=(V, count)), values, choices, kind or "float32", parts)
+
+
+def ragged(kind):
+    counts = RNG.integers(0, 9, size=V)
+    row_of = np.repeat(np.arange(V), counts)
+    return Ragged.encode(V, row_of, RNG.integers(K, size=len(row_of)), RNG.normal(size=len(row_of)), K, kind)
+
+
+LAYOUTS = {
+    "float32 rows": lambda: [Band(V, Identity(), dictionary=matrix(V, D))],
+    "float16 rows": lambda: [Band(V, Identity(), dictionary=matrix(V, D, "float16"))],
+    "dense values": lambda: [Band(V, Every(), matrix(V, K, "int8"), matrix(K, D))],
+    "hash": lambda: [Band(V, Hash(3, 4), None, matrix(K, D))],
+    "hash weighted": lambda: [Band(V, Hash(3, 4), matrix(V, 4), matrix(K, D))],
+    "remainder sum": lambda: [Band(V, Remainder(20), None, matrix(55, D))],
+    "remainder product": lambda: [Band(V, Remainder(20), None, matrix(55, D), "product")],
+    "bytes": lambda: [Band(V, fixed("int8", 8, 256), None, matrix(256, D))],
+    "bytes few": lambda: [Band(V, fixed("int8", 3, 200), None, matrix(200, D, "float16"))],
+    "one code": lambda: [Band(V, fixed(None, 1), None, matrix(K, D))],
+    "parts sum": lambda: [Band(V, fixed(None, 6, 8, parts=True), None, matrix(48, D))],
+    "parts concat": lambda: [Band(V, fixed(None, 6, 8, parts=True), None, matrix(48, D), "concat")],
+    "affine": lambda: [Band(V, fixed("int4"), None, matrix(K, 7), affine=Affine(matrix(7, D), RNG.normal(size=D).astype(np.float32)))],
+    "bias": lambda: [Band(V, fixed("int4"), None, matrix(K, D), affine=Affine(None, np.ones(D, np.float32)))],
+    "bands": lambda: [
+        Band(90, Identity(), dictionary=matrix(90, D), members=Members.of(RNG.permutation(V)[:90], V)),
+        Band(110, fixed_of(110), None, matrix(K, D), members=Members.of(RNG.permutation(V - 90)[:110], V - 90)),
+        Band(V - 200, Hash(1, 2), None, matrix(K, D)),
+    ],
+}  # fmt: skip
+for kind in ("float32", "float16", "int8", "int4", "int3", "int2"):
+    LAYOUTS[f"fixed {kind}"] = lambda kind=kind: [Band(V, fixed(kind), None, matrix(K, D))]
+    LAYOUTS[f"ragged {kind}"] = lambda kind=kind: [Band(V, ragged(kind), None, matrix(K, D))]
+for kind in ("int8", "int4", "int3", "int2"):
+    for scales in ("row", "column"):
+        LAYOUTS[f"{kind} by {scales}"] = lambda kind=kind, scales=scales: [Band(V, Every(), matrix(V, D, kind, scales))]
+
+
+def fixed_of(rows):
+    return Fixed.encode(RNG.integers(K, size=(rows, 3)), RNG.normal(size=(rows, 3)), K, "int8")
+
+
+def table(name, padding=None):
+    bands = LAYOUTS[name]()
+    width = D
+    if name == "parts concat":
+        width = 60
+    return PackedTable(bands, width, padding_idx=padding)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    return lambda name: monkeypatch.setenv("FEATHERBED_KERNELS", name)
+
+
+def close(mine, theirs):  # a matrix product adds in another order for another number of rows
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
+    packed = table(name, padding=11)
+    same = close if name in ("dense values", "affine") else np.testing.assert_array_equal
+    ids = np.concatenate([RNG.integers(V, size=3000), [0, V - 1, 11]])
+    queries = RNG.normal(size=(3, packed.dim)).astype(np.float32)
+    engine("numpy")
+    rows, scores, best = packed[ids], packed.logits(queries), packed.search(queries, 7, metric="cosine")
+    packed.save(tmp_path / "t.safetensors")
+    fb.check(tmp_path / "t.safetensors")
+    for other in (packed, fb.load(tmp_path / "t.safetensors")):
+        engine("numba")
+        same(other[ids], rows)
+        np.testing.assert_allclose(other.logits(queries), scores, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(other.search(queries, 7, metric="cosine")[1], best[1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(other.logits(queries[0]), scores[0], rtol=1e-5, atol=1e-5)
+        for one in (0, 11, V - 1):
+            same(other[one], rows[list(ids).index(one)])
+        assert other[[]].shape == (0, packed.dim)
+    np.testing.assert_allclose(scores, queries @ packed[:].T, rtol=1e-4, atol=1e-4)
+
+
+def test_out_of_range_codes_are_found_by_both(engine):
+    for codes in (fixed("int8", 8, 256), fixed("int4"), ragged("int8")):
+        packed = PackedTable([Band(V, codes, None, matrix(20, D))], D)
+        for name in ("numpy", "numba"):
+            engine(name)
+            with pytest.raises(fb.FormatError, match="out of range"):
+                packed[np.arange(V)]
+            with pytest.raises(fb.FormatError, match="out of range"):
+                packed.logits(np.ones(D))
+
+
+def test_eight_threads_at_once(engine):
+    engine("numba")
+    packed = table("bytes")
+    expected = packed[:]
+    pool.set_threads(3)
+    try:
+        with ThreadPoolExecutor(8) as many:
+            for ids, rows in many.map(lambda _: (i := RNG.integers(V, size=5000), packed[i]), range(200)):
+                np.testing.assert_array_equal(rows, expected[ids])
+    finally:
+        pool.set_threads(None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_after_a_fork(engine):
+    engine("numba")
+    pool.set_threads(2)
+    packed = table("bytes")
+    ids = RNG.integers(V, size=9000)
+    expected = packed[ids]  # the pool has threads now; the child has none of them
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        same = np.array_equal(packed[ids], expected)
+        os.write(writing, b"1" if same else b"0")
+        os._exit(0)
+    os.close(writing)
+    try:
+        assert os.read(reading, 1) == b"1"
+    finally:
+        os.waitpid(child, 0)
+        os.close(reading)
+        pool.set_threads(None)
+    np.testing.assert_array_equal(packed[ids], expected)
+
+
+def test_threads_follow_the_setting(monkeypatch):
+    monkeypatch.setenv("FEATHERBED_THREADS", "5")
+    pool.set_threads(None)
+    assert pool.threads() == 5
+    monkeypatch.delenv("FEATHERBED_THREADS")
+    pool.set_threads(None)
+    assert pool.threads() == len(os.sched_getaffinity(0))
+
+
+def test_a_crew_is_let_go(engine):
+    engine("numba")
+    packed = table("bytes")
+    ids = RNG.integers(V, size=9000)
+    expected = packed[ids]
+    for count in (4, 1, 3, 2):
+        pool.set_threads(count)
+        np.testing.assert_array_equal(packed[ids], expected)
+        time.sleep(0.01)  # asleep by now: the next look-up has to wake them
+        np.testing.assert_array_equal(packed[ids], expected)
+    pool.set_threads(None)
+    deadline = time.monotonic() + 10
+    while any(thread.name.startswith("featherbed") for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featherbed")]
+
+
+def test_an_unknown_engine_is_refused(engine):
+    engine("cuda")
+    with pytest.raises(fb.ArgumentError, match="auto, numpy or numba"):
+        table("bytes")[[1]]
+
+
+WITHOUT = """
+import sys
+for name in {missing!r}:
+    sys.modules[name] = None
+import numpy as np, featherbed as fb
+packed = fb.load({path!r})
+rows = packed[np.arange(len(packed)).repeat(20)]
+fb.check({path!r})
+packed.logits(rows[0]); packed.search(rows[0], 3); packed["k1"]
+from typer.testing import CliRunner
+from featherbed.cli import app
+for words in (["inspect", {path!r}], ["lookup", {path!r}, "3"], ["lookup", {path!r}, "k3"], ["search", {path!r}, "k3"], ["check", {path!r}]):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, (words, result.output, result.exception)
+print(float(rows.sum()))
+"""
+
+
+@pytest.mark.parametrize("missing", [["torch"], ["numba"], ["torch", "numba"]], ids="-".join)
+def test_works_where_torch_and_numba_cannot_be_imported(missing, tmp_path):
+    packed = table("bytes")
+    path = tmp_path / "t.safetensors"
+    fb.save(packed, path, keys=[f"k{i}" for i in range(V)])
+    code = WITHOUT.format(missing=missing, path=str(path))
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) == pytest.approx(float(packed[np.arange(V).repeat(20)].sum()), rel=1e-5)
