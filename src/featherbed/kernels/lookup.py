@@ -8,6 +8,7 @@ or 0 when a code points outside the dictionary; the caller raises.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -145,32 +146,38 @@ def byte_rows(address: Any, start: Any, stop: Any) -> Any:
     return np.int64(good)
 
 
-@job
-def fixed_rows(address: Any, start: Any, stop: Any) -> Any:
-    """Compose rows from fixed codes of any width."""
-    block = _block(address)
-    source, count, index_bits, value_bits, kind = np.uint64(block[0]), block[2], block[3], block[4], block[5]
-    levels, choices, stride = _flat(block, 6, np.float32), block[8], block[9]
-    atoms, positions, out = _grid(block, 10, np.float32), _flat(block, 13, np.int64), _grid(block, 15, np.float32)
+@cache
+def fixed_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> int:
+    """Make the job that composes rows from fixed codes of one shape: with the shape known, every shift is a constant."""
     record, values_at = count * (index_bits + value_bits), count * index_bits
-    mask, limit, good = np.uint64((1 << index_bits) - 1), np.uint32(min(choices, 2**32 - 1)), True
-    indices, values = np.empty((1, count), np.uint32), np.ones((1, count), np.float32)
-    for row in range(start, min(start + AHEAD, stop)):
-        prefetch(source + np.uint64((positions[row] * record) >> 3))
-    for row in range(start, stop):
-        if row + AHEAD < stop:
-            prefetch(source + np.uint64((positions[row + AHEAD] * record) >> 3))
-        bit = positions[row] * record
-        for j in range(count):
-            index = _field(source, bit + j * index_bits, mask)
-            if index >= limit:
-                good, index = False, np.uint32(0)
-            indices[0, j] = index + np.uint32(j * stride)
-        if kind != NO_VALUES:
+    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
+
+    @job
+    def rows(address: Any, start: Any, stop: Any) -> Any:
+        block = _block(address)
+        source, levels, choices = np.uint64(block[0]), _flat(block, 2, np.float32), block[4]
+        atoms, positions, out = _grid(block, 5, np.float32), _flat(block, 8, np.int64), _grid(block, 10, np.float32)
+        limit, good = np.uint32(min(choices, 2**32 - 1)), True
+        indices, values = np.empty((1, count), np.uint32), np.ones((1, count), np.float32)
+        for row in range(start, min(start + AHEAD, stop)):
+            prefetch(source + np.uint64((positions[row] * record) >> 3))
+        for row in range(start, stop):
+            if row + AHEAD < stop:
+                prefetch(source + np.uint64((positions[row + AHEAD] * record) >> 3))
+            bit = positions[row] * record
+            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
             for j in range(count):
-                values[0, j] = _value(source, bit + values_at + j * value_bits, value_bits, kind, levels)
-        _weigh(indices, values, 0, count, atoms, out, np.uint64(row))
-    return np.int64(good)
+                index = _field(begin, rest + j * index_bits, mask)
+                if index >= limit:
+                    good, index = False, np.uint32(0)
+                indices[0, j] = index + np.uint32(j * stride)
+            if kind != NO_VALUES:
+                for j in range(count):
+                    values[0, j] = _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
+            _weigh(indices, values, 0, count, atoms, out, np.uint64(row))
+        return np.int64(good)
+
+    return rows
 
 
 @compiled

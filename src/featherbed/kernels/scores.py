@@ -1,58 +1,45 @@
 """Compiled scores: one query against consecutive rows, through its products with the atoms (see ``kernels.lookup``).
 
-The fixed layouts read ``scores`` at any index their bits can hold: the caller pads it to that length.
+Fixed codes read ``scores`` at any index their bits can hold: the caller pads it to that length.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from featherbed.kernels.compiled import job
-from featherbed.kernels.lookup import LEVELS, NO_VALUES, _block, _field, _flat, _grid, _span, _value
+from featherbed.kernels.lookup import NO_VALUES, _block, _field, _flat, _span, _value
 
 
-@job
-def fixed_scores(address: Any, start: Any, stop: Any) -> Any:
-    """Score rows with fixed codes: Σ_j v_j scores[index_j]."""
-    block = _block(address)
-    source, count, index_bits, value_bits, kind = np.uint64(block[0]), block[2], block[3], block[4], block[5]
-    levels, choices, stride, offset = _flat(block, 6, np.float32), block[8], block[9], block[10]
-    scores, out = _flat(block, 11, np.float32), _flat(block, 13, np.float32)
-    mask, values_at, record = np.uint64((1 << index_bits) - 1), count * index_bits, count * (index_bits + value_bits)
-    value_mask, bit, worst = np.uint64((1 << value_bits) - 1), (offset + start) * record, np.uint32(0)
-    for row in range(start, stop):
-        total = np.float32(0)
-        for j in range(count):
-            index = _field(source, bit + j * index_bits, mask)
-            worst = max(worst, index)
-            part = scores[index + np.uint32(j * stride)]
-            if kind == LEVELS:
-                part *= levels[_field(source, bit + values_at + j * value_bits, value_mask)]
-            elif kind != NO_VALUES:
-                part *= _value(source, bit + values_at + j * value_bits, value_bits, kind, levels)
-            total += part
-        out[row] = total
-        bit += record
-    return np.int64(worst < np.uint32(min(choices, 2**32 - 1)))
+@cache
+def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> int:
+    """Make the job that scores rows with fixed codes of one shape: Σ_j v_j scores[index_j], every shift a constant."""
+    record, values_at = count * (index_bits + value_bits), count * index_bits
+    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
 
+    @job
+    def score(address: Any, start: Any, stop: Any) -> Any:
+        block = _block(address)
+        source, levels, choices, offset = np.uint64(block[0]), _flat(block, 2, np.float32), block[4], block[5]
+        scores, out = _flat(block, 6, np.float32), _flat(block, 8, np.float32)
+        worst = np.uint32(0)
+        for row in range(start, stop):
+            bit, total = (offset + row) * record, np.float32(0)
+            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+            for j in range(count):
+                index = _field(begin, rest + j * index_bits, mask)
+                worst = max(worst, index)
+                part = scores[index + np.uint32(j * stride)]
+                if kind != NO_VALUES:
+                    part *= _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
+                total += part
+            out[row] = total
+        return np.int64(worst < np.uint32(min(choices, 2**32 - 1)))
 
-@job
-def byte_scores(address: Any, start: Any, stop: Any) -> Any:
-    """Score rows whose indices and values take a byte each: the fast case of fixed_scores."""
-    block = _block(address)
-    records, levels, choices = _grid(block, 0, np.uint8), _flat(block, 3, np.float32), block[5]
-    scores, out = _flat(block, 6, np.float32), _flat(block, 8, np.float32)
-    count, worst = records.shape[1] // 2, np.uint8(0)
-    for row in range(start, stop):
-        total = np.float32(0)
-        for j in range(count):
-            index = records[np.uint64(row), j]
-            worst = max(worst, index)
-            total += scores[index] * levels[records[np.uint64(row), count + j]]
-        out[row] = total
-    return np.int64(np.int64(worst) < choices)
+    return score
 
 
 @job

@@ -140,9 +140,10 @@ class Band:
             return engine.Plan("ragged_rows", *self.codes.arguments(), atoms)
         assert isinstance(self.codes, Fixed)
         known = self.codes.arguments(len(atoms))
-        if self.codes.bytewise and self.codes.count % 8 == 0:
-            return engine.Plan("byte_rows", self.codes.records().view(np.uint64), *known[5:7], atoms)
-        return engine.Plan("fixed_rows", *known, atoms)
+        if self.codes.bytewise:
+            return engine.Plan("byte_rows", self.codes.records(), *known[1:], atoms)
+        shape = (*self.codes.shape, self.codes.stride(len(atoms)))
+        return engine.Plan("fixed_rows", *known, atoms, shape=shape)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""

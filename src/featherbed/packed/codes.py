@@ -130,23 +130,34 @@ class Fixed:
     levels: Levels | None = None
     parts: bool = False  # with parts, code j indexes the j-th block of the dictionary
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What the compiled loops are made for: codes, index bits, value bits, kind of values."""
+        value_bits = self.levels.bits if self.levels else 0
+        return (self.count, self.index_bits, value_bits, value_kind(self.levels)[0])
+
+    def choices(self, atoms: int) -> int:
+        """How many atoms a code chooses among."""
+        return atoms // self.count if self.parts else atoms
+
+    def stride(self, atoms: int) -> int:
+        """How far apart the parts of the dictionary are: 0 where all codes share it."""
+        return self.choices(atoms) if self.parts else 0
+
     def arguments(self, atoms: int) -> tuple[Any, ...]:
         """Return what the compiled loops want to know of this layout."""
-        choices = atoms // self.count if self.parts else atoms
-        kind, levels = value_kind(self.levels)
-        bits_ = self.levels.bits if self.levels else 0
-        stream = np.ascontiguousarray(self.stream)
-        return (stream, self.count, self.index_bits, bits_, kind, levels, choices, choices if self.parts else 0)
+        return (np.ascontiguousarray(self.stream), value_kind(self.levels)[1], self.choices(atoms))
 
     @property
     def bytewise(self) -> bool:
-        """Whether indices and values take a byte each."""
-        return self.index_bits == 8 and self.levels is not None and self.levels.kind == "int8" and not self.parts
+        """Whether indices and values take a byte each and come in eights: the layout of the fastest loop."""
+        eights = self.count % 8 == 0 and self.index_bits == 8 and not self.parts
+        return eights and self.levels is not None and self.levels.kind == "int8"
 
-    def records(self) -> NDArray[np.uint8]:  # [V, 2 s]
-        """Return the stream of a bytewise layout as one record of bytes for each row."""
-        flat = np.ascontiguousarray(self.stream).view(np.uint8)
-        return flat[: self.rows * 2 * self.count].reshape(self.rows, 2 * self.count)
+    def records(self) -> NDArray[np.uint64]:  # [V, s / 4]
+        """Return the stream of a bytewise layout as words: eight indices each, then eight values each."""
+        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * 2 * self.count]
+        return flat.reshape(self.rows, 2 * self.count).view(np.uint64)
 
     @property
     def record_bits(self) -> int:
@@ -172,10 +183,8 @@ class Fixed:
         """Read the codes of rows; an index no atom stands behind is a FormatError."""
         start = positions[:, None] * self.record_bits + np.arange(self.count) * self.index_bits
         indices = bits.unpack(self.stream, start, self.index_bits).astype(np.int64)
-        choices = atoms // self.count if self.parts else atoms
-        check_indices(indices, choices)
-        if self.parts:
-            indices = indices + np.arange(self.count) * choices
+        check_indices(indices, self.choices(atoms))
+        indices += np.arange(self.count) * self.stride(atoms)
         if self.levels is None:
             return indices, None
         start = positions[:, None] * self.record_bits + self.count * self.index_bits

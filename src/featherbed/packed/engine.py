@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,23 +38,24 @@ def kernels(rows: int) -> bool:
 
 
 @cache
-def _jobs() -> dict[str, int] | None:
+def _jobs() -> tuple[ModuleType, ModuleType] | None:
     try:
-        modules = [importlib.import_module(name) for name in (_LOOKUP, "featherbed.kernels.scores")]
+        return importlib.import_module(_LOOKUP), importlib.import_module("featherbed.kernels.scores")
     except ImportError:
         return None
-    names = ("byte_rows", "fixed_rows", "ragged_rows", "gathered_rows", "float_rows", "half_rows", "level_rows")
-    scores = ("byte_scores", "fixed_scores", "ragged_scores")
-    return {name: getattr(module, name) for module, own in zip(modules, (names, scores), strict=True) for name in own}
 
 
 class Plan:
-    """A compiled job with those of its arguments that never change; ``run`` adds the others and the result."""
+    """A compiled job with those of its arguments that never change; ``run`` adds the others and the result.
 
-    def __init__(self, job: str, *arguments: NDArray[Any] | int) -> None:
-        jobs = _jobs()
-        assert jobs is not None
-        self.job = jobs[job]
+    ``shape`` makes the job for codes of one shape; it is compiled once and kept on disk.
+    """
+
+    def __init__(self, name: str, *arguments: NDArray[Any] | int, shape: tuple[int, ...] | None = None) -> None:
+        modules = _jobs()
+        assert modules is not None
+        job = getattr(modules[name.endswith("_scores")], name)
+        self.job: int = job if shape is None else job(*shape)
         self.held = arguments  # the block knows addresses only: these keep the arrays alive
         self.words = [word for argument in arguments for word in _words(argument)]
         self.share = importlib.import_module("featherbed.kernels.pool").run

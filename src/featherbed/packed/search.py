@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 BLOCK_SCORES = 1 << 22  # scores held at once
 BLOCK_ROWS = 1 << 16
-Scorer = Callable[[Ids, Ids], Floats]  # ids [B], positions [B] -> scores [n, B]
 
 
 def check_queries(queries: ArrayLike, dim: int) -> Floats:
@@ -30,84 +28,80 @@ def check_queries(queries: ArrayLike, dim: int) -> Floats:
     return array
 
 
-def scorer(band: Band, queries: Floats) -> Scorer:  # queries [n, d]
-    """Prepare the scores of a band's rows: q . row = Σ_j v_j (q . a_j) where the composer is a sum."""
-    shift: Floats | np.float32 = np.float32(0)
-    if not band.linear:
-        return lambda ids, positions: queries @ band.lookup(ids, positions).T
-    if band.affine is not None:
-        if band.affine.bias is not None:
-            shift = (queries @ band.affine.bias)[:, None]
-        if band.affine.weight is not None:
-            queries = queries @ band.affine.weight.dense().T
-    assert band.dictionary is not None
-    atom_scores = queries @ band.dictionary.dense().T  # [n, K]
+class Scorer:
+    """The scores of one band's rows for given queries: q . row = Σ_j v_j (q . a_j) where the composer is a sum."""
 
-    def score(ids: Ids, positions: Ids) -> Floats:
+    def __init__(self, band: Band, queries: Floats) -> None:  # queries [n, d]
+        self.band, self.queries = band, queries
+        self.shift: Floats | None = None
+        self.atom_scores: Floats | None = None  # [n, K]
+        if not band.linear:
+            return
+        if band.affine is not None:
+            if band.affine.bias is not None:
+                self.shift = (queries @ band.affine.bias)[:, None]
+            if band.affine.weight is not None:
+                queries = queries @ band.affine.weight.dense().T
+        assert band.dictionary is not None
+        self.atom_scores = queries @ band.dictionary.dense().T
+
+    def __call__(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
+        """Score rows given by ids and their positions in the band."""
+        band = self.band
+        if self.atom_scores is None:
+            return self.queries @ band.lookup(ids, positions).T
         if isinstance(band.codes, Every):
             assert band.values is not None
-            return np.asarray(atom_scores @ band.values.rows(positions).T + shift, dtype=np.float32)
-        quick = compiled_scores(band, atom_scores, positions)
-        if quick is not None:
-            return quick + shift
-        indices, values = band.fetch(ids, positions)
-        total = np.zeros((len(atom_scores), len(ids)), dtype=np.float32)
-        for j in range(indices.shape[1]):
-            part = atom_scores[:, indices[:, j]]
-            total += part if values is None else part * values[:, j]
-        return total + shift
+            total = self.atom_scores @ band.values.rows(positions).T
+        else:
+            indices, values = band.fetch(ids, positions)
+            total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
+            for j in range(indices.shape[1]):
+                part = self.atom_scores[:, indices[:, j]]
+                total += part if values is None else part * values[:, j]
+        return total if self.shift is None else total + self.shift
 
-    return score
-
-
-def compiled_scores(band: Band, atom_scores: Floats, positions: Ids) -> Floats | None:  # [n, K], [B] -> [n, B]
-    """Score consecutive positions by a compiled loop, a query at a time; None where numpy should."""
-    codes = band.codes
-    if not isinstance(codes, Fixed | Ragged) or len(positions) == 0 or not engine.kernels(len(positions)):
-        return None
-    if int(positions[-1]) - int(positions[0]) != len(positions) - 1:
-        return None
-    first, atoms = int(positions[0]), atom_scores.shape[1]
-    out = np.empty((len(atom_scores), len(positions)), dtype=np.float32)
-    if isinstance(codes, Ragged):
-        plan = engine.Plan("ragged_scores", *codes.arguments(), first)
-    elif codes.bytewise:
-        records = np.ascontiguousarray(codes.records()[first : first + len(positions)])
-        plan = engine.Plan("byte_scores", records, *codes.arguments(atoms)[5:7])
-    else:
-        plan = engine.Plan("fixed_scores", *codes.arguments(atoms), first)
-    length = atoms if isinstance(codes, Ragged) else atoms + 2**codes.index_bits
-    padded = np.zeros((len(atom_scores), length), dtype=np.float32)
-    padded[:, :atoms] = atom_scores
-    for query, scores in enumerate(padded):
-        plan.run(out[query], scores)
-    return out
+    def fill(self, first: int, out: Floats) -> bool:  # out [n, B]
+        """Score the rows from position ``first`` on into ``out`` by a compiled loop; say whether there is one for them."""
+        codes = self.band.codes
+        if self.atom_scores is None or not isinstance(codes, Fixed | Ragged) or not engine.kernels(out.shape[1]):
+            return False
+        atoms = self.atom_scores.shape[1]
+        if isinstance(codes, Ragged):
+            plan = engine.Plan("ragged_scores", *codes.arguments(), first)
+        else:
+            shape = (*codes.shape, codes.stride(atoms))
+            plan = engine.Plan("fixed_scores", *codes.arguments(atoms), first, shape=shape)
+        length = atoms if isinstance(codes, Ragged) else atoms + 2**codes.index_bits
+        padded = np.zeros((len(self.queries), length), dtype=np.float32)
+        padded[:, :atoms] = self.atom_scores
+        for query, scores in enumerate(padded):
+            plan.run(out[query], scores)
+        if self.shift is not None:
+            out += self.shift
+        return True
 
 
-def score_block(table: PackedTable, scorers: list[Scorer], ids: Ids, queries: int) -> Floats:  # -> [n, B]
-    """Return the scores of consecutive ids."""
-    if len(scorers) == 1:
-        scores = scorers[0](ids, ids)
-    else:
-        scores = np.empty((queries, len(ids)), dtype=np.float32)
+def score_block(table: PackedTable, scorers: list[Scorer], start: int, out: Floats) -> None:  # out [n, B]
+    """Fill in the scores of the rows from ``start`` on."""
+    if len(scorers) > 1 or not scorers[0].fill(start, out):
+        ids = np.arange(start, start + out.shape[1])
         for score, (_, batch, positions) in zip(scorers, table.places(ids), strict=False):
             if len(batch):
-                scores[:, batch] = score(ids[batch], positions)
-    if table.padding_idx is not None:
-        scores[:, ids == table.padding_idx] = 0
-    return scores
+                out[:, batch] = score(ids[batch], positions)
+    if table.padding_idx is not None and start <= table.padding_idx < start + out.shape[1]:
+        out[:, table.padding_idx - start] = 0
 
 
 def logits(table: PackedTable, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
     """Return the dot product of every row with every query."""
     array = check_queries(queries, table.dim)
     wide = np.atleast_2d(array)
-    scorers = [scorer(band, wide) for band in table.bands]
+    scorers = [Scorer(band, wide) for band in table.bands]
     out = np.empty((len(wide), table.rows), dtype=np.float32)
     step = BLOCK_ROWS if len(wide) > 1 else 1 << 20
     for start in range(0, table.rows, step):
-        ids = np.arange(start, min(start + step, table.rows))
-        out[:, start : start + step] = score_block(table, scorers, ids, len(wide))
+        score_block(table, scorers, start, out[:, start : start + step])
     return out[0] if array.ndim == 1 else out
 
 
@@ -135,13 +129,14 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
         lengths = np.sqrt(np.einsum("nd,nd->n", wide, wide))[:, None]
         lengths[lengths == 0] = 1
         wide = wide / lengths
-    scorers = [scorer(band, wide) for band in table.bands]
+    scorers = [Scorer(band, wide) for band in table.bands]
     step = max(1024, min(BLOCK_ROWS, BLOCK_SCORES // max(1, len(wide))))
     best_ids = np.empty((len(wide), 0), dtype=np.int64)
     best = np.empty((len(wide), 0), dtype=np.float32)
     for start in range(0, table.rows, step):
         ids = np.arange(start, min(start + step, table.rows))
-        scores = score_block(table, scorers, ids, len(wide))
+        scores = np.empty((len(wide), len(ids)), dtype=np.float32)
+        score_block(table, scorers, start, scores)
         if metric == "cosine":
             scores = np.divide(scores, norms(table)[ids], dtype=np.float32)
         best_ids, best = keep_best(best_ids, best, np.broadcast_to(ids, scores.shape), scores, k)
