@@ -164,7 +164,9 @@ def logits(results):
             burst=5,
         )
         gain = times["dense"] / times["packed"]
-        print(f"  values {kind}: dense {times['dense'] / 1e6:.2f} ms, packed {times['packed'] / 1e6:.2f} ms: {gain:.1f}x faster")
+        print(
+            f"  values {kind}: dense {times['dense'] / 1e6:.2f} ms, packed {times['packed'] / 1e6:.2f} ms: {gain:.1f}x faster"
+        )
         results[f"logits {kind}"] = {"dense_ms": times["dense"] / 1e6, "packed_ms": times["packed"] / 1e6, "faster": gain}
 
 
@@ -187,7 +189,12 @@ def opening(results):
         floats(normal(2_000_000, 125), "float32").save(path)
         size = path.stat().st_size / 1e9
         runs = [
-            [float(x) for x in subprocess.run([sys.executable, "-c", OPEN, path], capture_output=True, text=True, check=True).stdout.split()]
+            [
+                float(x)
+                for x in subprocess.run(
+                    [sys.executable, "-c", OPEN, path], capture_output=True, text=True, check=True
+                ).stdout.split()
+            ]
             for _ in range(5)
         ]
     spent, grown = (statistics.median(run[i] for run in runs) for i in (0, 1))

@@ -49,7 +49,7 @@ LAYOUTS = {
     "one code": lambda: [Band(V, fixed(None, 1), None, matrix(K, D))],
     "parts sum": lambda: [Band(V, fixed(None, 6, 8, parts=True), None, matrix(48, D))],
     "parts concat": lambda: [Band(V, fixed(None, 6, 8, parts=True), None, matrix(48, D), "concat")],
-    "affine": lambda: [Band(V, fixed("int4"), None, matrix(K, 7), affine=Affine(matrix(7, D), RNG.normal(size=D).astype(np.float32)))],
+    "affine": lambda: [Band(V, fixed("int4"), None, matrix(K, 7), affine=Affine(matrix(7, D), np.arange(D, dtype=np.float32)))],
     "bias": lambda: [Band(V, fixed("int4"), None, matrix(K, D), affine=Affine(None, np.ones(D, np.float32)))],
     "bands": lambda: [
         Band(90, Identity(), dictionary=matrix(90, D), members=Members.of(RNG.permutation(V)[:90], V)),
@@ -198,7 +198,8 @@ fb.check({path!r})
 packed.logits(rows[0]); packed.search(rows[0], 3); packed["k1"]
 from typer.testing import CliRunner
 from featherbed.cli import app
-for words in (["inspect", {path!r}], ["lookup", {path!r}, "3"], ["lookup", {path!r}, "k3"], ["search", {path!r}, "k3"], ["check", {path!r}]):
+for verb, *rest in (["inspect"], ["lookup", "3"], ["lookup", "k3"], ["search", "k3"], ["check"]):
+    words = [verb, {path!r}, *rest]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, (words, result.output, result.exception)
 print(float(rows.sum()))

@@ -120,6 +120,9 @@ def issubclass_of_error(thing):
 
 
 def test_without_torch_the_error_tells_what_to_install():
-    code = "import sys; sys.modules['torch'] = None\nimport featherbed as fb\ntry: fb.AnchorTable\nexcept ImportError as e: print(e)"
+    code = (
+        "import sys, featherbed; sys.modules['torch'] = None\n"
+        "try: featherbed.AnchorTable\nexcept ImportError as error: print(error)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 'pip install "featherbed[train]"' in found.stdout

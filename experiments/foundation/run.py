@@ -1,4 +1,4 @@
-"""Run the runs of a settings file and write one result file for each: python experiments/foundation/run.py ml1m.toml [run ...]
+"""Run the runs of a settings file, one result file for each: python experiments/foundation/run.py ml1m.toml [run ...]
 
 Runs that have a result file are left alone; stopped ones go on from their last epoch.
 """
@@ -26,14 +26,12 @@ def make(settings, rows, dim, generator):
 
 
 def optimizer_of(model, tables, settings):
-    lam = settings.get("lam")
+    lam, lr = settings.get("lam"), settings["lr"]
     penalties = {} if lam is None else {table.transform: fb.NonNegativeL1(lam) for table in tables}
-    kept = {
-        "lr": settings["lr"],
-        "weight_decay": settings.get("weight_decay", 0.0),
-        "prox": settings.get("prox", "preconditioned"),
-    }
-    return fb.Yogi(model.parameters(), penalties=penalties, **kept)
+    if settings["optimizer"] == "adam":
+        return fb.Proximal(torch.optim.Adam(model.parameters(), lr=lr), penalties)
+    rule = settings.get("prox", "preconditioned")
+    return fb.Yogi(model.parameters(), lr, weight_decay=settings.get("weight_decay", 0.0), penalties=penalties, prox=rule)
 
 
 def run_ratings(name, settings, checkpoints):

@@ -55,7 +55,7 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
     first, _ = _span(sizes, size_bits, directory, wide, offset + start)
     for row in range(start, stop):
         count, total = np.int64(_field(sizes, (offset + row) * size_bits, size_mask)), np.float32(0)
-        if first < 0 or first + count > entries:
+        if first < 0 or first > entries or count > entries - first:
             return np.int64(0)
         bit = first * entry
         for _ in range(count):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = (32, 8, 1)  # floats handled at once; the narrower ones finish what is left of a row
@@ -23,9 +24,8 @@ def row_sum(count: int, add: bool) -> Callable[..., None]:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def sum_rows(typing_context: Any, out: Any, atoms: Any, weights: Any, width: Any) -> Any:  # noqa: ARG001
-        signature = types.void(
-            types.uintp, types.UniTuple(types.uintp, count), types.UniTuple(types.float32, count), types.intp
-        )
+        rows, factors = (types.UniTuple(kind, count) for kind in (types.uintp, types.float32))
+        signature = types.void(types.uintp, rows, factors, types.intp)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
             out_address, atom_tuple, weight_tuple, length = arguments

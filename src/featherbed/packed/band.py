@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from featherbed.compose import combine
 from featherbed.errors import FormatError
 from featherbed.packed import engine
-from featherbed.packed.codes import IMPLICIT, Codes, Every, Fixed, Identity, Ids, Ragged, arrays, check_indices
+from featherbed.packed.codes import IMPLICIT, Codes, Every, Fixed, Hash, Identity, Ids, Ragged, arrays, check_indices
 from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
 
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
@@ -88,6 +88,19 @@ class Band:
     def atoms(self) -> int:
         """Rows of the dictionary."""
         return 0 if self.dictionary is None else self.dictionary.shape[0]
+
+    @property
+    def gathered(self) -> int:
+        """Floats gathered for a row on the way to it, at most."""
+        width = 1 if self.dictionary is None else self.dictionary.shape[1]
+        match self.codes:
+            case Fixed():
+                return self.codes.count * width
+            case Ragged():
+                return min(1 << self.codes.count_bits, self.codes.entries + 1) * width
+            case Hash():
+                return self.codes.hashes * width
+        return width if self.values is None else max(width, self.values.shape[1])
 
     @property
     def linear(self) -> bool:

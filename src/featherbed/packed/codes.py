@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.hashing import hash_codes
 from featherbed.packed import bits
+from featherbed.packed.levels import Levels, value_kind
 from featherbed.packed.matrix import Floats, level_bits
 
 Ids = NDArray[np.int64]
@@ -57,66 +58,6 @@ class Remainder:
 @dataclass(frozen=True)
 class Every:
     """Every row uses every atom: row = values @ dictionary (or the values are the row, without a dictionary)."""
-
-
-@dataclass(eq=False)
-class Levels:
-    """Values kept next to their index: as float32 or float16 bits, or as the number of one of 2^b levels.
-
-    >>> Levels.fit(np.array([0.0, 0.5, 1.0]), "int4").decode(np.array([0, 1], dtype=np.uint32))
-    array([0. , 0.5], dtype=float32)
-    """
-
-    kind: str
-    table: Floats | None = None  # [2^b], increasing except that level 0 is exactly 0
-
-    @property
-    def bits(self) -> int:
-        """Bits a value takes."""
-        return level_bits(self.kind)
-
-    @classmethod
-    def fit(cls, values: NDArray[np.floating], kind: str) -> Levels:
-        """Choose the levels: quantiles first, then Lloyd's algorithm in one dimension. Level 0 is always 0."""
-        count = 2 ** level_bits(kind)
-        if level_bits(kind) >= 16:
-            return cls(kind)
-        distinct = np.unique(values[values != 0]).astype(np.float32)
-        if len(distinct) < count:
-            table = np.zeros(count, dtype=np.float32)
-            table[1 : 1 + len(distinct)] = distinct
-            table[1 + len(distinct) :] = distinct[-1] if len(distinct) else 0.0
-            return cls(kind, table)
-        data = np.sort(values[values != 0].astype(np.float64))
-        centres = np.quantile(data, (np.arange(count - 1) + 0.5) / (count - 1))
-        sums = np.concatenate([[0.0], np.cumsum(data)])
-        for _ in range(60):
-            edges = np.searchsorted(data, (centres[1:] + centres[:-1]) / 2)
-            cuts = np.concatenate([[0], edges, [len(data)]])
-            sizes = np.diff(cuts)
-            means = (sums[cuts[1:]] - sums[cuts[:-1]]) / np.maximum(sizes, 1)
-            centres = np.sort(np.where(sizes > 0, means, centres))
-        return cls(kind, np.concatenate([[0.0], centres]).astype(np.float32))
-
-    def encode(self, values: NDArray[np.floating]) -> NDArray[np.uint32]:
-        """Return each value's bits; a zero is always level 0."""
-        if self.kind == "float32":
-            return values.astype(np.float32).view(np.uint32)
-        if self.kind == "float16":
-            return values.astype(np.float16).view(np.uint16).astype(np.uint32)
-        assert self.table is not None
-        centres = self.table[1:]
-        nearest = np.searchsorted((centres[1:] + centres[:-1]) / 2, values.astype(np.float32)).astype(np.uint32) + 1
-        return np.where(values == 0, np.uint32(0), nearest)
-
-    def decode(self, raw: NDArray[np.uint32]) -> Floats:
-        """Turn stored bits into float32 values."""
-        if self.kind == "float32":
-            return raw.view(np.float32)
-        if self.kind == "float16":
-            return raw.astype(np.uint16).view(np.float16).astype(np.float32)
-        assert self.table is not None
-        return self.table[raw]
 
 
 @dataclass(eq=False)
@@ -240,7 +181,7 @@ class Ragged:
         sizes *= inside
         first = self.directory[block].astype(np.int64) + (sizes * (members < positions[:, None])).sum(1)
         count = sizes[np.arange(len(positions)), positions % DIRECTORY_STEP]
-        if len(first) and (int(first.min()) < 0 or int((first + count).max()) > self.entries):
+        if np.any(first < 0) or np.any(first > self.entries) or np.any(count > self.entries - first):
             raise FormatError("ragged codes: a row's codes lie outside the stored entries")
         return first, count
 
@@ -254,13 +195,6 @@ class Ragged:
         check_indices(indices, atoms)
         values = self.levels.decode(bits.unpack(self.stream, start + self.index_bits, self.levels.bits))
         return indices, np.where(used, values, np.float32(0))
-
-
-def value_kind(levels: Levels | None) -> tuple[int, Floats]:
-    """Return the number the compiled loops know a value kind by, and the table of its levels."""
-    table = np.zeros(1, dtype=np.float32) if levels is None or levels.table is None else levels.table
-    kind = 0 if levels is None else {"float32": 2, "float16": 3}.get(levels.kind, 1)
-    return kind, np.ascontiguousarray(table, dtype=np.float32)
 
 
 Codes = Identity | Hash | Remainder | Every | Fixed | Ragged

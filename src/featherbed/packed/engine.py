@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,13 @@ def kernels(rows: int) -> bool:
 
 
 @cache
-def _jobs() -> tuple[ModuleType, ModuleType] | None:
+def _jobs() -> dict[str, Any] | None:
+    """Return every compiled job (or maker of jobs) by name; None without numba."""
     try:
-        return importlib.import_module(_LOOKUP), importlib.import_module("featherbed.kernels.scores")
+        modules = [importlib.import_module(f"featherbed.kernels.{room}") for room in ("lookup", "stored", "scores")]
     except ImportError:
         return None
+    return {name: thing for module in modules for name, thing in vars(module).items() if name.endswith(("_rows", "_scores"))}
 
 
 class Plan:
@@ -52,10 +53,9 @@ class Plan:
     """
 
     def __init__(self, name: str, *arguments: NDArray[Any] | int, shape: tuple[int, ...] | None = None) -> None:
-        modules = _jobs()
-        assert modules is not None
-        job = getattr(modules[name.endswith("_scores")], name)
-        self.job: int = job if shape is None else job(*shape)
+        jobs = _jobs()
+        assert jobs is not None
+        self.job: int = jobs[name] if shape is None else jobs[name](*shape)
         self.held = arguments  # the block knows addresses only: these keep the arrays alive
         self.words = [word for argument in arguments for word in _words(argument)]
         self.share = importlib.import_module("featherbed.kernels.pool").run

@@ -12,14 +12,15 @@ from featherbed.compose import COMBINES
 from featherbed.errors import FormatError
 from featherbed.packed import bits
 from featherbed.packed.band import BLOCK_BITS, Affine, Band, Members
-from featherbed.packed.codes import DIRECTORY_STEP, Codes, Every, Fixed, Hash, Identity, Levels, Ragged, Remainder
+from featherbed.packed.codes import DIRECTORY_STEP, Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import KINDS, Matrix, row_bytes
 from featherbed.packed.table import PackedTable
 
 VERSION = 0
 MOST_ROWS = 1 << 40
 MOST_DIM = 1 << 20
-MOST_CODES = 1 << 16
+MOST_CODES = 1 << 12
 MOST_BANDS = 64
 IMPLICIT_ROWS = 1 << 20  # rows that may share one atom where nothing is stored for a row
 
@@ -201,14 +202,17 @@ def _codes(reader: Reader, name: str, take: Take, rows: int, atoms: int) -> Code
     if layout == "identity":
         return Identity()
     if layout == "hash":
-        return Hash(reader.whole("seed", 0, 2**32 - 1), reader.whole("hashes", 1, MOST_CODES))
+        return Hash(reader.whole("seed", 0, 2**32 - 1), reader.whole("hashes", 1, 256))
     if layout == "remainder":
         return Remainder(reader.whole("divisor", 1, MOST_ROWS))
     if layout == "every":
         return Every()
     index_bits = reader.whole("index_bits", 0, 32)
+    count = reader.whole("count", 1, MOST_CODES) if layout == "fixed" else 1
+    parts = layout == "fixed" and reader.flag("parts")
+    if index_bits != bits.width(atoms // count if parts else atoms):
+        raise FormatError(f"{reader.where}.index_bits is {index_bits}: {atoms} atoms need another number")
     if layout == "fixed":
-        count, parts = reader.whole("count", 1, MOST_CODES), reader.flag("parts")
         kind = None if reader.raw("value") is None else reader.choice("value", tuple(KINDS))
         if parts and atoms % count:
             raise FormatError(f"{reader.where}: {atoms} atoms do not divide into {count} parts")

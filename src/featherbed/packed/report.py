@@ -53,7 +53,11 @@ def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
 
 def codes_per_row(band: Band) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Return how many codes with a value other than 0 each row has (evenly spaced rows of a large band); None if implicit."""
-    rows = np.unique(np.linspace(0, band.rows - 1, min(band.rows, SAMPLE)).astype(np.int64)) if band.rows else np.empty(0, np.int64)
+    rows = (
+        np.unique(np.linspace(0, band.rows - 1, min(band.rows, SAMPLE)).astype(np.int64))
+        if band.rows
+        else np.empty(0, np.int64)
+    )
     if isinstance(band.codes, Ragged):
         counts: np.ndarray[Any, np.dtype[np.int64]] = bits.unpack(
             band.codes.counts, rows * band.codes.count_bits, band.codes.count_bits

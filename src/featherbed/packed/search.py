@@ -85,10 +85,12 @@ class Scorer:
 def score_block(table: PackedTable, scorers: list[Scorer], start: int, out: Floats) -> None:  # out [n, B]
     """Fill in the scores of the rows from ``start`` on."""
     if len(scorers) > 1 or not scorers[0].fill(start, out):
-        ids = np.arange(start, start + out.shape[1])
-        for score, (_, batch, positions) in zip(scorers, table.places(ids), strict=False):
-            if len(batch):
-                out[:, batch] = score(ids[batch], positions)
+        for begin in range(0, out.shape[1], table._chunk):
+            part = out[:, begin : begin + table._chunk]
+            ids = np.arange(start + begin, start + begin + part.shape[1])
+            for score, (_, batch, positions) in zip(scorers, table.places(ids), strict=False):
+                if len(batch):
+                    part[:, batch] = score(ids[batch], positions)
     if table.padding_idx is not None and start <= table.padding_idx < start + out.shape[1]:
         out[:, table.padding_idx - start] = 0
 

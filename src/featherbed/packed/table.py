@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from featherbed.packed.keys import Keys
 
 CHUNK = 1 << 16  # rows composed at once, so that a look-up of many rows allocates little beyond its result
+HELD = 1 << 23  # gathered floats held at once on the way to the rows
 
 
 class PackedTable:
@@ -46,6 +47,7 @@ class PackedTable:
         self.keys = keys
         self.made_by = made_by or {}
         self._norms: Floats | None = None
+        self._chunk = max(1, min(CHUNK, HELD // max(band.gathered for band in bands)))
         check_bands(bands, self.rows)
 
     def __len__(self) -> int:
@@ -64,12 +66,12 @@ class PackedTable:
             ids = np.arange(*ids.indices(self.rows))
         wanted = np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
         flat = wanted.reshape(-1)
-        if len(flat) <= CHUNK:
+        if len(flat) <= self._chunk:
             rows = self._compose(flat)
             return rows if wanted.ndim == 1 else rows.reshape(*wanted.shape, self.dim)
         out = np.empty((len(flat), self.dim), dtype=np.float32)
-        for start in range(0, len(flat), CHUNK):
-            out[start : start + CHUNK] = self._compose(flat[start : start + CHUNK])
+        for start in range(0, len(flat), self._chunk):
+            out[start : start + self._chunk] = self._compose(flat[start : start + self._chunk])
         return out.reshape(*wanted.shape, self.dim)
 
     def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
@@ -83,7 +85,7 @@ class PackedTable:
 
     def block(self, start: int, stop: int) -> Floats:
         """Return rows start to stop - 1."""
-        return self._compose(np.arange(start, stop, dtype=np.int64))
+        return self[np.arange(start, stop, dtype=np.int64)]
 
     def places(self, ids: Ids) -> Iterator[tuple[Band, NDArray[np.intp], Ids]]:
         """Yield for each band the rows of the batch it serves and their positions in it."""

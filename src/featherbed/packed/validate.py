@@ -10,7 +10,7 @@ from featherbed.packed.band import BLOCK_BITS, Band, Members
 from featherbed.packed.codes import DIRECTORY_STEP, Fixed, Ragged, check_indices
 from featherbed.packed.table import PackedTable
 
-STEP = 1 << 16
+STEP = 1 << 18
 
 
 def validate(table: PackedTable) -> None:
@@ -38,8 +38,9 @@ def _members(members: Members, rows: int, left: int) -> None:
 
 def _codes(band: Band) -> None:
     if isinstance(band.codes, Fixed):
-        for start in range(0, band.rows, STEP):
-            band.codes.fetch(np.arange(start, min(start + STEP, band.rows)), band.atoms)
+        step = max(1, STEP // band.codes.count)
+        for start in range(0, band.rows, step):
+            band.codes.fetch(np.arange(start, min(start + step, band.rows)), band.atoms)
     elif isinstance(band.codes, Ragged):
         _ragged(band.codes, band.atoms)
 

@@ -1,0 +1,89 @@
+"""Compiled look-ups of rows that are stored one by one: float32, float16 and low-bit levels (see ``kernels.lookup``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.lookup import AHEAD, _block, _flat, _grid, _half, _set1
+from featherbed.kernels.vectors import prefetch
+
+
+@job
+def float_rows(address: Any, start: Any, stop: Any) -> Any:
+    """Copy float32 rows."""
+    block = _block(address)
+    data, positions, out = _grid(block, 0, np.float32), _flat(block, 3, np.int64), _grid(block, 5, np.float32)
+    width = out.shape[1]
+    size = np.uint64(4 * width)
+    source, target = np.uint64(data.ctypes.data), np.uint64(out.ctypes.data)
+    for row in range(start, stop):
+        if row + AHEAD < stop:
+            soon = source + np.uint64(positions[row + AHEAD]) * size
+            for line in range((width + 15) // 16):
+                prefetch(soon + np.uint64(64 * line))
+        atom = (source + np.uint64(positions[row]) * size,)
+        _set1(target + np.uint64(row) * size, atom, (np.float32(1),), width)
+    return np.int64(1)
+
+
+@job
+def half_rows(address: Any, start: Any, stop: Any) -> Any:
+    """Copy float16 rows (seen as uint16) into float32."""
+    block = _block(address)
+    data, positions, out = _grid(block, 0, np.uint16), _flat(block, 3, np.int64), _grid(block, 5, np.float32)
+    for row in range(start, stop):
+        position, to = np.uint64(positions[row]), np.uint64(row)
+        for k in range(out.shape[1]):
+            out[to, k] = _half(np.uint32(data[position, k]))
+    return np.int64(1)
+
+
+@compiled
+def _levels_into(data: Any, p: Any, bits: Any, middle: Any, out: Any, to: Any) -> None:
+    """Write level - middle for every element of row p."""
+    width, mask = out.shape[1], np.uint32((1 << bits) - 1)
+    if bits == 8:
+        for k in range(width):
+            out[to, k] = np.float32(data[p, k]) - middle
+    elif bits == 4:
+        for k in range(width // 2):
+            byte = data[p, k]
+            out[to, 2 * k] = np.float32(byte & 15) - middle
+            out[to, 2 * k + 1] = np.float32(byte >> 4) - middle
+        if width % 2:
+            out[to, width - 1] = np.float32(data[p, width // 2] & 15) - middle
+    else:
+        for k in range(width):
+            at = k * bits
+            pair = np.uint32(data[p, at >> 3])
+            if (at & 7) + bits > 8:
+                pair |= np.uint32(data[p, (at >> 3) + 1]) << np.uint32(8)
+            out[to, k] = np.float32((pair >> np.uint32(at & 7)) & mask) - middle
+
+
+@job
+def level_rows(address: Any, start: Any, stop: Any) -> Any:
+    """Decode rows of 8, 4, 3 or 2-bit levels: x = scale * (level - (2^bits - 1) / 2)."""
+    block = _block(address)
+    data, bits, scale, axis = _grid(block, 0, np.uint8), block[3], _flat(block, 4, np.float32), block[6]
+    positions, out = _flat(block, 7, np.int64), _grid(block, 9, np.float32)
+    middle, width = np.float32((2**bits - 1) / 2), out.shape[1]
+    source, length = np.uint64(data.ctypes.data), np.uint64(data.shape[1])
+    for row in range(start, stop):
+        if row + AHEAD < stop:
+            soon = source + np.uint64(positions[row + AHEAD]) * length
+            for line in range((data.shape[1] + 63) // 64):
+                prefetch(soon + np.uint64(64 * line))
+        p, to = np.uint64(positions[row]), np.uint64(row)
+        _levels_into(data, p, bits, middle, out, to)
+        if axis == 0:
+            factor = scale[p]
+            for k in range(width):
+                out[to, k] *= factor
+        else:
+            for k in range(width):
+                out[to, k] *= scale[k]
+    return np.int64(1)

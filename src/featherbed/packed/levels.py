@@ -1,0 +1,94 @@
+"""Values that stand next to their index in a code: float32, float16, or one of a few levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.packed.matrix import Floats, level_bits
+
+
+def _lloyd(values: NDArray[np.floating], count: int, rounds: int = 60) -> NDArray[np.float64]:
+    """Return the better of two fits of ``count`` levels: started evenly, and by the cube root of the density.
+
+    Where levels are many, the cube root is the best density of levels there is (Panter and Dite 1951).
+    """
+    data = np.sort(values.astype(np.float64))
+    sums = np.concatenate([[0.0], np.cumsum(data)])
+    squares = np.concatenate([[0.0], np.cumsum(data * data)])
+    density, edges = np.histogram(data, bins=4096)
+    share = np.cumsum(np.cbrt(density))
+    best, least = data[:0], np.inf
+    for centres in (
+        np.linspace(data[0], data[-1], count),
+        np.interp((np.arange(count) + 0.5) / count, share / share[-1], edges[1:]),
+    ):
+        for _ in range(rounds):
+            cuts = np.concatenate([[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]])
+            sizes, totals = np.diff(cuts), np.diff(sums[cuts])
+            centres = np.sort(np.where(sizes > 0, totals / np.maximum(sizes, 1), centres))
+        cuts = np.concatenate([[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]])
+        loss = float(np.sum(np.diff(squares[cuts]) - 2 * centres * np.diff(sums[cuts]) + centres**2 * np.diff(cuts)))
+        if loss < least:
+            best, least = centres, loss
+    return best
+
+
+@dataclass(eq=False)
+class Levels:
+    """Values kept next to their index: as float32 or float16 bits, or as the number of one of 2^b levels.
+
+    >>> Levels.fit(np.array([0.0, 0.5, 1.0]), "int4").decode(np.array([0, 1], dtype=np.uint32))
+    array([0. , 0.5], dtype=float32)
+    """
+
+    kind: str
+    table: Floats | None = None  # [2^b], increasing except that level 0 is exactly 0
+
+    @property
+    def bits(self) -> int:
+        """Bits a value takes."""
+        return level_bits(self.kind)
+
+    @classmethod
+    def fit(cls, values: NDArray[np.floating], kind: str) -> Levels:
+        """Choose the levels by Lloyd's algorithm in one dimension; level 0 is always 0."""
+        count = 2 ** level_bits(kind)
+        if level_bits(kind) >= 16:
+            return cls(kind)
+        distinct = np.unique(values[values != 0]).astype(np.float32)
+        if len(distinct) < count:
+            table = np.zeros(count, dtype=np.float32)
+            table[1 : 1 + len(distinct)] = distinct
+            table[1 + len(distinct) :] = distinct[-1] if len(distinct) else 0.0
+            return cls(kind, table)
+        return cls(kind, np.concatenate([[0.0], _lloyd(values[values != 0], count - 1)]).astype(np.float32))
+
+    def encode(self, values: NDArray[np.floating]) -> NDArray[np.uint32]:
+        """Return each value's bits; a zero is always level 0."""
+        if self.kind == "float32":
+            return values.astype(np.float32).view(np.uint32)
+        if self.kind == "float16":
+            return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+        assert self.table is not None
+        centres = self.table[1:]
+        nearest = np.searchsorted((centres[1:] + centres[:-1]) / 2, values.astype(np.float32)).astype(np.uint32) + 1
+        return np.where(values == 0, np.uint32(0), nearest)
+
+    def decode(self, raw: NDArray[np.uint32]) -> Floats:
+        """Turn stored bits into float32 values."""
+        if self.kind == "float32":
+            return raw.view(np.float32)
+        if self.kind == "float16":
+            return raw.astype(np.uint16).view(np.float16).astype(np.float32)
+        assert self.table is not None
+        return self.table[raw]
+
+
+def value_kind(levels: Levels | None) -> tuple[int, Floats]:
+    """Return the number the compiled loops know a value kind by, and the table of its levels."""
+    table = np.zeros(1, dtype=np.float32) if levels is None or levels.table is None else levels.table
+    kind = 0 if levels is None else {"float32": 2, "float16": 3}.get(levels.kind, 1)
+    return kind, np.ascontiguousarray(table, dtype=np.float32)

@@ -1,0 +1,599 @@
+"""The packed form and its file: storage kinds, layouts, keys, search; hostile files; killed writers."""
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+import featherbed as fb
+from featherbed.packed import bits, file
+from featherbed.packed.band import Members
+from featherbed.packed.codes import Fixed, Ragged
+from featherbed.packed.keys import Keys
+from featherbed.packed.levels import Levels
+from featherbed.packed.matrix import KINDS, Matrix
+
+RNG = np.random.default_rng(0)
+
+
+def sparse_anchor(rows=300, dim=8, anchors=12, share=0.7, seed=0):
+    table = fb.AnchorTable(rows, dim, anchors=anchors, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        table.transform *= (torch.rand(rows, anchors, generator=torch.Generator().manual_seed(1)) > share).float() * 20
+    return table
+
+
+# --- building blocks ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 32), min_size=1, max_size=5), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_bit_fields_come_back(records, widths, seed):
+    rng = np.random.default_rng(seed)
+    fields = np.stack([rng.integers(0, 2**w, size=records, dtype=np.uint64) for w in widths], axis=1).astype(np.uint32)
+    stream = bits.pack(fields, widths)
+    assert len(stream) == bits.word_count(records, sum(widths))
+    for column, width in enumerate(widths):
+        start = np.arange(records) * sum(widths) + sum(widths[:column])
+        assert np.array_equal(bits.unpack(stream, start, width), fields[:, column])
+
+
+def test_bit_fields_refuse_what_does_not_fit():
+    with pytest.raises(fb.ArgumentError, match="3 bits"):
+        bits.pack(np.array([[8]], dtype=np.uint32), [3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scales", ["row", "column"])
+def test_matrix_kinds_lose_what_they_should(kind, scales):
+    matrix = RNG.normal(size=(500, 13)).astype(np.float32)
+    stored = Matrix.encode(matrix, kind, scales)
+    error = np.linalg.norm(stored.dense() - matrix) / np.linalg.norm(matrix)
+    most = {"float32": 0.0, "float16": 5e-4, "int8": 0.01, "int4": 0.13, "int3": 0.25, "int2": 0.42}[kind]
+    assert error <= most
+    assert stored.nbytes <= 500 * -(-13 * KINDS[kind] // 8) + 2000
+
+
+def test_matrix_refuses_what_it_cannot_hold():
+    with pytest.raises(fb.ArgumentError, match="65,504"):
+        Matrix.encode(np.array([[1e6]], np.float32), "float16")
+    with pytest.raises(fb.ArgumentError, match="finite"):
+        Matrix.encode(np.array([[np.nan]], np.float32), "int8")
+    assert not Matrix.encode(np.zeros((3, 4), np.float32), "int8").dense().max() > 1e-20
+
+
+@given(st.integers(1, 2000), st.integers(0, 2000), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_member_bitmaps_rank(rows, some, seed):
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(rows)[: min(some, rows)])
+    inside, rank = Members.of(chosen, rows).split(np.arange(rows))
+    assert np.array_equal(np.flatnonzero(inside), chosen)
+    assert np.array_equal(rank, np.cumsum(inside) - inside)
+
+
+def test_levels_keep_zero_and_beat_even_steps():
+    values = np.abs(RNG.normal(size=5000)) ** 3
+    values[::7] = 0
+    for kind in ("int8", "int4", "int3", "int2"):
+        levels = Levels.fit(values, kind)
+        back = levels.decode(levels.encode(values))
+        assert not back[::7].any()
+        count = 2 ** KINDS[kind] - 1
+        even = np.round(values / values.max() * count) / count * values.max()
+        assert np.square(back - values).sum() < np.square(even - values).sum()
+
+
+def test_layouts_hold_the_same_rows_and_auto_is_the_smallest():
+    table = sparse_anchor()
+    dense = table.weight.detach().numpy()
+    sizes = {}
+    for layout in ("fixed", "ragged", "all", "auto"):
+        packed = table.pack(layout=layout)
+        np.testing.assert_allclose(packed[:], dense, rtol=1e-5, atol=1e-6)
+        sizes[layout] = packed.nbytes
+    assert sizes["auto"] == min(sizes.values())
+    assert isinstance(table.pack(layout="fixed").bands[0].codes, Fixed)
+    assert isinstance(table.pack(layout="ragged").bands[0].codes, Ragged)
+
+
+@pytest.mark.parametrize("layout", ["fixed", "ragged", "all"])
+def test_fewer_bits_are_smaller_and_worse(layout):
+    table = sparse_anchor(rows=2000)
+    dense = table.weight.detach().numpy()
+    sizes, errors = [], []
+    for kind in ("float32", "float16", "int8", "int4"):
+        packed = table.pack(values=kind, dictionary=kind, layout=layout)
+        sizes.append(packed.nbytes)
+        errors.append(np.linalg.norm(packed[:] - dense) / np.linalg.norm(dense))
+    assert sizes == sorted(sizes, reverse=True)
+    assert errors == sorted(errors)
+    assert errors[2] < 0.03
+
+
+def test_ids_of_every_kind(tmp_path):
+    packed = sparse_anchor().pack()
+    rows = packed[:]
+    assert rows.shape == (300, 8)
+    assert np.array_equal(packed[5], rows[5])
+    assert np.array_equal(packed[np.uint8(5)], rows[5])
+    assert np.array_equal(packed[[[1, 2], [3, 4]]], rows[[[1, 2], [3, 4]]])
+    assert np.array_equal(packed[2:9:3], rows[2:9:3])
+    assert packed[[]].shape == (0, 8)
+    assert len(list(packed)) == 300
+    for bad, named in (([300], "300"), ([-1], "-1"), ([0.5], "float64"), (300, "299")):
+        with pytest.raises(fb.IdError, match=named):
+            packed[bad]
+    with pytest.raises(fb.UnknownKeyError, match="without keys"):
+        packed["word"]
+
+
+def test_search_is_exact_and_breaks_ties_by_id():
+    packed = fb.DenseTable.from_dense(torch.tensor([[1.0, 0], [0, 1], [1, 0], [2, 0], [0, 0]])).pack()
+    ids, scores = packed.search([1.0, 0.0], k=3)
+    assert (ids.tolist(), scores.tolist()) == ([3, 0, 2], [2.0, 1.0, 1.0])
+    ids, scores = packed.search([[2.0, 0.0], [0.0, 3.0]], k=9, metric="cosine")
+    assert ids.tolist() == [[0, 2, 3, 1, 4], [1, 0, 2, 3, 4]]
+    assert scores[0].tolist() == [1, 1, 1, 0, 0]
+    for call, named in (
+        (lambda: packed.search([1.0], 2), "takes \\[2\\]"),
+        (lambda: packed.search([1.0, 0], 0), "k=0"),
+        (lambda: packed.search([1.0, 0], 1, metric="l2"), "dot or cosine"),
+        (lambda: packed.logits(np.ones((1, 1, 2))), "shape"),
+    ):
+        with pytest.raises(fb.ArgumentError, match=named):
+            call()
+
+
+def test_search_never_holds_all_scores(monkeypatch):
+    from featherbed.packed import search
+
+    held = []
+    real = search.score_block
+    monkeypatch.setattr(search, "BLOCK_SCORES", 1 << 15)
+    monkeypatch.setattr(search, "score_block", lambda t, s, start, out: (held.append(out.size), real(t, s, start, out)))
+    packed = sparse_anchor(rows=20_000).pack()
+    queries = RNG.normal(size=(30, 8)).astype(np.float32)
+    ids, scores = packed.search(queries, 10)
+    assert max(held) <= 30 * 1100
+    expected = queries @ packed[:].T
+    np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :10], rtol=1e-4, atol=1e-5)
+    assert len(set(ids[0])) == 10
+
+
+# --- keys --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), unique=True, min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_keys_come_back(words):
+    keys = Keys.of(words)
+    keys.check()
+    assert [keys[i] for i in range(len(keys))] == words
+    if words:
+        assert keys.find(words).tolist() == list(range(len(words)))
+    absent = "x".join(words) + "!"
+    with pytest.raises(fb.UnknownKeyError, match="no row has the key"):
+        keys.find([absent])
+
+
+def test_keys_with_equal_checksums_are_told_apart():
+    import zlib
+
+    first, second = "plumless", "buckeroo"  # a well-known pair with one CRC-32
+    assert zlib.crc32(first.encode()) == zlib.crc32(second.encode())
+    keys = Keys.of([first, second, "third"])
+    keys.check()
+    assert keys.find([second, first, "third"]).tolist() == [1, 0, 2]
+
+
+def test_keys_are_refused_when_they_cannot_work(tmp_path):
+    table = sparse_anchor()
+    with pytest.raises(fb.ArgumentError, match="'a' stands for more than one"):
+        fb.save(table, tmp_path / "t", keys=["a"] * 300)
+    with pytest.raises(fb.ArgumentError, match="2 keys were given for 300"):
+        fb.save(table, tmp_path / "t", keys=["a", "b"])
+    with pytest.raises(fb.ArgumentError, match="strings"):
+        fb.save(table, tmp_path / "t", keys=range(300))
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_by_key(tmp_path):
+    table = sparse_anchor()
+    fb.save(table, tmp_path / "t", keys=[f"wört {i}" for i in range(300)])
+    packed = fb.load(tmp_path / "t")
+    assert np.array_equal(packed["wört 7"], packed[7])
+    assert np.array_equal(packed[["wört 7", "wört 0"]], packed[[7, 0]])
+    assert np.array_equal(packed[np.array([["wört 1"]])], packed[[[1]]])
+    with pytest.raises(KeyError, match="wört 300"):
+        packed["wört 300"]
+
+
+# --- the file ----------------------------------------------------------------------------------------------------------
+
+
+def files(folder):
+    fb.save(sparse_anchor(), folder / "ragged.safetensors", keys=[f"k{i}" for i in range(300)])
+    fb.save(sparse_anchor().pack(values="int8", layout="fixed"), folder / "fixed.safetensors")
+    fb.save(fb.SelectedTable(600, 4, keep=70, rest=3, counts=torch.arange(600) % 91), folder / "bands.safetensors")
+    fb.save(fb.QuantizedTable(50, 7, bits=3), folder / "levels.safetensors")
+    fb.save(fb.HashedTable(50, 4, buckets=9, values="learnt"), folder / "hashed.safetensors")
+    return sorted(folder.glob("*.safetensors"))
+
+
+def test_the_container_is_plain_safetensors(tmp_path):
+    for path in files(tmp_path):
+        arrays = load_file(path)
+        assert {name: array.nbytes for name, array in arrays.items()} == {
+            name: size for name, size in fb.load(path).sizes_by_part().items() if name != "header"
+        }
+        assert sum(fb.load(path).sizes_by_part().values()) == path.stat().st_size
+
+
+def test_saving_a_loaded_file_gives_the_same_bytes(tmp_path):
+    for path in files(tmp_path):
+        fb.load(path).save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def rewritten(path, target, change_meta=None, change_arrays=None):
+    arrays = load_file(path)
+    header = json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
+    meta = json.loads(header["__metadata__"]["featherbed"])
+    if change_meta:
+        change_meta(meta)
+    if change_arrays:
+        change_arrays(arrays)
+    save_file(arrays, target, metadata={"format": "featherbed", "featherbed": json.dumps(meta)})
+    return target
+
+
+def put(name, value):
+    def change(arrays):
+        arrays[name] = value(arrays[name].copy()) if callable(value) else value
+
+    return change
+
+
+def meta(path, value):
+    def change(fields):
+        *way, last = path
+        for step in way:
+            fields = fields[step]
+        fields[last] = value
+
+    return change
+
+
+HOSTILE_META = {
+    "wrong version": ("ragged", ["version"], 99, "version 99"),
+    "version true": ("ragged", ["version"], True, "version True"),
+    "rows beyond any file": ("ragged", ["rows"], 10**15, "rows"),
+    "rows no bytes stand behind": ("hashed", ["rows"], 10**9, "bands hold|do not fit|rows"),
+    "more rows than codes": ("ragged", ["bands", 0, "rows"], 299, "must be U32|the table says"),
+    "negative rows": ("ragged", ["rows"], -5, "rows"),
+    "text for a number": ("ragged", ["dim"], "8", "dim"),
+    "another width": ("ragged", ["dim"], 9, "width"),
+    "padding outside": ("ragged", ["padding_idx"], 300, "padding_idx"),
+    "no bands": ("ragged", ["bands"], [], "1 to 64"),
+    "too many bands": ("ragged", ["bands"], [{}] * 1000, "1 to 64"),
+    "bands of text": ("ragged", ["bands"], ["b"], "object"),
+    "unknown layout": ("ragged", ["bands", 0, "codes", "layout"], "pickle", "layout"),
+    "codes without bits": ("fixed", ["bands", 0, "codes", "index_bits"], 0, "index_bits"),
+    "unknown cell": ("ragged", ["bands", 0, "cell"], "lstm9", "cell"),
+    "unknown combine": ("ragged", ["bands", 0, "combine"], "exec", "combine"),
+    "ragged product": ("ragged", ["bands", 0, "combine"], "product", "sum"),
+    "unknown kind": ("ragged", ["bands", 0, "dictionary", "kind"], "int5", "kind"),
+    "lying entries": ("ragged", ["bands", 0, "codes", "entries"], 5, "must be U32"),
+    "huge entries": ("ragged", ["bands", 0, "codes", "entries"], 2**70, "entries"),
+    "bits beyond 32": ("ragged", ["bands", 0, "codes", "index_bits"], 64, "index_bits"),
+    "lying count": ("fixed", ["bands", 0, "codes", "count"], 100, "must be U32"),
+    "zero count": ("fixed", ["bands", 0, "codes", "count"], 0, "count"),
+    "parts that do not divide": ("fixed", ["bands", 0, "codes", "parts"], True, "parts|width|index_bits"),
+    "scale missing": ("levels", ["bands", 0, "values", "scale"], None, "scale"),
+    "scale of no axis": ("levels", ["bands", 0, "values", "scale", "axis"], 7, "axis"),
+    "columns lying": ("levels", ["bands", 0, "values", "columns"], 500, "must be U8"),
+    "members on the last": ("bands", ["bands", 1, "members"], True, "members|missing"),
+    "members nowhere": ("bands", ["bands", 0, "members"], False, "every band but the last"),
+    "band of no rows": ("bands", ["bands", 0, "rows"], 0, "stored|rows"),
+    "no dictionary": ("bands", ["bands", 1, "dictionary"], None, "atoms"),
+    "keys promised": ("fixed", ["keys"], True, "keys.text"),
+    "keys denied": ("ragged", ["keys"], False, "no part"),
+    "keys of text": ("ragged", ["keys"], "yes", "true or false"),
+    "codes missing": ("ragged", ["bands", 0, "codes"], None, "codes"),
+    "affine of nothing": ("fixed", ["bands", 0, "affine"], {"weight": None, "bias": True}, "missing"),
+    "hash of huge seed": ("hashed", ["bands", 0, "codes", "seed"], 2**80, "seed"),
+    "hash too often": ("hashed", ["bands", 0, "codes", "hashes"], 10**9, "hashes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_META)
+def test_lying_metadata_is_refused(name, tmp_path):
+    which, way, value, named = HOSTILE_META[name]
+    source = {path.stem: path for path in files(tmp_path)}[which]
+    bad = rewritten(source, tmp_path / "bad", change_meta=meta(way, value))
+    with pytest.raises(fb.FormatError, match=named):
+        fb.load(bad)
+
+
+def test_a_large_table_on_few_atoms_is_refused(tmp_path):
+    source = tmp_path / "hashed"
+    fb.save(fb.HashedTable(50, 4, buckets=9), source)
+
+    def change(fields):
+        fields["rows"] = fields["bands"][0]["rows"] = 10**9
+
+    with pytest.raises(fb.FormatError, match="share an atom"):
+        fb.load(rewritten(source, tmp_path / "bad", change_meta=change))
+
+
+def last_up(array):
+    array[-1] += 1
+    return array
+
+
+HOSTILE_ARRAYS = {
+    "codes out of range": ("fixed", "b0.dictionary", lambda a: a[:9], "out of range"),
+    "ragged codes out of range": ("ragged", "b0.dictionary", lambda a: a[:9], "out of range"),
+    "directory too far": ("ragged", "b0.codes.directory", lambda a: a + np.uint32(10**6), "outside|directory|out of range"),
+    "directory off by one": ("ragged", "b0.codes.directory", last_up, "directory|outside"),
+    "counts that lie": ("ragged", "b0.codes.counts", lambda a: a * 0 + 0xFFFFFFFF, "outside|directory|out of range"),
+    "members doubled": ("bands", "b0.members.bitmap", lambda a: a * 0 + 0xFFFFFFFF, "bitmap"),
+    "members gone": ("bands", "b0.members.bitmap", lambda a: a * 0, "bitmap"),
+    "totals that lie": ("bands", "b0.members.totals", lambda a: a + np.uint32(500), "bitmap|totals"),
+    "keys twice": ("ragged", "keys.text", lambda a: np.concatenate([a[:2], a[:2], a[4:]]), "key"),
+    "keys out of order": ("ragged", "keys.ends", lambda a: a[::-1].copy(), "key"),
+    "keys of another row": ("ragged", "keys.order", lambda a: a[::-1].copy(), "key"),
+    "index beyond rows": ("ragged", "keys.order", lambda a: a + np.uint32(300), "key"),
+    "checksums unsorted": ("ragged", "keys.checksums", lambda a: a[::-1].copy(), "key"),
+    "text not utf-8": ("ragged", "keys.text", lambda a: a * 0 + 255, "key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_ARRAYS)
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+def test_lying_arrays_are_found(name, engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+    which, array, change, named = HOSTILE_ARRAYS[name]
+    source = {path.stem: path for path in files(tmp_path)}[which]
+
+    def shrink(fields):
+        for band in fields["bands"]:
+            if array.endswith("dictionary"):
+                band["dictionary"]["rows"] = 9
+
+    bad = rewritten(source, tmp_path / "bad", change_meta=shrink, change_arrays=put(array, change))
+    with pytest.raises(fb.FormatError, match=named):
+        fb.check(bad)
+    exercise(bad)
+
+
+def exercise(path):
+    """Use a file in every way: only featherbed's own errors may come of it."""
+    try:
+        packed = fb.load(path)
+    except fb.FormatError:
+        return False
+    for use in (
+        lambda: fb.check(path),
+        lambda: packed[np.arange(min(len(packed), 5000))],
+        lambda: packed[len(packed) - 1],
+        lambda: packed.search(np.ones(packed.dim), 3),
+        lambda: packed["k1"],
+        lambda: packed.keys and packed.keys[0],
+        lambda: repr(packed),
+    ):
+        with contextlib.suppress(fb.FeatherbedError), np.errstate(all="ignore"):  # values may well be NaN
+            use()
+    return True
+
+
+def test_spans_near_the_end_of_all_numbers_are_refused(tmp_path, monkeypatch):
+    source = tmp_path / "ragged"
+    fb.save(sparse_anchor().pack(layout="ragged"), source)
+
+    def widen(fields):
+        fields["bands"][0]["codes"]["wide"] = True
+
+    for far in (2**63 - 1, 2**63, 2**64 - 1, 2**40):
+        change = put("b0.codes.directory", lambda a, far=far: np.full(len(a), far, dtype=np.uint64))
+        bad = rewritten(source, tmp_path / "bad", change_meta=widen, change_arrays=change)
+        for engine in ("numpy", "numba"):
+            monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+            with pytest.raises(fb.FormatError):
+                fb.check(bad)
+            with pytest.raises(fb.FormatError):
+                fb.load(bad)[[0]]
+            with pytest.raises(fb.FormatError):
+                fb.load(bad).logits(np.ones(8))
+            exercise(bad)
+
+
+def test_truncated_files_are_refused(tmp_path):
+    for path in files(tmp_path):
+        whole = path.read_bytes()
+        for length in {0, 1, 7, 8, 9, 60, len(whole) // 2, len(whole) - 1}:
+            (tmp_path / "cut").write_bytes(whole[:length])
+            with pytest.raises(fb.FormatError):
+                fb.load(tmp_path / "cut")
+        (tmp_path / "long").write_bytes(whole + b"\0")
+        with pytest.raises(fb.FormatError):
+            fb.load(tmp_path / "long")
+
+
+def container(header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def area(dtype, shape, start, stop):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+HOSTILE_BYTES = {
+    "no header": b"",
+    "header of 2^60 bytes": (2**60).to_bytes(8, "little") + b"{}",
+    "header of 20 MB": (20 << 20).to_bytes(8, "little") + b" " * (20 << 20),
+    "not JSON": container(b"{nonsense}"),
+    "a list": container(b"[1, 2]"),
+    "deep nesting": container(b"[" * 100_000),
+    "pickle": b"\x80\x04\x95" + b"x" * 100,
+    "overlapping": container({"a": area("U8", [8], 0, 8), "b": area("U8", [8], 4, 12)}, b"\0" * 12),
+    "hole": container({"a": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, b"\0" * 8),
+    "beyond the end": container({"a": {"dtype": "U8", "shape": [400], "data_offsets": [0, 400]}}, b"\0" * 8),
+    "negative offsets": container({"a": {"dtype": "U8", "shape": [4], "data_offsets": [-4, 0]}}, b"\0" * 8),
+    "overflowing shape": container({"a": {"dtype": "U8", "shape": [2**62, 2**62], "data_offsets": [0, 8]}}, b"\0" * 8),
+    "somebody else's": container({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}, b"\0" * 8),
+    "metadata not JSON": container({"__metadata__": {"featherbed": "{"}}),
+    "metadata deep": container({"__metadata__": {"featherbed": "[" * 50_000}}),
+    "metadata a number": container({"__metadata__": {"featherbed": "7"}}),
+    "metadata huge number": container({"__metadata__": {"featherbed": '{"version": 0, "rows": 1e999}'}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_BYTES)
+def test_hostile_bytes_are_refused_quickly(name, tmp_path):
+    (tmp_path / "bad").write_bytes(HOSTILE_BYTES[name])
+    start = time.monotonic()
+    with pytest.raises(fb.FormatError):
+        fb.load(tmp_path / "bad")
+    assert time.monotonic() - start < 5
+
+
+def test_ten_thousand_mutations(tmp_path):
+    sources = [path.read_bytes() for path in files(tmp_path)]
+    chance = random.Random(0)
+    target, opened = tmp_path / "mutant", 0
+    for number in range(10_000):
+        data = bytearray(chance.choice(sources))
+        length = int.from_bytes(data[:8], "little")
+        for _ in range(chance.randint(1, 4)):
+            zone = 8 + length if chance.random() < 0.6 else len(data)
+            data[chance.randrange(zone)] = chance.choice((0, 255, 48, 57, chance.randrange(256)))
+        target.write_bytes(data)
+        try:
+            opened += exercise(target)
+        except Exception as error:
+            raise AssertionError(f"mutant {number}: {error!r}") from error
+    assert opened > 1000  # a good part gets past the header and is really used
+
+
+@given(st.binary(max_size=400), st.integers(0, 5000))
+@settings(max_examples=150, deadline=None)
+def test_spliced_files_raise_only_format_errors(tmp_path_factory, junk, at):
+    folder = tmp_path_factory.getbasetemp() / "splice"
+    if not folder.exists():
+        folder.mkdir()
+        fb.save(sparse_anchor(), folder / "source", keys=[f"k{i}" for i in range(300)])
+    whole = (folder / "source").read_bytes()
+    (folder / "bad").write_bytes(whole[:at] + junk + whole[at + len(junk) :])
+    exercise(folder / "bad")
+
+
+# --- writing -----------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys, numpy as np, featherbed as fb
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Identity
+from featherbed.packed.matrix import Matrix
+from featherbed.packed.table import PackedTable
+table = PackedTable([Band(40_000, Identity(), dictionary=Matrix.encode(np.full((40_000, 64), 2.0, np.float32), "float32"))], 64)
+print("ready", flush=True)
+while True:
+    table.save(sys.argv[1])
+"""
+
+
+def test_killed_writers_leave_the_old_file_or_the_new(tmp_path):
+    path = tmp_path / "folder" / "table.safetensors"
+    path.parent.mkdir()
+    old = fb.DenseTable.from_dense(torch.ones(40_000, 64)).pack()
+    chance = random.Random(1)
+    seen = set()
+    for _ in range(50):
+        old.save(path)
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
+        assert writer.stdout.readline() == b"ready\n"
+        time.sleep(chance.uniform(0, 0.06))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        assert [p.name for p in path.parent.iterdir()] == ["table.safetensors"]
+        rows = fb.check(path)[:]
+        assert rows.min() == rows.max()
+        seen.add(float(rows.max()))
+    assert seen == {1.0, 2.0}  # some were killed before the first rename, some after
+
+
+def test_a_failing_write_leaves_nothing(tmp_path, monkeypatch):
+    packed = sparse_anchor().pack()
+    path = tmp_path / "t"
+    packed.save(path)
+    before = path.read_bytes()
+    for nameless in (True, False):
+        if not nameless:
+            monkeypatch.setattr(file, "_nameless", lambda folder: None)
+        monkeypatch.setattr(file, "header_of", lambda table: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            packed.save(path)
+        monkeypatch.undo() if nameless else None
+        assert [p.name for p in tmp_path.iterdir()] == ["t"]
+        assert path.read_bytes() == before
+
+
+def test_writing_works_without_nameless_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "_nameless", lambda folder: None)
+    packed = sparse_anchor().pack()
+    packed.save(tmp_path / "t")
+    assert np.array_equal(fb.load(tmp_path / "t")[:], packed[:])
+    assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_writes_say_where_they_cannot_go(tmp_path):
+    packed = sparse_anchor().pack()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        packed.save(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        packed.save(tmp_path / "nowhere" / "t")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        fb.load(tmp_path / "nothing")
+
+
+def test_files_get_ordinary_permissions(tmp_path):
+    sparse_anchor().pack().save(tmp_path / "t")
+    (tmp_path / "plain").write_text("")
+    assert (tmp_path / "t").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_opening_reads_the_header_only(tmp_path):
+    path = tmp_path / "large"
+    packed = fb.DenseTable.from_dense(torch.zeros(250_000, 100)).pack()
+    packed.save(path)
+    assert path.stat().st_size > 10**8
+    code = (
+        "import sys, featherbed as fb\nfrom featherbed.packed import file\n"
+        "size = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "before = size(); packed = fb.load(sys.argv[1]); print(size() - before)"
+    )
+    grown = int(subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout)
+    assert grown < 20e6
+
+
+def test_golden_file_still_loads():
+    folder = Path(__file__).parent / "golden"
+    expected = json.loads((folder / "version0.json").read_text())
+    for name, rows in expected.items():
+        packed = fb.check(folder / f"{name}.safetensors")
+        np.testing.assert_allclose(packed[:], np.array(rows, dtype=np.float32), rtol=1e-6, atol=1e-7)
