@@ -50,7 +50,7 @@ def save(table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "words.safetensors"
     >>> fb.save(fb.AnchorTable(3, 4, anchors=2), path, keys=["the", "cat", "sat"])
-    PackedTable(3 x 4, AnchorTable, 88 bytes, with keys)
+    PackedTable(3 x 4, AnchorTable, 56 bytes, with keys)
     >>> fb.load(path)["cat"].shape
     (4,)
     """

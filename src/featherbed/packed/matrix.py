@@ -84,7 +84,7 @@ def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
 class Matrix:
     """A matrix of ``shape`` (n, m) held as ``kind``; ``scale`` is [n] or [m], ``axis`` 0 or 1, for levels.
 
-    >>> Matrix.encode(np.eye(2, dtype=np.float32), "int8").rows(np.array([1]))
+    >>> Matrix.encode(np.eye(2, dtype=np.float32), "int8").rows(np.array([1])).round(2)
     array([[0., 1.]], dtype=float32)
     """
 

@@ -92,7 +92,7 @@ def quotient_remainder(matrix: Tensor, divisor: int, rounds: int = 20) -> Tensor
     """Return Q over R with Q[i // divisor] * R[i mod divisor] near row i: in every column the best rank-one factors.
 
     >>> quotient_remainder(torch.full((6, 1), 4.0), 3).prod(0).round()
-    tensor([1024.])
+    tensor([32.])
     """
     wide = matrix.double()
     quotients = -(-len(matrix) // divisor)

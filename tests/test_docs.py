@@ -1,0 +1,83 @@
+"""What the documentation shows is executed: Python blocks, featherbed commands, docstring examples."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import featherbed as fb
+from featherbed.cli import app
+from featherbed.tables import METHODS
+from featherbed.tables.spec import BEHAVIOURS, method_name
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+MODULES = sorted(m.name for m in pkgutil.walk_packages(fb.__path__, "featherbed."))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for kind, block in re.findall(r"```(python|console)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        if kind == "python":
+            exec(compile(block, str(page), "exec"), names)
+            continue
+        for line in block.splitlines():
+            if line.startswith("$ featherbed ") and "demo" not in line:
+                result = CliRunner().invoke(app, shlex.split(line)[2:])
+                assert result.exit_code == 0, (line, result.output, result.exception)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name, getfixture):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"getfixture": getfixture}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+@pytest.fixture
+def getfixture(request):
+    return request.getfixturevalue
+
+
+HEADINGS = ["What", "Formula", "When", "Example", "Size", "Reference"]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=method_name)
+def test_every_table_has_its_page(method):
+    text = (ROOT / "docs" / "tables" / f"{method_name(method)}.md").read_text()
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == HEADINGS
+    assert f"fb.{method.__name__}" in text
+    assert f"tables/{method_name(method)}.md" in (ROOT / "docs" / "idea.md").read_text()
+
+
+def test_the_grammar_names_every_method_and_behaviour():
+    text = (ROOT / "docs" / "training.md").read_text()
+    for name in [*map(method_name, METHODS), *BEHAVIOURS]:
+        assert name in text
+
+
+def test_every_public_name_is_in_the_docs():
+    pages = "".join(page.read_text() for page in [*PAGES, ROOT / "CHANGELOG.md"])
+    hidden = {"FeatherbedError", "MissingExtra", "NotPackable", "DataError", "IdError", "UnknownKeyError", "ArgumentError"}
+    missing = [n for n in fb.__all__ if n not in pages and n not in hidden and n != "__version__"]
+    assert not missing
+
+
+def test_every_command_is_in_the_docs():
+    pages = "".join(page.read_text() for page in PAGES)
+    for command in app.registered_commands:
+        assert f"featherbed {command.name or command.callback.__name__}" in pages
