@@ -216,7 +216,7 @@ def check_sizes(make: Make) -> None:
 
 
 def check_packed(make: Make) -> None:
-    """Pack, save, load: every row, the logits and the best rows are those of the table."""
+    """Pack, save, load: every row, the bags, the logits and the best rows are those of the table."""
     for padding in (None, 2):
         table = seeded(make, dtype=torch.float32, padding_idx=padding).eval()
         dense = table.weight.detach().numpy()
@@ -230,6 +230,11 @@ def check_packed(make: Make) -> None:
             np.testing.assert_allclose(packed[np.arange(len(packed))], dense, rtol=1e-5, atol=1e-6)
             queries = _like(torch.empty(3, packed.dim)).numpy()
             np.testing.assert_allclose(packed.logits(queries), queries @ dense.T, rtol=1e-4, atol=1e-5)
+            ids, offsets = some_ids(table, 11), torch.tensor([0, 4, 4, 9])
+            for mode in ("sum", "mean"):
+                pooled = table.bag(ids, offsets, mode=mode).detach().numpy()
+                mine = packed.bag(ids.numpy(), offsets.numpy(), mode=mode)
+                np.testing.assert_allclose(mine, pooled, rtol=1e-4, atol=1e-5)
             scores = packed.search(queries, k=5)[1]
             expected = -np.sort(-(queries @ dense.T), axis=1)[:, :5]
             np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.lookup import AHEAD, _block, _flat, _grid, _half, _set1
+from featherbed.kernels.lookup import AHEAD, _add1, _block, _flat, _grid, _half, _set1
 from featherbed.kernels.vectors import prefetch
 
 
@@ -86,4 +86,19 @@ def level_rows(address: Any, start: Any, stop: Any) -> Any:
         else:
             for k in range(width):
                 out[to, k] *= scale[k]
+    return np.int64(1)
+
+
+@job
+def pooled_rows(address: Any, start: Any, stop: Any) -> Any:
+    """Add weighted rows to their bags: bag b takes rows starts[b] to starts[b + 1] - 1, in order."""
+    block = _block(address)
+    rows, weights, starts = _grid(block, 0, np.float32), _flat(block, 3, np.float32), _flat(block, 5, np.int64)
+    out = _grid(block, 7, np.float32)
+    width = out.shape[1]
+    size = np.uint64(4 * width)
+    source, target = np.uint64(rows.ctypes.data), np.uint64(out.ctypes.data)
+    for bag in range(start, stop):
+        for row in range(starts[bag], starts[bag + 1]):
+            _add1(target + np.uint64(bag) * size, (source + np.uint64(row) * size,), (weights[row],), width)
     return np.int64(1)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import FormatError, IdError, UnknownKeyError
-from featherbed.packed import search
+from featherbed.packed import bag, search
 from featherbed.packed.band import Band, check_bands
 from featherbed.packed.codes import Ids
 from featherbed.packed.matrix import Floats
@@ -113,6 +113,18 @@ class PackedTable:
         if self.padding_idx is not None:
             rows[ids == self.padding_idx] = 0
         return rows
+
+    def bag(
+        self,
+        ids: ArrayLike,  # [B, n], or [N] with offsets
+        offsets: ArrayLike | None = None,
+        per_sample_weights: ArrayLike | None = None,
+        *,
+        mode: str = "sum",
+        include_last_offset: bool = False,
+    ) -> Floats:  # [B, d]
+        """Pool rows into bags as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding ids do not count."""
+        return bag.bag(self, ids, offsets, per_sample_weights, mode, include_last_offset)
 
     def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
         """Return the dot product of every row with the query: q . row(i), through the atoms where the composer allows."""
