@@ -85,7 +85,7 @@ def main():
         "",
         "Tuned on the validation part; each run read the test part once. The gray crosses are the numbers printed by Liang",
         "et al. 2021 (Table 14); their protocol differs: other split, no biases, 50 epochs, batch 32, learning-rate decay.",
-        "λ = 1e-4 is theirs for 15/15 anchors and the prox in Yogi's metric; the last run has the same λ with the threshold lr·λ.",
+        "λ = 1e-4 is theirs for 15/15 anchors and the prox in Yogi's metric; the last run has the threshold lr·λ instead.",
         "",
         "## Penn Treebank, LSTM 200 x 2, tied softmax, one epoch",
         "",
