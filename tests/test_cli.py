@@ -88,7 +88,10 @@ def test_bad_input_ends_with_one_line_and_exit_code_two(words, tmp_path):
         (["lookup", words, "30"], "ids go from 0 to 29"),
         (["lookup", words, "nobody"], "'nobody'"),
         (["lookup", tmp_path / "nowhere", "3"], "no such file"),
-        (["lookup", tmp_path, "3"], "no such file"),
+        (["lookup", tmp_path, "3"], "is a folder"),
+        (["lookup", words, "9" * 30], "9" * 30),
+        (["lookup", words, "²"], "no row has the key"),
+        (["lookup", words, "-1"], "id -1 is not in this table"),
         (["check", broken], "safetensors"),
         (["inspect", other], "safetensors|header"),
         (["search", words, "3", "--metric", "manhattan"], "dot or cosine"),
@@ -100,12 +103,6 @@ def test_bad_input_ends_with_one_line_and_exit_code_two(words, tmp_path):
         assert code == 2, (arguments, out, err)
         assert "Traceback" not in err
         assert any(part in err for part in named.split("|")), (arguments, err)
-
-
-def test_a_negative_id_is_an_id_not_an_option(words):
-    code, _, err = run("lookup", words, "--", "-1")
-    assert code == 2
-    assert "id -1 is not in this table" in err
 
 
 def test_lookup_imports_neither_torch_nor_numba(words):

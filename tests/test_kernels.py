@@ -1,6 +1,8 @@
 """Compiled loops against numpy: the same rows and scores, from many threads, after a fork, with numba absent."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -221,6 +223,41 @@ def test_a_crew_is_let_go(engine):
     while any(thread.name.startswith("featherbed") for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featherbed")]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_copies_of_a_used_table_stand_alone(name, engine):
+    engine("numba")
+    packed = table(name)
+    ids = RNG.integers(V, size=3000)
+    expected = packed[ids]
+    for twin in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        for band in packed.bands:  # the copy must not look here any more
+            for _, array in band.arrays():
+                assert not any(np.shares_memory(array, other) for b in twin.bands for _, other in b.arrays())
+            assert "_plan" not in next(iter(twin.bands)).__dict__
+        close(twin[ids], expected)
+
+
+def test_a_used_table_survives_the_way_to_another_process(engine, tmp_path):
+    engine("numba")
+    packed = table("bytes")
+    expected = packed[np.arange(V).repeat(10)]
+    (tmp_path / "p").write_bytes(pickle.dumps(packed))
+    code = (
+        "import pickle, sys, numpy as np\n"
+        "packed = pickle.load(open(sys.argv[1], 'rb')); print(packed[np.arange(len(packed)).repeat(10)].sum())"
+    )
+    found = subprocess.run([sys.executable, "-c", code, tmp_path / "p"], capture_output=True, text=True, check=True)
+    assert float(found.stdout) == pytest.approx(float(expected.sum()), rel=1e-4)
+
+
+def test_a_bad_number_of_threads_is_refused(monkeypatch):
+    monkeypatch.setenv("FEATHERBED_THREADS", "zero")
+    pool.set_threads(None)
+    with pytest.raises(fb.ArgumentError, match="'zero'"):
+        pool.threads()
+    monkeypatch.delenv("FEATHERBED_THREADS")
 
 
 def test_an_unknown_engine_is_refused(engine):

@@ -2,7 +2,9 @@
 
 import copy
 import math
+import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -223,7 +225,8 @@ def test_yogi_resumes_bit_for_bit():
         (lambda t, o: fb.Yogi(t.parameters(), betas=(1.0, 0.9)), "betas="),
         (lambda t, o: fb.Yogi(t.parameters(), prox="exact"), "prox='exact'"),
         (lambda t, o: fb.Yogi([t.atoms], penalties={t.transform: fb.L1(1)}), "does not hold"),
-        (lambda t, o: fb.Proximal(o, {o: fb.L1(1)}), "does not hold"),
+        (lambda t, o: fb.Proximal(o, {o: fb.L1(1)}), "given for parameters"),
+        (lambda t, o: fb.Proximal(o, [fb.L1(1)]), "is a dict"),
         (lambda t, o: fb.Proximal(o, {t.atoms: 0.1}), "parameters to penalties"),
     ],
 )
@@ -238,3 +241,25 @@ def test_sparse_gradients_are_refused_with_the_way_out():
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(fb.ArgumentError, match="sparse=False"):
         fb.Yogi(embedding.parameters()).step()
+
+
+@pytest.mark.parametrize("wrap", ["yogi", "proximal"])
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
+def test_copied_optimizers_go_on_with_the_copied_parameters(wrap, copied):
+    table = make()
+    penalties = {table.transform: fb.NonNegativeL1(1e-2)}
+    plain = torch.optim.SGD(table.parameters(), lr=0.1)
+    optimizer = fb.Yogi(table.parameters(), penalties=penalties) if wrap == "yogi" else fb.Proximal(plain, penalties)
+    run(table, optimizer, 3)
+    pair = (table, optimizer)
+    twin, again = copy.deepcopy(pair) if copied == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    run(table, optimizer, 3, start=3)
+    assert not torch.equal(twin.transform, table.transform)
+    run(twin, again, 3, start=3)
+    assert torch.equal(twin.transform, table.transform)
+    assert list(again.penalties) == [twin.transform] or next(iter(again.penalties)) is twin.transform
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert fb.L1(np.float32(0.5)).lam == 0.5
+    assert fb.DenseTable(np.int64(3), 2).num_embeddings == 3

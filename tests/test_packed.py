@@ -135,8 +135,14 @@ def test_ids_of_every_kind(tmp_path):
     for bad, named in (([300], "300"), ([-1], "-1"), ([0.5], "float64"), (300, "299")):
         with pytest.raises(fb.IdError, match=named):
             packed[bad]
+    for huge in (2**70, np.uint64(2**63)):
+        with pytest.raises(fb.IdError, match=str(huge)):
+            packed[huge]
     with pytest.raises(fb.UnknownKeyError, match="without keys"):
         packed["word"]
+    assert 5 in packed
+    assert 300 not in packed
+    assert "word" not in packed
 
 
 def test_search_is_exact_and_breaks_ties_by_id():
@@ -149,6 +155,8 @@ def test_search_is_exact_and_breaks_ties_by_id():
     for call, named in (
         (lambda: packed.search([1.0], 2), "takes \\[2\\]"),
         (lambda: packed.search([1.0, 0], 0), "k=0"),
+        (lambda: packed.search([1.0, 0], 2.0), "k=2.0"),
+        (lambda: packed.search("word", 2), "vectors of 2"),
         (lambda: packed.search([1.0, 0], 1, metric="l2"), "dot or cosine"),
         (lambda: packed.logits(np.ones((1, 1, 2))), "shape"),
     ):
@@ -206,6 +214,8 @@ def test_keys_are_refused_when_they_cannot_work(tmp_path):
         fb.save(table, tmp_path / "t", keys=["a", "b"])
     with pytest.raises(fb.ArgumentError, match="strings"):
         fb.save(table, tmp_path / "t", keys=range(300))
+    with pytest.raises(fb.ArgumentError, match="surrogate"):
+        fb.save(table, tmp_path / "t", keys=["\ud800"])
     assert not list(tmp_path.iterdir())
 
 
@@ -216,8 +226,13 @@ def test_rows_by_key(tmp_path):
     assert np.array_equal(packed["wört 7"], packed[7])
     assert np.array_equal(packed[["wört 7", "wört 0"]], packed[[7, 0]])
     assert np.array_equal(packed[np.array([["wört 1"]])], packed[[[1]]])
+    assert np.array_equal(packed[[["wört 7"], ["wört 0"]]], packed[[[7], [0]]])
+    assert np.array_equal(packed[np.array(["wört 7"], dtype=object)], packed[[7]])
+    assert "wört 7" in packed
     with pytest.raises(KeyError, match="wört 300"):
         packed["wört 300"]
+    with pytest.raises(fb.IdError, match="mixed"):
+        packed[["wört 7", 7]]
 
 
 # --- the file ----------------------------------------------------------------------------------------------------------

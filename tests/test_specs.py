@@ -79,6 +79,10 @@ def test_replace_refuses_what_it_cannot_do():
         ("anchor:anchors=", "keyword=value"),
         ("anchor:anchors=5,init=xavire(gain=2)", "halfnormal, xavier"),
         ("anchor:anchors=5,init=xavier(gian=2)", "takes gain"),
+        ("anchor:anchors=5,anchors=6", "twice"),
+        ("anchor:anchors=5,init=nope", "init='nope'"),
+        ("anchor:anchors=5,init=xavier(gain=abc)", "gain='abc'"),
+        ("anchor:anchors=5,dtype=float16", "takes anchors"),
         ("anchor:anchors=5+5", "5 \\+ 5"),
         ("anchor:anchors=__import__('os')", "__import__"),
     ],
@@ -92,3 +96,44 @@ def test_spec_values():
     settings = parse_spec("anchor:anchors=5,nonnegative=false,padding_idx=none,init=halfnormal(transform_std=1e-2)")[1]
     assert settings == {"anchors": 5, "nonnegative": False, "padding_idx": None, "init": fb.HalfNormal(0.01)}
     assert parse_spec("dense:padding_idx=-1")[1] == {"padding_idx": -1}
+
+
+def test_replace_refuses_to_untie():
+    model = Model()
+    model.out = nn.Linear(8, 40, bias=False)
+    model.out.weight = model.words.weight
+    with pytest.raises(fb.ArgumentError, match="words is also that of out"):
+        fb.replace_embeddings(model, "anchor:anchors=4")
+    assert isinstance(model.words, nn.Embedding)
+
+
+def test_replace_shares_what_shared_a_weight():
+    model = nn.ModuleDict({"a": nn.Embedding(20, 4), "b": nn.Embedding(20, 4), "c": nn.EmbeddingBag(20, 4, mode="sum")})
+    model["b"].weight = model["c"].weight = model["a"].weight
+    swaps = fb.replace_embeddings(model, "lowrank:rank=2")
+    assert len(swaps) == 1
+    assert model["a"] is model["b"] is model["c"].table
+
+
+def test_replace_changes_all_or_nothing_and_names_the_module():
+    model = nn.ModuleDict({"a": nn.Embedding(50, 8), "b": nn.Embedding(10, 8)})
+    with pytest.raises(fb.ArgumentError, match="b: keep=20"):
+        fb.replace_embeddings(model, "selected:keep=20")
+    assert isinstance(model["a"], nn.Embedding)
+    with pytest.raises(fb.ArgumentError, match="meta device"):
+        fb.replace_embeddings(nn.Sequential(nn.Embedding(5, 2, device="meta")), "dense")
+    with pytest.raises(fb.ArgumentError, match="is no table"):
+        fb.replace_embeddings(nn.Sequential(nn.Linear(2, 2)), "blah")
+    with torch.no_grad():
+        model["a"].weight[3, 1] = float("nan")
+    with pytest.raises(fb.ArgumentError, match="a: row 3 of the matrix"):
+        fb.replace_embeddings(model, "quantized:bits=4")
+
+
+def test_a_replaced_bag_can_be_saved(tmp_path):
+    model = nn.Sequential(nn.EmbeddingBag(20, 4, mode="mean"))
+    fb.replace_embeddings(model, "dense")
+    fb.save(model[0], tmp_path / "t")
+    assert len(fb.load(tmp_path / "t")) == 20
+    with pytest.raises(fb.ArgumentError, match="Linear has no packed form"):
+        fb.save(nn.Linear(2, 2), tmp_path / "l")

@@ -245,3 +245,35 @@ def test_init_settings_change_something():
 
     assert not torch.equal(table(fb.HalfNormal()), table(fb.HalfNormal(transform_std=0.5)))
     assert not torch.equal(table(fb.Xavier()), table(fb.Xavier(gain=2.0)))
+
+
+def test_what_is_no_tensor_of_ids_is_refused():
+    for ids in ([1, 2], 3, np.array([3])):
+        with pytest.raises(fb.IdError, match=r"torch\.as_tensor"):
+            fb.DenseTable(10, 4)(ids)
+
+
+def test_the_hash_functions_belong_to_the_state():
+    one, other = (fb.HashedTable(50, 4, buckets=5, seed=seed) for seed in (1, 2))
+    with pytest.raises((fb.ArgumentError, RuntimeError), match="seed=1"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_diverged_rows_are_not_stored_as_numbers():
+    table = fb.QuantizedTable(20, 6, bits=4)
+    with torch.no_grad():
+        table.rows[3, 2] = float("nan")
+    with pytest.raises(fb.ArgumentError, match="diverged"):
+        table.pack()
+    large = (torch.randn(20, 6, generator=torch.Generator().manual_seed(0)).clamp(-2, 2) * 3e4).half()
+    with pytest.raises(fb.ArgumentError, match=r"dtype=torch\.float32"):
+        fb.AnchorTable.from_dense(large, anchors=3)
+    with pytest.raises(fb.ArgumentError, match="NaN"):
+        fb.SelectedTable(3, 2, keep=1, counts=torch.tensor([1.0, float("nan"), 2.0]))
+
+
+def test_anchors_of_many_rows_are_fitted_from_a_sample(monkeypatch, tensors):
+    monkeypatch.setattr("featherbed.tables.fitting.SAMPLE", 200)
+    matrix = torch.rand(1500, 4, generator=tensors) @ torch.randn(4, 8, generator=tensors)
+    table = fb.AnchorTable.from_dense(matrix, anchors=6)
+    assert float((table.weight.detach() - matrix).norm() / matrix.norm()) < 0.15

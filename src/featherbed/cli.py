@@ -50,6 +50,7 @@ def demo(
 
 File = Annotated[Path, typer.Argument(help="A packed table (.safetensors).", metavar="FILE")]
 Wanted = Annotated[list[str], typer.Argument(help="Ids or keys.", metavar="IDS|KEYS")]
+_NUMBERS = {"ignore_unknown_options": True}  # so that -1 is an id, if not one of this table
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -62,7 +63,7 @@ def inspect(file: File, json: Json = False) -> None:
     typer.echo(_dump(found) if json else as_text(found))
 
 
-@app.command()
+@app.command(context_settings=_NUMBERS)
 def lookup(file: File, wanted: Wanted, json: Json = False, digits: Annotated[int, typer.Option(min=1, max=9)] = 4) -> None:
     """Print rows by id or key. A key that is a number is asked for as key:7."""
     from featherbed.packed.file import load
@@ -76,7 +77,7 @@ def lookup(file: File, wanted: Wanted, json: Json = False, digits: Annotated[int
         typer.echo(f"{word}\t{' '.join(f'{x:.{digits}g}' for x in row.tolist())}")
 
 
-@app.command()
+@app.command(context_settings=_NUMBERS)
 def search(
     file: File,
     wanted: Annotated[str, typer.Argument(help="The id or key whose neighbours are wanted.", metavar="ID|KEY")],
@@ -110,7 +111,8 @@ def check(file: File) -> None:
 def _id_of(packed: PackedTable, word: str) -> int:
     """Read a word of the command line as id, or as key: a number is an id unless written key:7."""
     key = word.removeprefix("key:")
-    if key == word and word.removeprefix("-").isdigit():
+    digits = word.removeprefix("-")
+    if key == word and digits.isascii() and digits.isdecimal():
         return int(word)
     return int(packed.ids_of(key))
 

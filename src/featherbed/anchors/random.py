@@ -9,12 +9,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from featherbed.errors import ArgumentError
+
 
 class AnchorInit(Protocol):
     """Fills atoms [K, d] and transform [V, K] in place before training."""
 
     def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
         """Fill both; a non-negative transform must come out non-negative."""
+
+
+def check_scale(name: str, value: float | None) -> None:
+    """Refuse a spread that is not a positive number."""
+    if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
+        raise ArgumentError(f"{name}={value!r}: give a number above 0")
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,9 @@ class HalfNormal:
     """
 
     transform_std: float | None = None
+
+    def __post_init__(self) -> None:
+        check_scale("transform_std", self.transform_std)
 
     def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
         """Fill atoms and transform."""
@@ -48,6 +59,9 @@ class Xavier:
     """
 
     gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_scale("gain", self.gain)
 
     def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
         """Fill atoms and transform."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.errors import ArgumentError
 from featherbed.kernels import crew
 
 VARIABLE = "FEATHERBED_THREADS"
@@ -87,7 +88,9 @@ def threads() -> int:
     if _threads is None:
         given = os.environ.get(VARIABLE, "")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        _threads = max(1, int(given)) if given.isdigit() else cores
+        if given and (not given.isdecimal() or int(given) < 1):
+            raise ArgumentError(f"{VARIABLE}={given!r}: give a number of threads, at least 1")
+        _threads = int(given) if given else cores
     return _threads
 
 

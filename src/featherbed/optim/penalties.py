@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ Step = float | Tensor
 class Penalty(ABC):
     """h(x) = lam * something; ``lam`` may be changed between steps."""
 
+    _lam: float
+
     def __init__(self, lam: float) -> None:
         self.lam = lam
 
@@ -32,7 +35,7 @@ class Penalty(ABC):
 
     @lam.setter
     def lam(self, value: float) -> None:
-        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
             raise ArgumentError(f"lam={value!r}: a penalty's weight is a finite number of at least 0")
         self._lam = float(value)
 
@@ -122,7 +125,11 @@ class GroupL1(Penalty):
 
 def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -> dict[nn.Parameter, Penalty]:
     """Return the mapping as a dict; refuse penalties on parameters the optimizer does not hold."""
+    if not isinstance(penalties, Mapping):
+        raise ArgumentError(f"penalties is a dict {{parameter: penalty}}, got {type(penalties).__name__}")
     for parameter, penalty in penalties.items():
+        if not isinstance(parameter, Tensor):
+            raise ArgumentError(f"penalties are given for parameters, such as table.transform; got {str(parameter)[:60]!r}")
         if not isinstance(penalty, Penalty):
             raise ArgumentError(f"penalties map parameters to penalties, got {penalty!r}: for example fb.NonNegativeL1(2e-6)")
         if id(parameter) not in held:

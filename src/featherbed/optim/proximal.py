@@ -40,6 +40,17 @@ class Proximal(Optimizer):
             self.optimizer.defaults,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles keep the wrapped optimizer and the penalties, on the copied parameters."""
+        return {"optimizer": self.optimizer, "penalties": list(self.penalties.items())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take in a copy's state."""
+        self.optimizer, self.penalties = state["optimizer"], dict(state["penalties"])
+        shared = {"defaults": self.optimizer.defaults, "state": self.optimizer.state}
+        super().__setstate__({**shared, "param_groups": self.optimizer.param_groups})
+        self._share()
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step, then prox."""

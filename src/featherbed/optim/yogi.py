@@ -59,6 +59,16 @@ class Yogi(Optimizer):
         held = {id(p) for group in self.param_groups for p in group["params"]}
         self.penalties = check_penalties(penalties or {}, held)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles keep the penalties, on the copied parameters."""
+        return {**super().__getstate__(), "penalties": list(self.penalties.items()), "prox": self.prox}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take in a copy's state, or a checkpoint's, which has no penalties of its own."""
+        if "penalties" in state:
+            state = {**state, "penalties": dict(state["penalties"])}
+        super().__setstate__(state)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient, then take the prox of the penalised ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,10 @@ class Band:
     combine: str = "sum"
     affine: Affine | None = None
     members: Members | None = None  # None: all the ids that are left
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave the plan behind: it holds addresses."""
+        return {name: part for name, part in self.__dict__.items() if name != "_plan"}
 
     @property
     def atoms(self) -> int:

@@ -54,6 +54,10 @@ def save(table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | 
     >>> fb.load(path)["cat"].shape
     (4,)
     """
+    if not isinstance(table, PackedTable | Packable):
+        raise ArgumentError(
+            f"{type(table).__name__} has no packed form: save a table, such as fb.DenseTable.from_dense(old.weight.detach())"
+        )
     packed = table if isinstance(table, PackedTable) else table.pack()
     if keys is not None:
         index = Keys.of(keys)
@@ -107,12 +111,16 @@ def check(path: str | Path) -> PackedTable:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the container's header, checked by the safetensors library, and where the data begins."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > MOST_HEADER:
-            raise FormatError(f"the header claims {length:,} bytes; {MOST_HEADER:,} is the most a featherbed file has")
+            raise FormatError(
+                f"{path.name} is no featherbed file: its header would have {length:,} bytes, {MOST_HEADER:,} is the most"
+            )
         text = file.read(length)
     try:
         with safe_open(path, framework="numpy"):

@@ -86,6 +86,14 @@ class Keys:
             found[i] = self._match(key, int(wanted[i]), at)
         return found
 
+    def has(self, key: str) -> bool:
+        """Whether some row has the key."""
+        try:
+            self.find([key])
+        except UnknownKeyError:
+            return False
+        return True
+
     def _match(self, key: bytes, checksum: int, at: int) -> int:
         while at < len(self.checksums) and int(self.checksums[at]) == checksum:
             id_ = int(self.order[at])
@@ -125,4 +133,7 @@ class Keys:
 def _encode(key: str) -> bytes:
     if not isinstance(key, str):
         raise ArgumentError(f"keys are strings, got {type(key).__name__} {key!r}: convert with str()")
-    return key.encode()
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"key {key!r} cannot be written as UTF-8: it holds half a surrogate pair") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +114,10 @@ class Matrix:
         scale = best_scales(matrix, bits, axis)
         wide = scale[:, None] if axis == 0 else scale[None, :]
         return cls(kind, shape, pack_levels(to_levels(matrix, wide, bits), bits), scale, axis)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave behind what holds addresses or can be made again."""
+        return {name: part for name, part in self.__dict__.items() if name != "_plan"} | {"_decoded": None}
 
     @property
     def nbytes(self) -> int:

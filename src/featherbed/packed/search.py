@@ -22,7 +22,12 @@ BLOCK_ROWS = 1 << 16
 
 def check_queries(queries: ArrayLike, dim: int) -> Floats:
     """Return queries as float32, or say which width is wanted."""
-    array = np.asarray(queries, dtype=np.float32)
+    try:
+        array = np.asarray(queries, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"queries are vectors of {dim} numbers, got {str(queries)[:40]!r}: look a key's row up first"
+        ) from None
     if array.ndim not in (1, 2) or array.shape[-1] != dim:
         raise ArgumentError(f"queries have shape {array.shape}; this table takes [{dim}] or [n, {dim}]")
     return array
@@ -123,8 +128,8 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
     """Return the k best rows of every query, best first, ties by the smaller id."""
     if metric not in ("dot", "cosine"):
         raise ArgumentError(f"metric={metric!r}: use dot or cosine")
-    if k < 1:
-        raise ArgumentError(f"k={k}: ask for at least one row")
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ArgumentError(f"k={k!r}: ask for a whole number of rows, at least one")
     array = check_queries(queries, table.dim)
     wide = np.atleast_2d(array)
     if metric == "cosine":

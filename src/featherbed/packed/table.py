@@ -57,6 +57,12 @@ class PackedTable:
         what = self.made_by.get("table", "table")
         return f"PackedTable({self.rows:,} x {self.dim}, {what}, {self.nbytes:,} bytes{', with keys' if self.keys else ''})"
 
+    def __contains__(self, key: object) -> bool:
+        """Whether a key is there, or an id."""
+        if isinstance(key, str):
+            return self.keys is not None and self.keys.has(key)
+        return isinstance(key, int | np.integer) and 0 <= int(key) < self.rows
+
     def __iter__(self) -> Iterator[Floats]:
         for start in range(0, self.rows, CHUNK):
             yield from self.block(start, min(start + CHUNK, self.rows))
@@ -80,8 +86,8 @@ class PackedTable:
             raise UnknownKeyError(f"{keys!r}: this table was saved without keys; look rows up by id, 0 to {self.rows - 1}")
         if isinstance(keys, str):
             return int(self.keys.find([keys])[0])
-        array = np.asarray(keys)
-        return self.keys.find([str(k) for k in array.reshape(-1)]).reshape(array.shape)
+        array = np.asarray(keys, dtype=object)
+        return self.keys.find(array.reshape(-1).tolist()).reshape(array.shape)
 
     def block(self, start: int, stop: int) -> Floats:
         """Return rows start to stop - 1."""
@@ -159,10 +165,15 @@ class PackedTable:
 
 
 def _is_keys(ids: Any) -> bool:
+    """Whether keys are given: a string, an array of strings, or a list of nothing else."""
     if isinstance(ids, str):
         return True
-    if isinstance(ids, list | tuple):
-        return bool(ids) and isinstance(ids[0], str)
+    if isinstance(ids, list | tuple) or (isinstance(ids, np.ndarray) and ids.dtype == object):
+        flat = np.asarray(ids, dtype=object).reshape(-1)
+        count = sum(isinstance(word, str) for word in flat.tolist())
+        if 0 < count < len(flat):
+            raise IdError("ids and keys are mixed: look up one kind at a time")
+        return count > 0
     return isinstance(ids, np.ndarray) and ids.dtype.kind in "UT"
 
 
@@ -172,7 +183,11 @@ def as_ids(ids: Any, rows: int) -> Ids:
     if array.dtype.kind not in "iu":
         if array.size == 0:
             return array.astype(np.int64)
+        if array.dtype == object and all(isinstance(id_, int) for id_ in array.reshape(-1)):  # beyond 64 bits
+            raise IdError(f"id {max(array.reshape(-1), key=abs)} is not in this table: ids go from 0 to {rows - 1}")
         raise IdError(f"ids have dtype {array.dtype}; a table takes integer ids from 0 to {rows - 1}")
+    if array.dtype.kind == "u" and array.itemsize == 8 and array.size and int(array.max()) >= rows:
+        raise IdError(f"id {int(array.max())} is not in this table: ids go from 0 to {rows - 1}")
     wide = array.astype(np.int64, copy=False)
     if wide.size and int(wide.view(np.uint64).max()) >= rows:  # a negative id is a huge unsigned one
         low, high = int(wide.min()), int(wide.max())

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
+from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
@@ -47,6 +48,8 @@ class AnchorTable(Table):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.anchors = positive("anchors", anchors)
         self.nonnegative = nonnegative
+        if init is not None and not hasattr(init, "fill"):
+            raise ArgumentError(f"init={init!r}: give an object such as fb.HalfNormal() or fb.Xavier()")
         self.init: AnchorInit = HalfNormal() if init is None else init
         self.atoms = nn.Parameter(torch.empty(anchors, embedding_dim, dtype=dtype, device=device))  # [K, d]
         self.transform = nn.Parameter(torch.empty(num_embeddings, anchors, dtype=dtype, device=device))  # [V, K]

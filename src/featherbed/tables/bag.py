@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.packed.table import PackedTable
 from featherbed.tables.table import Table
 
 
@@ -37,6 +38,10 @@ class Bag(nn.Module):
     ) -> Tensor:  # [B, d]
         """Pool the rows of each bag."""
         return self.table.bag(input, offsets, per_sample_weights, mode=self.mode, include_last_offset=self.include_last_offset)
+
+    def pack(self, values: str = "float32", dictionary: str = "float32", layout: str = "auto") -> PackedTable:
+        """Return the packed form of the table (see Table.pack); PackedTable.bag pools its rows."""
+        return self.table.pack(values, dictionary, layout)
 
     def extra_repr(self) -> str:
         """Show the settings."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SAMPLE = 20_000  # rows anchors are learnt from
+
 
 def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, r], [r, d]
     """Return the truncated SVD as values and atoms, zero-filled where the matrix has fewer than ``rank`` directions.
@@ -32,19 +34,30 @@ def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tens
     >>> bool((values >= 0).all()), float((values @ atoms - torch.eye(3)).abs().max()) < 0.05
     (True, True)
     """
-    wide = matrix.double()
-    picks = _far_apart(wide, rank)
-    nearest = torch.cdist(wide, wide[picks]).argmin(dim=1)
-    values = torch.nn.functional.one_hot(nearest, rank).double() + 0.2
-    ridge = 1e-9 * torch.eye(rank, dtype=wide.dtype, device=wide.device)
-    atoms = wide.new_zeros(rank, matrix.shape[1])
+    wide = matrix if matrix.dtype == torch.float64 else matrix.float()
+    sample = wide[:: -(-len(wide) // SAMPLE)]  # atoms are learnt from rows spread over the matrix
+    picks = _far_apart(sample, rank)
+    nearest = torch.cdist(sample, sample[picks]).argmin(dim=1)
+    values = torch.nn.functional.one_hot(nearest, rank).to(wide.dtype) + 0.2
+    ridge = 1e-6 * torch.eye(rank, dtype=wide.dtype, device=wide.device)
+    atoms = sample[picks]
     for _ in range(rounds):
-        atoms = torch.linalg.solve(values.T @ values + ridge, values.T @ wide)
-        target, gram = wide @ atoms.T, atoms @ atoms.T
-        up = target.clamp(min=0) + values @ (-gram).clamp(min=0)
-        down = (-target).clamp(min=0) + values @ gram.clamp(min=0)
-        values = values * torch.sqrt((up + 1e-12) / (down + 1e-12))
+        gram = values.T @ values
+        atoms = torch.linalg.solve(gram + ridge * gram.diagonal().mean().clamp(min=1e-6), values.T @ sample)
+        values = _closer(values, sample, atoms)
+    if len(sample) < len(wide):
+        values = torch.full((len(wide), rank), float(values.mean()) + 1e-6, dtype=wide.dtype, device=wide.device)
+        for _ in range(rounds // 2):
+            values = _closer(values, wide, atoms)
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
+
+
+def _closer(values: Tensor, matrix: Tensor, atoms: Tensor) -> Tensor:
+    """Return values that come nearer to the matrix and stay non-negative: the multiplicative update."""
+    target, gram = matrix @ atoms.T, atoms @ atoms.T
+    up = target.clamp(min=0) + values @ (-gram).clamp(min=0)
+    down = (-target).clamp(min=0) + values @ gram.clamp(min=0)
+    return values * torch.sqrt((up + 1e-12) / (down + 1e-12))
 
 
 def _far_apart(matrix: Tensor, count: int) -> Tensor:  # [V, d] -> [count]

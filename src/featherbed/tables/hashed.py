@@ -58,6 +58,15 @@ class HashedTable(Table):
             shape = (num_embeddings, hashes)
             self.weights = new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device)
 
+    def get_extra_state(self) -> dict[str, int]:
+        """The hash functions belong to the state: other ones would give other rows."""
+        return {"seed": self.seed}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Refuse the state of a table that hashes otherwise."""
+        if state["seed"] != self.seed:
+            raise ArgumentError(f"this state belongs to a HashedTable with seed={state['seed']}, this one has seed={self.seed}")
+
     def codes(self, ids: Tensor) -> Codes:
         """The buckets of an id, and its weights if they are learnt."""
         found = hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=self.buckets)

@@ -69,6 +69,8 @@ class QuantizedTable(Table):
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
         """Packed levels with their scales."""
+        if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
+            raise ArgumentError("the table holds NaN or infinite rows, which have no levels: training has diverged")
         top = 2**self.bits - 1
         levels = torch.clamp(torch.round(self.rows / self.scale + top / 2), 0, top)
         data = pack_levels(levels.to(torch.uint8).cpu().numpy(), self.bits)

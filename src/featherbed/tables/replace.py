@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from featherbed.errors import ArgumentError
 from featherbed.tables.bag import Bag
 from featherbed.tables.sizes import Sizes
-from featherbed.tables.spec import table_from_dense
+from featherbed.tables.spec import parse_spec, table_from_dense
 from featherbed.tables.table import Table
 
 Embedding = nn.Embedding | nn.EmbeddingBag
@@ -38,7 +38,8 @@ def replace_embeddings(
     """Replace nn.Embedding and nn.EmbeddingBag modules in place; return what was swapped.
 
     ``spec`` is a short spec (see ``featherbed.tables.spec``) or a callable from the old weight [V, d] and padding_idx to a
-    table. Rows start near the old ones, padding_idx and dtype are kept; a module used in several places stays shared.
+    table. Rows start near the old ones, padding_idx and dtype are kept; what was shared among embeddings stays shared, a weight
+    tied to something else is refused.
     ``where(name, module)`` chooses modules; all by default.
 
     >>> import torch, featherbed as fb
@@ -48,41 +49,61 @@ def replace_embeddings(
     >>> model(torch.tensor([3, 17])).shape
     torch.Size([2, 2])
     """
+    if isinstance(model, Embedding):
+        raise ArgumentError("the model is itself an embedding: make the table with from_dense(module.weight, ...) instead")
+    if isinstance(spec, str):
+        parse_spec(spec)
     chosen = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Embedding) and name and (where is None or where(name, module))
     }
-    if isinstance(model, Embedding):
-        raise ArgumentError("the model is itself an embedding: make the table with from_dense(module.weight, ...) instead")
     for name, module in chosen.items():
-        _refuse(name, module)
-    made: dict[int, tuple[nn.Module, Swap]] = {}
+        _refuse(name, module, model)
+    tables: dict[tuple[int, int | None], Swap] = {}  # one for each weight (and padding): what was shared stays shared
+    new: dict[int, nn.Module] = {}
     for name, module in chosen.items():
-        if id(module) not in made:
-            made[id(module)] = _make(name, module, spec)
+        weight = (id(module.weight), module.padding_idx)
+        if weight not in tables:
+            tables[weight] = _make(name, module, spec)
+        if id(module) not in new:
+            new[id(module)] = _dressed(module, tables[weight].table)
+    for name, module in chosen.items():  # only now: an error above leaves the model as it was
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, made[id(module)][0])
-    return [swap for _, swap in made.values()]
+        setattr(model.get_submodule(parent), leaf, new[id(module)])
+    return list(tables.values())
 
 
-def _refuse(name: str, module: nn.Module) -> None:
+def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
     if getattr(module, "max_norm", None) is not None:
         raise ArgumentError(f"{name} has max_norm, which rewrites rows in place: compact tables cannot; leave it out by where=")
     if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
         raise ArgumentError(f"{name} pools by max, which compact tables do not offer: leave it out by where=")
+    if module.weight.is_meta:
+        raise ArgumentError(f"{name} is on the meta device and has no rows to start from: load the model first, then replace")
+    for other, holder in model.named_modules():
+        tied = any(parameter is module.weight for parameter in holder.parameters(recurse=False))
+        if tied and not isinstance(holder, Embedding):
+            raise ArgumentError(
+                f"the weight of {name} is also that of {other}, and a compact table would untie them: untie them first, score "
+                f"with table.logits(hidden) in place of {other}, or leave {name} out by where="
+            )
 
 
-def _make(name: str, module: nn.Module, spec: str | Callable[[Tensor, int | None], Table]) -> tuple[nn.Module, Swap]:
-    assert isinstance(module, Embedding)
+def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None], Table]) -> Swap:
     weight, padding = module.weight.detach(), module.padding_idx
-    table = table_from_dense(spec, weight, padding_idx=padding) if isinstance(spec, str) else spec(weight, padding)
+    try:
+        table = table_from_dense(spec, weight, padding_idx=padding) if isinstance(spec, str) else spec(weight, padding)
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error}") from None
     if (table.num_embeddings, table.embedding_dim) != tuple(weight.shape):
         made = (table.num_embeddings, table.embedding_dim)
         raise ArgumentError(f"{name}: the callable made a table of {made}, the module has {tuple(weight.shape)}")
     table.requires_grad_(module.weight.requires_grad)
     table.train(module.training)
-    swap = Swap(name, weight.nbytes, table.sizes(), table)
-    if isinstance(module, nn.EmbeddingBag):
-        return Bag(table, module.mode, module.include_last_offset), swap
-    return table, swap
+    return Swap(name, weight.nbytes, table.sizes(), table)
+
+
+def _dressed(module: Embedding, table: Table) -> nn.Module:
+    """Return what stands in the module's place: the table, or a bag over it."""
+    return Bag(table, module.mode, module.include_last_offset) if isinstance(module, nn.EmbeddingBag) else table

@@ -61,6 +61,8 @@ class SelectedTable(Table):
         counts = torch.as_tensor(counts)
         if counts.shape != (self.num_embeddings,):
             raise ArgumentError(f"counts have shape {tuple(counts.shape)}; give one for each of the {self.num_embeddings} ids")
+        if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
+            raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
         return torch.argsort(counts, descending=True, stable=True)[: self.keep].cpu()
 
     def codes(self, ids: Tensor) -> Codes:

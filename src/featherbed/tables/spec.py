@@ -50,9 +50,8 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas") from None
     assert isinstance(call, ast.Call)
     settings = _keywords(call, spec)
-    accepted = [
-        p for p in inspect.signature(method.__init__).parameters if p not in ("self", "num_embeddings", "embedding_dim")
-    ]
+    unwritable = ("self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts")
+    accepted = [name for name in inspect.signature(method.__init__).parameters if name not in unwritable]
     for keyword in settings:
         if keyword not in accepted:
             raise ArgumentError(f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes {', '.join(accepted)}")
@@ -62,6 +61,9 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
 def _keywords(call: ast.Call, spec: str) -> dict[str, Any]:
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         raise ArgumentError(f"spec {spec!r}: write every setting as keyword=value")
+    names = [str(keyword.arg) for keyword in call.keywords]
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"spec {spec!r} gives a setting twice")
     return {str(keyword.arg): _value(keyword.value, spec) for keyword in call.keywords}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from featherbed.compose import combine
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, IdError
 from featherbed.ops import bag_of, check_ids
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
@@ -103,6 +103,8 @@ class Table(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
         """Return the rows of ids."""
+        if not isinstance(ids, Tensor):
+            raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
         return self.lookup(check_ids(ids, self.num_embeddings))
 
     @property
@@ -236,6 +238,9 @@ class Table(nn.Module):
             raise ArgumentError(f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}")
         if not matrix.is_floating_point():
             raise ArgumentError(f"from_dense takes a float matrix, got {matrix.dtype}")
+        if not bool(torch.isfinite(matrix).all()):
+            bad = int((~torch.isfinite(matrix)).any(dim=1).nonzero()[0])
+            raise ArgumentError(f"row {bad} of the matrix holds NaN or infinity: clean it first")
         settings.setdefault("dtype", matrix.dtype)
         settings.setdefault("device", matrix.device)
         table = cls(matrix.shape[0], matrix.shape[1], **settings)
@@ -244,6 +249,8 @@ class Table(nn.Module):
             if table.padding_idx is not None:
                 target[table.padding_idx] = 0
             table.fit_dense(target)
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in table.parameters()):
+            raise ArgumentError(f"the fit does not fit into {table.dtype}: pass dtype=torch.float32")
         return table
 
     @abstractmethod
@@ -269,9 +276,9 @@ class Table(nn.Module):
 
 def positive(name: str, value: int) -> int:
     """Return a positive whole number, or say which setting is not one."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
-    return value
+    return int(value)
 
 
 def new_parameter(
