@@ -199,6 +199,56 @@ def test_after_a_fork(engine):
     np.testing.assert_array_equal(packed[ids], expected)
 
 
+def test_workers_do_not_pile_up_wake_up_calls(engine):
+    from featherbed.kernels import crew
+
+    engine("numba")
+    pool.set_threads(2)
+    packed = table("bytes")
+    ids = RNG.integers(V, size=4096)
+    packed[ids]
+    for _ in range(600):
+        packed[ids]
+        end = time.perf_counter() + 0.0004  # about when the worker goes to sleep
+        while time.perf_counter() < end:
+            pass
+    time.sleep(0.05)
+    assert pool._crew.desk[crew.ASLEEP] <= 1
+    assert pool._crew.wake._value <= 1
+    pool.set_threads(None)
+
+
+def test_an_interrupt_between_opening_and_finishing_leaves_no_open_desk(engine, monkeypatch):
+    from featherbed.kernels import crew
+
+    engine("numba")
+    pool.set_threads(2)
+    packed = table("bytes")
+    ids = RNG.integers(V, size=60_000)
+    expected = packed[ids]
+    time.sleep(0.05)  # the worker sleeps: the next call has to wake it
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_this_core", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            packed[ids]
+    assert pool._crew.desk[crew.OPEN] == 0
+    np.testing.assert_array_equal(packed[ids], expected)
+    pool.set_threads(None)
+
+
+def test_numpy_adds_codes_in_order(engine):
+    codes = Fixed.encode(RNG.integers(K, size=(V, 64)), RNG.normal(size=(V, 64)), K, "float32")
+    packed = PackedTable([Band(V, codes, None, matrix(K, 1))], 1)
+    engine("numpy")
+    rows = packed[:]
+    engine("numba")
+    np.testing.assert_array_equal(packed[:], rows)
+
+
 def test_threads_follow_the_setting(monkeypatch):
     monkeypatch.setenv("FEATHERBED_THREADS", "5")
     pool.set_threads(None)

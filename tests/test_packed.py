@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -243,6 +244,7 @@ def files(folder):
     fb.save(sparse_anchor().pack(values="int8", layout="fixed"), folder / "fixed.safetensors")
     fb.save(fb.SelectedTable(600, 4, keep=70, rest=3, counts=torch.arange(600) % 91), folder / "bands.safetensors")
     fb.save(fb.QuantizedTable(50, 7, bits=3), folder / "levels.safetensors")
+    fb.save(fb.DenseTable(3, 2), folder / "wide.safetensors", keys=["é", "ö", "x"])
     fb.save(fb.HashedTable(50, 4, buckets=9, values="learnt"), folder / "hashed.safetensors")
     return sorted(folder.glob("*.safetensors"))
 
@@ -293,6 +295,7 @@ def meta(path, value):
 
 HOSTILE_META = {
     "wrong version": ("ragged", ["version"], 99, "version 99"),
+    "version 0.0": ("ragged", ["version"], 0.0, "version 0.0"),
     "version true": ("ragged", ["version"], True, "version True"),
     "rows beyond any file": ("ragged", ["rows"], 10**15, "rows"),
     "rows no bytes stand behind": ("hashed", ["rows"], 10**9, "bands hold|do not fit|rows"),
@@ -349,7 +352,7 @@ def test_a_large_table_on_few_atoms_is_refused(tmp_path):
     def change(fields):
         fields["rows"] = fields["bands"][0]["rows"] = 10**9
 
-    with pytest.raises(fb.FormatError, match="share an atom"):
+    with pytest.raises(fb.FormatError, match="may share them"):
         fb.load(rewritten(source, tmp_path / "bad", change_meta=change))
 
 
@@ -368,6 +371,9 @@ HOSTILE_ARRAYS = {
     "members gone": ("bands", "b0.members.bitmap", lambda a: a * 0, "bitmap"),
     "totals that lie": ("bands", "b0.members.totals", lambda a: a + np.uint32(500), "bitmap|totals"),
     "keys twice": ("ragged", "keys.text", lambda a: np.concatenate([a[:2], a[:2], a[4:]]), "key"),
+    "levels without zero": ("fixed", "b0.codes.levels", lambda a: a + np.float32(1), "level 0"),
+    "keys inside a character": ("wide", "keys.ends", lambda a: np.array([1, *a[1:]], dtype=np.uint32), "key"),
+    "keys that end too late": ("wide", "keys.ends", np.array([2, 2**64 - 1, 5], dtype=np.uint64), "key"),
     "keys out of order": ("ragged", "keys.ends", lambda a: a[::-1].copy(), "key"),
     "keys of another row": ("ragged", "keys.order", lambda a: a[::-1].copy(), "key"),
     "index beyond rows": ("ragged", "keys.order", lambda a: a + np.uint32(300), "key"),
@@ -433,6 +439,123 @@ def test_spans_near_the_end_of_all_numbers_are_refused(tmp_path, monkeypatch):
             with pytest.raises(fb.FormatError):
                 fb.load(bad).logits(np.ones(8))
             exercise(bad)
+
+
+def test_totals_that_lead_below_zero_are_refused(tmp_path, monkeypatch):
+    from featherbed.packed.band import Band
+    from featherbed.packed.codes import Identity
+    from featherbed.packed.table import PackedTable
+
+    rows = [Matrix.encode(np.ones((n, 2), np.float32), "float32") for n in (1, 1023)]
+    hot = Band(1, Identity(), dictionary=rows[0], members=Members.of(np.array([700]), 1024))
+    PackedTable([hot, Band(1023, Identity(), dictionary=rows[1])], 2).save(tmp_path / "t")
+    for far in (2**32 - 1, 1500):
+        change = put("b0.members.totals", np.array([0, far], dtype=np.uint32))
+        bad = rewritten(tmp_path / "t", tmp_path / "bad", change_arrays=change)
+        for engine in ("numpy", "numba"):
+            monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+            with pytest.raises(fb.FormatError, match="bitmap"):
+                fb.load(bad)[[600]]
+
+
+def test_a_row_may_not_claim_the_entries_of_others(tmp_path, monkeypatch):
+    source = tmp_path / "t"
+    fb.save(sparse_anchor().pack(layout="ragged"), source)
+    bad = rewritten(source, tmp_path / "bad", change_arrays=put("b0.codes.directory", lambda a: a * 0))
+    for engine in ("numpy", "numba"):
+        monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+        with pytest.raises(fb.FormatError):
+            fb.load(bad)[[0]]
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path):
+    fb.save(fb.SelectedTable(1_200_000, 2, keep=10), tmp_path / "large vocabulary")
+    assert len(fb.load(tmp_path / "large vocabulary")) == 1_200_000
+    with pytest.raises(fb.ArgumentError, match="cannot be stored"):
+        fb.save(fb.HashedTable(1_100_000, 2, buckets=1, hashes=1), tmp_path / "t")
+    with pytest.raises(fb.ArgumentError, match="cannot be stored"):
+        fb.save(fb.HashedTable(50, 2, buckets=5, hashes=300), tmp_path / "t")
+    many = fb.AnchorTable(3, 2, anchors=5000)
+    with pytest.raises(fb.ArgumentError, match="4096 is the most"):
+        many.pack(layout="fixed")
+    fb.save(many, tmp_path / "many")
+    assert not (tmp_path / "t").exists()
+
+
+def test_few_bytes_cannot_ask_for_much_memory(tmp_path, monkeypatch):
+    from featherbed.packed.band import Band
+    from featherbed.packed.table import PackedTable
+
+    monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")
+    nothing = Fixed.encode(np.zeros((4, 1), np.int64), None, 1)
+    PackedTable([Band(4, nothing, None, Matrix.encode(np.ones((1, 4), np.float32), "float32"))], 4).save(tmp_path / "t")
+
+    def huge(fields):
+        fields["rows"] = fields["bands"][0]["rows"] = 2**40
+
+    with pytest.raises(fb.FormatError, match="may share them"):
+        fb.load(rewritten(tmp_path / "t", tmp_path / "bad", change_meta=huge))
+    wide = Fixed.encode(np.zeros((4, 4096), np.int64), None, 1)
+    atom = Matrix.encode(np.ones((1, 2**16), np.float32), "int2")
+    packed = PackedTable([Band(4, wide, None, atom)], 2**16)
+    tracemalloc.start()
+    assert packed[[0, 1]].shape == (2, 2**16)
+    assert tracemalloc.get_traced_memory()[1] < 200e6
+    tracemalloc.stop()
+
+
+def test_a_file_replaced_while_it_is_opened_is_read_whole(tmp_path, monkeypatch):
+    old, new = (fb.DenseTable.from_dense(torch.full((n, 4), float(n))).pack() for n in (5, 9))
+    path = tmp_path / "t"
+    old.save(path)
+    real, calls = file._header, []
+
+    def replace_meanwhile(*arguments):
+        found = real(*arguments)
+        if not calls:
+            calls.append(1)
+            new.save(path)
+        return found
+
+    monkeypatch.setattr(file, "_header", replace_meanwhile)
+    assert fb.load(path)[:].tolist() == [[9.0] * 4] * 9
+
+
+def test_infinite_atoms_stay_where_they_are_used(monkeypatch):
+    table = sparse_anchor()
+    with torch.no_grad():
+        table.atoms[0] = float("inf")
+        table.transform[:, 0] = 0
+        table.transform[7, 0] = 1.0
+    for engine in ("numpy", "numba"):
+        monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+        rows = table.pack(layout="ragged")[:]
+        assert np.isinf(rows[7]).all()
+        assert np.isfinite(np.delete(rows, 7, axis=0)).all()
+
+
+def test_values_too_large_for_float16_are_refused():
+    table = sparse_anchor()
+    with torch.no_grad():
+        table.transform[3, 3] = 1e6
+    for layout in ("fixed", "ragged", "all"):
+        with pytest.raises(fb.ArgumentError, match="65,504"):
+            table.pack(values="float16", layout=layout)
+    with torch.no_grad():
+        table.transform[3, 3] = float("nan")
+    for layout in ("fixed", "ragged", "all"):
+        with pytest.raises(fb.ArgumentError, match="finite"):
+            table.pack(values="int2", layout=layout)
+
+
+def test_rows_that_are_no_numbers_are_found_last():
+    rows = torch.full((1003, 2), float("nan"))
+    rows[[5, 500, 900]] = torch.tensor([[1.0, 0], [3.0, 0], [2.0, 0]])
+    table = fb.DenseTable(1003, 2)
+    table.load_state_dict({"rows": rows})
+    ids, scores = table.pack().search([1.0, 0.0], k=5)
+    assert ids[:3].tolist() == [500, 900, 5]
+    assert scores[3:].tolist() == [-np.inf, -np.inf]
 
 
 def test_truncated_files_are_refused(tmp_path):

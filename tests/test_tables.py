@@ -277,3 +277,30 @@ def test_anchors_of_many_rows_are_fitted_from_a_sample(monkeypatch, tensors):
     matrix = torch.rand(1500, 4, generator=tensors) @ torch.randn(4, 8, generator=tensors)
     table = fb.AnchorTable.from_dense(matrix, anchors=6)
     assert float((table.weight.detach() - matrix).norm() / matrix.norm()) < 0.15
+
+
+def test_a_padding_row_that_is_loaded_becomes_zero():
+    embedding = torch.nn.Embedding(5, 3)  # without padding_idx: row 1 is not zero
+    table = fb.DenseTable(5, 3, padding_idx=1)
+    table.load_state_dict(embedding.state_dict())
+    assert not table(torch.tensor([1])).any()
+    assert bool(embedding.weight[1].any())
+
+
+def test_logits_take_the_dtype_of_the_hidden_vectors():
+    for method in METHODS:
+        table = method(50, 8, **method.example)
+        assert table.logits(torch.ones(2, 8, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_an_infinite_weight_on_padding_counts_for_nothing():
+    table = fb.AnchorTable(10, 4, anchors=3, padding_idx=2)
+    pooled = table.bag(torch.tensor([2, 3]), torch.tensor([0]), torch.tensor([float("inf"), 1.0]))
+    torch.testing.assert_close(pooled[0], table(torch.tensor(3)))
+
+
+def test_anchors_see_every_kind_of_row_even_if_rows_repeat(monkeypatch, tensors):
+    monkeypatch.setattr("featherbed.tables.fitting.SAMPLE", 200)
+    matrix = torch.randn(3, 4, generator=tensors).repeat(200, 1)
+    table = fb.AnchorTable.from_dense(matrix, anchors=6)
+    assert float((table.weight.detach() - matrix).norm() / matrix.norm()) < 0.2

@@ -1,4 +1,4 @@
-"""The combine stage of the composer, on numpy and torch arrays alike: training and serving run these lines.
+"""The combine stage of the composer, on numpy and torch arrays alike.
 
 row(id) = combine(dictionary[codes(id).indices], codes(id).values)
 """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled
-from featherbed.kernels.vectors import call, shared_add, shared_load, shared_swap
+from featherbed.kernels.vectors import call, shared_add, shared_load, shared_swap, shared_take
 
 # words of the desk, eight apart: each on a cache line of its own
 SEQUENCE, OPEN, ACTIVE, NEXT, DONE, GOOD, ASLEEP, RETIRED = range(0, 64, 8)
@@ -83,10 +83,28 @@ def serve(desk: Any, heard: Any, turns: Any) -> Any:
 
 @compiled
 def may_sleep(desk: Any, heard: Any) -> Any:
-    """Announce that a worker goes to sleep; return whether no job came meanwhile. (A needless wake-up does no harm.)"""
+    """Announce that a worker goes to sleep; return whether it has to wait for its wake-up call.
+
+    If a job came meanwhile the announcement is taken back, unless a leader has already taken it: then the call is under way.
+    """
     base = np.uint64(desk.ctypes.data)
     shared_add(base + np.uint64(8 * ASLEEP), 1)
-    return shared_load(base + np.uint64(8 * SEQUENCE)) == heard
+    if shared_load(base + np.uint64(8 * SEQUENCE)) == heard:
+        return True
+    while True:
+        asleep = shared_load(base + np.uint64(8 * ASLEEP))
+        if asleep <= 0:
+            return True
+        if shared_take(base + np.uint64(8 * ASLEEP), asleep):
+            return False
+
+
+@compiled
+def dismiss(desk: Any) -> None:
+    """Tell the workers to leave."""
+    base = np.uint64(desk.ctypes.data)
+    shared_swap(base + np.uint64(8 * RETIRED), 1)
+    shared_add(base + np.uint64(8 * SEQUENCE), 1)
 
 
 @compiled

@@ -18,6 +18,7 @@ from featherbed.kernels.compiled import compiled, job
 from featherbed.kernels.vectors import load_word, pointer, prefetch, row_sum
 
 STEP = 16  # rows between two entries of a ragged directory
+MOST_CODES = 4096  # a row may have
 AHEAD = 8  # rows between asking for a record and reading it
 NO_VALUES, LEVELS, FLOAT32, FLOAT16 = 0, 1, 2, 3
 _BYTE = np.uint64(255)
@@ -197,6 +198,13 @@ def _span(sizes: Any, size_bits: Any, directory: Any, wide: Any, row: Any) -> An
     return first, np.int64(_field(sizes, row * size_bits, mask))
 
 
+@compiled
+def _end(directory: Any, wide: Any, entries: Any, row: Any) -> Any:
+    """Return where the entries of a row's block of 16 end: where the next block begins."""
+    blocks = directory.shape[0] // (2 if wide else 1)
+    return entries if row // STEP + 1 >= blocks else _entry(directory, wide, row // STEP + 1)
+
+
 @job
 def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
     """Compose rows from ragged codes."""
@@ -217,7 +225,8 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
         if row + AHEAD < stop:
             prefetch(source + np.uint64((_entry(directory, wide, positions[row + AHEAD] // STEP) * entry) >> 3))
         first, count = _span(sizes, size_bits, directory, wide, positions[row])
-        if first < 0 or first > entries or count > entries - first:
+        end = _end(directory, wide, entries, positions[row])
+        if first < 0 or first > entries or end > entries or count > end - first or count > MOST_CODES:
             good, count = False, np.int64(0)
         if count > indices.shape[1]:
             indices, values = np.empty((1, 2 * count), np.uint32), np.empty((1, 2 * count), np.float32)

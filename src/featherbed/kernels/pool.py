@@ -31,6 +31,7 @@ class Crew:
         self.leading = Lock()
         self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self.leader_core = -1
+        self.held: object = None
         for number in range(workers):
             Thread(target=self._work, name=f"featherbed-{number}", daemon=True).start()
 
@@ -49,24 +50,30 @@ class Crew:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, others)
 
-    def run(self, job: int, block: int, count: int, grain: int) -> bool:
+    def run(self, job: int, block: NDArray[np.int64], count: int, grain: int, held: object) -> bool:
         """Run a job with everyone's help; alone if another thread is leading the crew already."""
+        address = block.ctypes.data
         if not self.leading.acquire(blocking=False):
-            return bool(crew.alone(job, block, count) == 1)
+            return bool(crew.alone(job, address, count) == 1)
         try:
-            sleepers = crew.open_desk(self.desk, job, block, count, grain)
-            if sleepers:
-                self.leader_core = _this_core()
-                self.wake.release(sleepers)
-            return bool(crew.finish(self.desk) == 1)
+            if self.desk[crew.OPEN]:  # an interrupt got in between once: nobody may still lean over that job
+                crew.finish(self.desk)
+            self.held = (block, held)  # what the workers read lives at least as long as the desk is open
+            sleepers = crew.open_desk(self.desk, job, address, count, grain)
+            try:
+                if sleepers:
+                    self.leader_core = _this_core()
+                    self.wake.release(sleepers)
+            finally:
+                good = crew.finish(self.desk)
+            return bool(good == 1)
         finally:
             self.leading.release()
 
     def retire(self, workers: int) -> None:
         """Let the threads go."""
         with self.leading:
-            self.desk[crew.RETIRED] = 1
-            self.desk[crew.SEQUENCE] += 1
+            crew.dismiss(self.desk)
             self.wake.release(workers)
 
 
@@ -113,17 +120,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def run(job: int, block: NDArray[np.int64], count: int, grain: int) -> bool:
+def run(job: int, block: NDArray[np.int64], count: int, grain: int, held: object = None) -> bool:
     """Run a compiled job over ``count`` rows, in pieces of ``grain`` rows; return whether every piece went well.
 
-    ``block`` holds the job's arguments (see ``featherbed.kernels.lookup``) and must outlive the call.
+    ``block`` holds the job's arguments (see ``featherbed.kernels.lookup``), ``held`` keeps alive what they point to.
     """
     global _crew
-    address = block.ctypes.data
     if count < 2 * grain or threads() == 1:
-        return bool(crew.alone(job, address, count) == 1)
-    if _crew is None:
+        return bool(crew.alone(job, block.ctypes.data, count) == 1)
+    crew_ = _crew
+    if crew_ is None:
         with _making:
-            if _crew is None:
-                _crew = Crew(threads() - 1)
-    return _crew.run(job, address, count, grain)
+            crew_ = _crew = _crew or Crew(threads() - 1)
+    return crew_.run(job, block, count, grain, held)

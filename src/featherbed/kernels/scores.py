@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import job
-from featherbed.kernels.lookup import NO_VALUES, _block, _field, _flat, _span, _value
+from featherbed.kernels.lookup import MOST_CODES, NO_VALUES, _block, _end, _field, _flat, _span, _value
 
 
 @cache
@@ -55,7 +55,8 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
     first, _ = _span(sizes, size_bits, directory, wide, offset + start)
     for row in range(start, stop):
         count, total = np.int64(_field(sizes, (offset + row) * size_bits, size_mask)), np.float32(0)
-        if first < 0 or first > entries or count > entries - first:
+        end = _end(directory, wide, entries, offset + row)
+        if first < 0 or first > entries or end > entries or count > end - first or count > MOST_CODES:
             return np.int64(0)
         bit = first * entry
         for _ in range(count):

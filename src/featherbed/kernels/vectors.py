@@ -144,6 +144,19 @@ def shared_add(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: A
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def shared_take(typing_context: Any, address: Any, seen: Any) -> Any:  # noqa: ARG001
+    """Take one off an int64 that other threads change, if it still is what was seen; return 1 if it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        place = builder.inttoptr(arguments[0], _I64.as_pointer())
+        less = builder.sub(arguments[1], ir.Constant(_I64, 1))
+        pair = builder.cmpxchg(place, arguments[1], less, "seq_cst")
+        return builder.zext(builder.extract_value(pair, 1), _I64)
+
+    return types.int64(types.uintp, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def shared_swap(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: ARG001
     """Set an int64 that other threads change; return what it was before."""
 

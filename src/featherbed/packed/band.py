@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 from featherbed.compose import combine
 from featherbed.errors import FormatError
 from featherbed.packed import engine
-from featherbed.packed.codes import IMPLICIT, Codes, Every, Fixed, Hash, Identity, Ids, Ragged, arrays, check_indices
+from featherbed.packed.codes import (
+    IMPLICIT,
+    MOST_CODES,
+    Codes,
+    Every,
+    Fixed,
+    Hash,
+    Identity,
+    Ids,
+    Ragged,
+    arrays,
+    check_indices,
+)
 from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
 
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
@@ -96,16 +108,20 @@ class Band:
 
     @property
     def gathered(self) -> int:
-        """Floats gathered for a row on the way to it, at most."""
-        width = 1 if self.dictionary is None else self.dictionary.shape[1]
+        """Floats (or codes) held for a row on the way to it, at most."""
+        widths = [1, *(m.shape[1] for m in (self.dictionary, self.values) if m is not None)]
+        if self.affine is not None and self.affine.weight is not None:
+            widths.append(self.affine.weight.shape[1])
         match self.codes:
             case Fixed():
-                return self.codes.count * width
+                count = self.codes.count
             case Ragged():
-                return min(1 << self.codes.count_bits, self.codes.entries + 1) * width
+                count = min(1 << self.codes.count_bits, MOST_CODES)
             case Hash():
-                return self.codes.hashes * width
-        return width if self.values is None else max(width, self.values.shape[1])
+                count = self.codes.hashes
+            case _:
+                count = 2
+        return max(*widths, 4 * count) if self.combine == "sum" else max(widths) * count
 
     @property
     def linear(self) -> bool:
@@ -136,9 +152,7 @@ class Band:
         if isinstance(self.codes, Identity) and self.values is None:
             return self.dictionary.rows(positions)
         if not engine.kernels(len(ids)) or self.combine != "sum" or not keeps_decoded(self.dictionary):
-            indices, values = self.fetch(ids, positions)
-            rows: Floats = combine(gather(self.dictionary, indices), values, self.combine)
-            return rows
+            return self._plain(ids, positions)
         out = np.empty((len(ids), self.dictionary.shape[1]), dtype=np.float32)
         if isinstance(self.codes, Fixed | Ragged):
             self._plan.run(out, np.ascontiguousarray(positions))
@@ -148,6 +162,23 @@ class Band:
             atoms = np.ascontiguousarray(self.dictionary.dense())
             engine.Plan("gathered_rows", np.ascontiguousarray(indices), np.ascontiguousarray(weights), atoms).run(out)
         return out
+
+    def _plain(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+        """Compose with numpy; sums go one code after the other, as in the compiled loops, so that little is held at once."""
+        assert self.dictionary is not None
+        indices, values = self.fetch(ids, positions)
+        if self.combine != "sum":
+            rows: Floats = combine(gather(self.dictionary, indices), values, self.combine)
+            return rows
+        used = self.codes.spans(positions)[1] if isinstance(self.codes, Ragged) else np.full(len(ids), indices.shape[1])
+        total = np.zeros((len(ids), self.dictionary.shape[1]), dtype=np.float32)
+        for j in range(indices.shape[1]):
+            at = np.flatnonzero(used > j) if isinstance(self.codes, Ragged) else slice(None)
+            part = gather(self.dictionary, indices[at, j])
+            if values is not None:
+                part = part * values[at, j, None]
+            total[at] = part if j == 0 else total[at] + part
+        return total
 
     @cached_property
     def _plan(self) -> engine.Plan:
@@ -183,7 +214,7 @@ def keeps_decoded(dictionary: Matrix) -> bool:
     return dictionary.kind == "float32" or dictionary.shape[0] * dictionary.shape[1] * 4 <= CACHE_BYTES
 
 
-def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [B, s] -> [B, s, d']
+def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [...] -> [..., d']
     """Fetch atoms; a dictionary worth keeping in memory is decoded once."""
     columns = dictionary.shape[1]
     if keeps_decoded(dictionary):

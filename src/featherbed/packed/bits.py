@@ -13,7 +13,7 @@ from featherbed.errors import ArgumentError
 
 Words = NDArray[np.uint32]
 
-_CHUNK = 1 << 15  # records packed at once; a multiple of 32 keeps every chunk on a word boundary
+_CHUNK = 1 << 24  # bits spread out at once, a byte each
 
 
 def width(choices: int) -> int:
@@ -39,8 +39,9 @@ def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> w
     record_bits = sum(widths)
     stream = np.zeros(word_count(len(fields), record_bits), dtype="<u4")
     as_bytes = stream.view(np.uint8)
-    for start in range(0, len(fields), _CHUNK):
-        chunk = fields[start : start + _CHUNK]
+    step = max(32, _CHUNK // max(1, record_bits) // 32 * 32)  # a multiple of 32 keeps every chunk on a word boundary
+    for start in range(0, len(fields), step):
+        chunk = fields[start : start + step]
         bits = np.empty((len(chunk), record_bits), dtype=np.uint8)
         column = 0
         for field, bit_count in enumerate(widths):

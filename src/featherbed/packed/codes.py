@@ -20,6 +20,7 @@ from featherbed.packed.levels import Levels, value_kind
 from featherbed.packed.matrix import Floats, level_bits
 
 Ids = NDArray[np.int64]
+MOST_CODES = 4096  # a row may have
 DIRECTORY_STEP = 16  # rows of a ragged layout between two directory entries
 
 
@@ -181,7 +182,9 @@ class Ragged:
         sizes *= inside
         first = self.directory[block].astype(np.int64) + (sizes * (members < positions[:, None])).sum(1)
         count = sizes[np.arange(len(positions)), positions % DIRECTORY_STEP]
-        if np.any(first < 0) or np.any(first > self.entries) or np.any(count > self.entries - first):
+        ends = np.append(self.directory[1:].astype(np.int64), self.entries)[block]  # a block ends where the next begins
+        wrong = (first < 0) | (first > self.entries) | (ends > self.entries) | (count > ends - first) | (count > MOST_CODES)
+        if np.any(wrong):
             raise FormatError("ragged codes: a row's codes lie outside the stored entries")
         return first, count
 
@@ -232,6 +235,10 @@ def sparse_layout(
         "ragged": len(indices) * entry + rows * (bits.width(most + 1) + 2),
         "all": rows * atoms * level_bits(kind) + (32 * rows if level_bits(kind) < 16 else 0),
     }
+    if most > MOST_CODES:
+        del sizes["fixed"], sizes["ragged"]
+        if layout in ("fixed", "ragged"):
+            raise ArgumentError(f"layout={layout!r}: a row has {most} codes, {MOST_CODES} is the most; use layout='all'")
     if layout == "auto":
         layout = min(sizes, key=lambda name: sizes[name])
     if layout == "all":

@@ -65,7 +65,7 @@ class Plan:
         words = self.words.copy()
         for argument in (*arguments, out):
             words += _words(argument)
-        if not self.share(self.job, np.array(words, dtype=np.int64), len(out), GRAIN):
+        if not self.share(self.job, np.array(words, dtype=np.int64), len(out), GRAIN, (self, out, arguments)):
             raise FormatError("a code is out of range: no atom stands behind it")
 
 

@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +78,7 @@ def load(path: str | Path) -> PackedTable:
     (2, 4)
     """
     path = Path(path)
-    header, start = _header(path)
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    header, start, mapped = _opened(path)
     taken: set[str] = set()
 
     def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -109,25 +107,36 @@ def check(path: str | Path) -> PackedTable:
     return table
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the container's header, checked by the safetensors library, and where the data begins."""
+def _opened(path: Path) -> tuple[dict[str, Any], int, mmap.mmap]:
+    """Return the header, where the data begins, and the mapped file: all of one file, should it be replaced meanwhile."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > MOST_HEADER:
-            raise FormatError(
-                f"{path.name} is no featherbed file: its header would have {length:,} bytes, {MOST_HEADER:,} is the most"
-            )
-        text = file.read(length)
+    while True:
+        with path.open("rb") as file:
+            header, start = _header(path, file)
+            here, there = os.fstat(file.fileno()), path.stat()
+            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                return header, start, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the container's header, checked by the safetensors library, and where the data begins."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > MOST_HEADER:
+        raise FormatError(
+            f"{path.name} is no featherbed file: its header would have {length:,} bytes, {MOST_HEADER:,} is the most"
+        )
+    text = file.read(length)
     try:
         with safe_open(path, framework="numpy"):
             pass
         header = json.loads(text)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise FormatError(f"{path.name} is no valid safetensors file: {str(error)[:200]}") from None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path.name} is no valid safetensors file: its header is no object")
     return header, 8 + length
 
 
@@ -198,12 +207,29 @@ def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
 
 def write(table: PackedTable, path: Path) -> None:
     """Write header and arrays to a new file, then put it in the place of ``path`` in one step."""
+    refuse_unreadable(table)
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(header_of(table))
         for _, array in _in_order(table):
             flat = np.ascontiguousarray(array).reshape(-1)
             for begin in range(0, len(flat), 1 << 22):
                 file.write(flat[begin : begin + (1 << 22)].tobytes())
+
+
+def refuse_unreadable(table: PackedTable) -> None:
+    """Refuse to write what could not be read again: the limits of the format hold for writers too."""
+    arrays = table.arrays
+
+    def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        found = arrays[name]
+        if NAMES.get(found.dtype) != kind or found.shape != shape:
+            raise FormatError(f"{name} is {found.dtype} {found.shape}, not {kind} {shape}")
+        return found
+
+    try:
+        rebuild(describe(table), take)
+    except FormatError as error:
+        raise ArgumentError(f"this table cannot be stored: {error}") from None
 
 
 @contextlib.contextmanager

@@ -12,15 +12,14 @@ from featherbed.compose import COMBINES
 from featherbed.errors import FormatError
 from featherbed.packed import bits
 from featherbed.packed.band import BLOCK_BITS, Affine, Band, Members
-from featherbed.packed.codes import DIRECTORY_STEP, Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.codes import DIRECTORY_STEP, MOST_CODES, Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import KINDS, Matrix, row_bytes
 from featherbed.packed.table import PackedTable
 
 VERSION = 0
 MOST_ROWS = 1 << 40
-MOST_DIM = 1 << 20
-MOST_CODES = 1 << 12
+MOST_DIM = 1 << 16
 MOST_BANDS = 64
 IMPLICIT_ROWS = 1 << 20  # rows that may share one atom where nothing is stored for a row
 
@@ -126,7 +125,7 @@ def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None
     """Return bands, rows, dim, padding_idx, whether there are keys, and made_by, from metadata and arrays."""
     top = Reader(metadata, "metadata")
     version = top.raw("version")
-    if version != VERSION or isinstance(version, bool):
+    if version != VERSION or not isinstance(version, int) or isinstance(version, bool):
         raise FormatError(f"format version {str(version)[:40]} is not known here: this featherbed reads version {VERSION}")
     rows, dim = top.whole("rows", 1, MOST_ROWS), top.whole("dim", 1, MOST_DIM)
     padding = None if top.raw("padding_idx") is None else top.whole("padding_idx", 0, rows - 1)
@@ -138,6 +137,7 @@ def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None
         band = _band(Reader(fields, f"bands[{number}]"), f"b{number}", take, left, dim, number == len(listed) - 1)
         left -= band.rows
         bands.append(band)
+    _check_implicit(bands, rows)
     if left:
         raise FormatError(f"the bands hold {rows - left} rows, the table says {rows}")
     made_by = top.raw("made_by")
@@ -243,18 +243,21 @@ def _check_shapes(band: Band, where: str) -> int:
         raise FormatError(f"{where} has codes but no atoms")
     if isinstance(codes, Ragged) and band.combine != "sum":
         raise FormatError(f"{where}: ragged codes are combined by sum")
-    _check_implicit(band, where)
+    if isinstance(codes, Identity) and dictionary.shape[0] != band.rows:
+        raise FormatError(f"{where}: {band.rows} rows stand on {dictionary.shape[0]} stored ones")
     return dictionary.shape[1] * (count if band.combine == "concat" and count else 1)
 
 
-def _check_implicit(band: Band, where: str) -> None:
-    codes, atoms = band.codes, band.atoms
-    if isinstance(codes, Identity) and atoms != band.rows:
-        raise FormatError(f"{where}: {band.rows} rows stand on {atoms} stored ones")
-    if isinstance(codes, Hash | Remainder) and band.values is None and band.rows > atoms * IMPLICIT_ROWS:
-        raise FormatError(f"{where}: {band.rows} rows on {atoms} atoms; no more than {IMPLICIT_ROWS} rows may share an atom")
-    if isinstance(codes, Remainder) and atoms < codes.divisor:
-        raise FormatError(f"{where}: {atoms} atoms cannot hold {codes.divisor} remainders")
+def _check_implicit(bands: list[Band], rows: int) -> None:
+    """Refuse rows that nothing stands behind, and remainders of ids that have no quotient."""
+    for number, band in enumerate(bands):
+        codes, atoms = band.codes, band.atoms
+        if isinstance(codes, Remainder) and (rows - 1) // codes.divisor >= atoms - codes.divisor:
+            raise FormatError(f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids")
+    alone, codes = bands[0], bands[0].codes
+    nothing = isinstance(codes, Hash | Remainder) or (isinstance(codes, Fixed) and codes.record_bits == 0)
+    if len(bands) == 1 and nothing and alone.values is None and rows > alone.atoms * IMPLICIT_ROWS:
+        raise FormatError(f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them")
 
 
 def _code_count(band: Band) -> int | None:

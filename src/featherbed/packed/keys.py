@@ -106,9 +106,10 @@ class Keys:
 
     def check(self) -> None:
         """Read everything: text in order, every row indexed once under its own checksum, no key twice."""
-        starts = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
-        if len(self.ends) and (np.any(starts > self.ends) or int(self.ends[-1]) != len(self.text)):
+        if len(self.ends) and (np.any(self.ends[1:] < self.ends[:-1]) or int(self.ends[-1]) != len(self.text)):
             raise FormatError("key ends must rise and finish at the end of the text")
+        starts = np.zeros(len(self.ends), dtype=np.int64)
+        starts[1:] = self.ends[:-1]
         if np.any(self.checksums[1:] < self.checksums[:-1]):
             raise FormatError("key checksums must rise")
         if not np.array_equal(np.sort(self.order), np.arange(len(self.ends))):
@@ -124,6 +125,9 @@ class Keys:
                 raise FormatError(f"key {key!r} stands for more than one row")
             run.add(key)
             before = checksum
+        heads = self.text[starts[starts < self.ends.astype(np.int64)]]
+        if np.any((heads & 0xC0) == 0x80):
+            raise FormatError("a key begins inside a character")
         try:
             blob.decode()
         except UnicodeDecodeError:

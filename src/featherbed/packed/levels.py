@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.errors import ArgumentError
 from featherbed.packed.matrix import Floats, level_bits
 
 
@@ -56,6 +57,10 @@ class Levels:
     def fit(cls, values: NDArray[np.floating], kind: str) -> Levels:
         """Choose the levels by Lloyd's algorithm in one dimension; level 0 is always 0."""
         count = 2 ** level_bits(kind)
+        if level_bits(kind) < 32 and not np.isfinite(values).all():
+            raise ArgumentError(f"values in {kind} must be finite: the table holds NaN or infinity")
+        if level_bits(kind) == 16 and np.any(np.abs(values) > 65504):
+            raise ArgumentError("float16 holds values up to 65,504 only: this table has larger ones, use float32")
         if level_bits(kind) >= 16:
             return cls(kind)
         distinct = np.unique(values[values != 0]).astype(np.float32)

@@ -116,9 +116,10 @@ def norms(table: PackedTable) -> Floats:  # [V]
     """Return the length of every row (1 for a zero row, whose cosine is 0 anyway); computed once, then kept."""
     if table._norms is None:
         lengths = np.empty(table.rows, dtype=np.float32)
-        for start in range(0, table.rows, BLOCK_ROWS):
-            rows = table.block(start, min(start + BLOCK_ROWS, table.rows))
-            lengths[start : start + BLOCK_ROWS] = np.sqrt(np.einsum("vd,vd->v", rows, rows))
+        step = table._chunk
+        for start in range(0, table.rows, step):
+            rows = table.block(start, min(start + step, table.rows))
+            lengths[start : start + step] = np.sqrt(np.einsum("vd,vd->v", rows, rows))
         lengths[lengths == 0] = 1
         table._norms = lengths
     return table._norms
@@ -137,7 +138,7 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
         lengths[lengths == 0] = 1
         wide = wide / lengths
     scorers = [Scorer(band, wide) for band in table.bands]
-    step = max(1024, min(BLOCK_ROWS, BLOCK_SCORES // max(1, len(wide))))
+    step = max(64, min(BLOCK_ROWS, BLOCK_SCORES // max(1, len(wide))))
     best_ids = np.empty((len(wide), 0), dtype=np.int64)
     best = np.empty((len(wide), 0), dtype=np.float32)
     for start in range(0, table.rows, step):
@@ -146,6 +147,7 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
         score_block(table, scorers, start, scores)
         if metric == "cosine":
             scores = np.divide(scores, norms(table)[ids], dtype=np.float32)
+        scores[np.isnan(scores)] = -np.inf  # rows that are not numbers are nobody's neighbours
         best_ids, best = keep_best(best_ids, best, np.broadcast_to(ids, scores.shape), scores, k)
     order = np.lexsort((best_ids, -best), axis=1)
     best_ids, best = np.take_along_axis(best_ids, order, 1), np.take_along_axis(best, order, 1)

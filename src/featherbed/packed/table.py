@@ -47,7 +47,7 @@ class PackedTable:
         self.keys = keys
         self.made_by = made_by or {}
         self._norms: Floats | None = None
-        self._chunk = max(1, min(CHUNK, HELD // max(band.gathered for band in bands)))
+        self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
         check_bands(bands, self.rows)
 
     def __len__(self) -> int:
@@ -64,8 +64,8 @@ class PackedTable:
         return isinstance(key, int | np.integer) and 0 <= int(key) < self.rows
 
     def __iter__(self) -> Iterator[Floats]:
-        for start in range(0, self.rows, CHUNK):
-            yield from self.block(start, min(start + CHUNK, self.rows))
+        for start in range(0, self.rows, self._chunk):
+            yield from self.block(start, min(start + self._chunk, self.rows))
 
     def __getitem__(self, ids: Any) -> Floats:  # int, key, slice, or any array of ids or keys -> [..., d]
         if isinstance(ids, slice):
@@ -103,7 +103,7 @@ class PackedTable:
             inside, rank = band.members.split(positions)
             mine, others = rank[inside], (positions - rank)[~inside]
             left -= band.rows
-            if (len(mine) and int(mine.max()) >= band.rows) or (len(others) and int(others.max()) >= left):
+            if beyond(mine, band.rows) or beyond(others, left):
                 raise FormatError("a band's member bitmap does not count what the band says")
             yield band, batch[inside], mine
             batch, positions = batch[~inside], others
@@ -175,6 +175,11 @@ def _is_keys(ids: Any) -> bool:
             raise IdError("ids and keys are mixed: look up one kind at a time")
         return count > 0
     return isinstance(ids, np.ndarray) and ids.dtype.kind in "UT"
+
+
+def beyond(positions: Ids, rows: int) -> bool:
+    """Whether a position lies outside 0 .. rows - 1 (a negative one is a huge unsigned one)."""
+    return len(positions) > 0 and int(positions.view(np.uint64).max()) >= rows
 
 
 def as_ids(ids: Any, rows: int) -> Ids:

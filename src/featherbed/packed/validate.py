@@ -37,6 +37,9 @@ def _members(members: Members, rows: int, left: int) -> None:
 
 
 def _codes(band: Band) -> None:
+    levels = band.codes.levels if isinstance(band.codes, Fixed | Ragged) else None
+    if levels is not None and levels.table is not None and levels.table[0] != 0:
+        raise FormatError("level 0 must be 0")
     if isinstance(band.codes, Fixed):
         step = max(1, STEP // band.codes.count)
         for start in range(0, band.rows, step):

@@ -59,7 +59,7 @@ class DenseTable(Table):
         """Multiply with the rows; the padding row scores 0 and learns nothing."""
         if hidden.shape[-1] != self.embedding_dim:
             return super().logits(hidden)  # which says what is wrong
-        scores = F.linear(hidden, self.rows)
+        scores = F.linear(hidden, self.rows.to(hidden.dtype))
         if self.padding_idx is None:
             return scores
         return scores.masked_fill(torch.arange(self.num_embeddings, device=scores.device) == self.padding_idx, 0.0)
@@ -79,4 +79,8 @@ class DenseTable(Table):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         if prefix + "weight" in state_dict and prefix + "rows" not in state_dict:
             state_dict[prefix + "rows"] = state_dict.pop(prefix + "weight")
+        rows = state_dict.get(prefix + "rows")
+        if self.padding_idx is not None and rows is not None and rows.shape == self.rows.shape and rows[self.padding_idx].any():
+            state_dict[prefix + "rows"] = rows.clone()
+            state_dict[prefix + "rows"][self.padding_idx] = 0  # torch allows another row there, a table does not
         super()._load_from_state_dict(state_dict, prefix, *rest)

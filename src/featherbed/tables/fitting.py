@@ -35,7 +35,9 @@ def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tens
     (True, True)
     """
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
-    sample = wide[:: -(-len(wide) // SAMPLE)]  # atoms are learnt from rows spread over the matrix
+    sample = wide
+    if len(wide) > SAMPLE:
+        sample = wide[torch.randperm(len(wide), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(wide.device)]
     picks = _far_apart(sample, rank)
     nearest = torch.cdist(sample, sample[picks]).argmin(dim=1)
     values = torch.nn.functional.one_hot(nearest, rank).to(wide.dtype) + 0.2
@@ -72,13 +74,22 @@ def _far_apart(matrix: Tensor, count: int) -> Tensor:  # [V, d] -> [count]
     return torch.tensor(chosen, device=matrix.device)
 
 
-def shared_atoms(matrix: Tensor, indices: Tensor, atoms: int, rounds: int = 30) -> Tensor:  # [V, d], [V, s] -> [K, d]
-    """Return the atoms whose sums come nearest to the rows, by conjugate gradients on the normal equations.
+def shared_atoms(
+    matrix: Tensor,  # [V, d]
+    indices: Tensor,  # [V, s]
+    atoms: int,
+    skip: int | None = None,
+    rounds: int = 30,
+) -> Tensor:  # [K, d]
+    """Return the atoms whose sums come nearest to the rows (but one), by conjugate gradients on the normal equations.
 
     >>> shared_atoms(torch.tensor([[1.0], [3.0]]), torch.tensor([[0], [0]]), 1)
     tensor([[2.]])
     """
     wide = matrix.double()
+    if skip is not None:
+        others = torch.arange(len(matrix), device=matrix.device) != skip
+        wide, indices = wide[others], indices[others]
     flat = indices.reshape(-1)
 
     def spread(rows: Tensor) -> Tensor:  # H^T rows

@@ -87,4 +87,4 @@ class HashedTable(Table):
         """Least squares for the shared rows, by conjugate gradients; the weights stay 1."""
         indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
         assert indices is not None
-        self.atoms.copy_(shared_atoms(matrix, indices, self.buckets))
+        self.atoms.copy_(shared_atoms(matrix, indices, self.buckets, skip=self.padding_idx))

@@ -43,7 +43,7 @@ class QuantizedTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        if bits not in (8, 4, 3, 2):
+        if not isinstance(bits, int) or bits not in (8, 4, 3, 2):
             raise ArgumentError(f"bits={bits!r}: rows are stored in 8, 4, 3 or 2 bits")
         if scales not in ("row", "column"):
             raise ArgumentError(f"scales={scales!r}: use row or column")

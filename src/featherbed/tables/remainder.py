@@ -70,4 +70,4 @@ class RemainderTable(Table):
             return
         indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
         assert indices is not None
-        self.atoms.copy_(shared_atoms(matrix, indices, len(self.atoms)))
+        self.atoms.copy_(shared_atoms(matrix, indices, len(self.atoms), skip=self.padding_idx))

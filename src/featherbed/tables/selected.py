@@ -84,4 +84,4 @@ class SelectedTable(Table):
 
     def fit_dense(self, matrix: Tensor) -> None:
         """Copy the kept rows; a shared row becomes the mean of those that share it."""
-        self.atoms.copy_(shared_atoms(matrix, self.index[:, None], len(self.atoms)))
+        self.atoms.copy_(shared_atoms(matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx))

@@ -48,7 +48,9 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         call = ast.parse(f"f({rest})", mode="eval").body
     except SyntaxError:
         raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas") from None
-    assert isinstance(call, ast.Call)
+    whole = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.end_col_offset == len(f"f({rest})".encode())
+    if not isinstance(call, ast.Call) or not whole or "#" in rest:
+        raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas")
     settings = _keywords(call, spec)
     unwritable = ("self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts")
     accepted = [name for name in inspect.signature(method.__init__).parameters if name not in unwritable]

@@ -74,9 +74,10 @@ class Table(nn.Module):
         self.num_embeddings = positive("num_embeddings", num_embeddings)
         self.embedding_dim = positive("embedding_dim", embedding_dim)
         if padding_idx is not None:
-            if not -num_embeddings <= padding_idx < num_embeddings:
-                raise ArgumentError(f"padding_idx={padding_idx}: give an id from 0 to {num_embeddings - 1}, or None")
-            padding_idx %= num_embeddings
+            whole = isinstance(padding_idx, int | np.integer) and not isinstance(padding_idx, bool)
+            if not whole or not -num_embeddings <= padding_idx < num_embeddings:
+                raise ArgumentError(f"padding_idx={padding_idx!r}: give an id from 0 to {num_embeddings - 1}, or None")
+            padding_idx = int(padding_idx) % num_embeddings
         self.padding_idx = padding_idx
 
     @abstractmethod
@@ -153,7 +154,7 @@ class Table(nn.Module):
         ids = check_ids(ids, self.num_embeddings).reshape(-1)
         rows = self.lookup(ids)
         if per_sample_weights is not None:
-            rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
+            rows = self.mask_padding(ids, rows * per_sample_weights.reshape(-1, 1).to(rows.dtype))
         pooled = rows.new_zeros(bags, self.embedding_dim).index_add(0, owner, rows)
         if mode == "sum":
             return pooled
