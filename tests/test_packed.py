@@ -617,7 +617,7 @@ def test_ten_thousand_mutations(tmp_path):
         data = bytearray(chance.choice(sources))
         length = int.from_bytes(data[:8], "little")
         for _ in range(chance.randint(1, 4)):
-            zone = 8 + length if chance.random() < 0.6 else len(data)
+            zone = 8 + length if chance.random() < 0.4 else len(data)
             data[chance.randrange(zone)] = chance.choice((0, 255, 48, 57, chance.randrange(256)))
         target.write_bytes(data)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled
-from featherbed.kernels.vectors import call, shared_add, shared_load, shared_swap, shared_take
+from featherbed.kernels.vectors import breathe, call, shared_add, shared_load, shared_swap, shared_take
 
 # words of the desk, eight apart: each on a cache line of its own
 SEQUENCE, OPEN, ACTIVE, NEXT, DONE, GOOD, ASLEEP, RETIRED = range(0, 64, 8)
@@ -55,10 +55,10 @@ def finish(desk: Any) -> Any:
     _take_pieces(desk)
     pieces = (desk[COUNT] + desk[GRAIN] - 1) // desk[GRAIN]
     while shared_load(base + np.uint64(8 * DONE)) < pieces:
-        pass
+        breathe()
     shared_swap(base + np.uint64(8 * OPEN), 0)
     while shared_load(base + np.uint64(8 * ACTIVE)) > 0:
-        pass
+        breathe()
     return shared_load(base + np.uint64(8 * GOOD))
 
 
@@ -70,6 +70,7 @@ def serve(desk: Any, heard: Any, turns: Any) -> Any:
         now = shared_load(base + np.uint64(8 * SEQUENCE))
         if now == heard:
             idle += 1
+            breathe()
             continue
         heard, idle = now, 0
         if shared_load(base + np.uint64(8 * RETIRED)):

@@ -16,7 +16,7 @@ from featherbed.errors import ArgumentError
 from featherbed.kernels import crew
 
 VARIABLE = "FEATHERBED_THREADS"
-TURNS = 100_000  # how long a worker stays awake after a job, about half a millisecond: waking a thread costs 20 to 100 µs
+TURNS = 12_000  # how long a worker stays awake after a job, about half a millisecond: waking a thread costs 20 to 100 µs
 _threads: int | None = None
 _crew: Crew | None = None
 _making = Lock()

@@ -42,26 +42,26 @@ def half_rows(address: Any, start: Any, stop: Any) -> Any:
 
 
 @compiled
-def _levels_into(data: Any, p: Any, bits: Any, middle: Any, out: Any, to: Any) -> None:
-    """Write level - middle for every element of row p."""
+def _levels_into(data: Any, p: Any, bits: Any, middle: Any, factor: Any, out: Any, to: Any) -> None:
+    """Write factor * (level - middle) for every element of row p."""
     width, mask = out.shape[1], np.uint32((1 << bits) - 1)
     if bits == 8:
         for k in range(width):
-            out[to, k] = np.float32(data[p, k]) - middle
+            out[to, k] = (np.float32(data[p, k]) - middle) * factor
     elif bits == 4:
         for k in range(width // 2):
             byte = data[p, k]
-            out[to, 2 * k] = np.float32(byte & 15) - middle
-            out[to, 2 * k + 1] = np.float32(byte >> 4) - middle
+            out[to, 2 * k] = (np.float32(byte & 15) - middle) * factor
+            out[to, 2 * k + 1] = (np.float32(byte >> 4) - middle) * factor
         if width % 2:
-            out[to, width - 1] = np.float32(data[p, width // 2] & 15) - middle
+            out[to, width - 1] = (np.float32(data[p, width // 2] & 15) - middle) * factor
     else:
         for k in range(width):
             at = k * bits
             pair = np.uint32(data[p, at >> 3])
             if (at & 7) + bits > 8:
                 pair |= np.uint32(data[p, (at >> 3) + 1]) << np.uint32(8)
-            out[to, k] = np.float32((pair >> np.uint32(at & 7)) & mask) - middle
+            out[to, k] = (np.float32((pair >> np.uint32(at & 7)) & mask) - middle) * factor
 
 
 @job
@@ -78,12 +78,8 @@ def level_rows(address: Any, start: Any, stop: Any) -> Any:
             for line in range((data.shape[1] + 63) // 64):
                 prefetch(soon + np.uint64(64 * line))
         p, to = np.uint64(positions[row]), np.uint64(row)
-        _levels_into(data, p, bits, middle, out, to)
-        if axis == 0:
-            factor = scale[p]
-            for k in range(width):
-                out[to, k] *= factor
-        else:
+        _levels_into(data, p, bits, middle, scale[p] if axis == 0 else np.float32(1), out, to)
+        if axis == 1:
             for k in range(width):
                 out[to, k] *= scale[k]
     return np.int64(1)

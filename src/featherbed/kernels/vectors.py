@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,23 @@ def shared_load(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
         return builder.load_atomic(place, ordering="seq_cst", align=8)
 
     return types.int64(types.uintp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def breathe(typing_context: Any) -> Any:  # noqa: ARG001
+    """Let the other thread of a core have it for a moment: what a waiting loop should do at every turn."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        if platform.machine() in ("x86_64", "AMD64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        elif platform.machine() in ("aarch64", "arm64"):
+            kind = ir.FunctionType(ir.VoidType(), [_I32])
+            hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.aarch64.hint")
+            builder.call(hint, [ir.Constant(_I32, 1)])  # yield
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
