@@ -9,7 +9,7 @@ import torch
 
 import featherbed as fb
 from featherbed import testing
-from featherbed.tables import METHODS
+from featherbed.tables import METHODS, Codes
 from featherbed.tables.spec import method_name
 
 VARIANTS = {
@@ -304,3 +304,19 @@ def test_anchors_see_every_kind_of_row_even_if_rows_repeat(monkeypatch, tensors)
     matrix = torch.randn(3, 4, generator=tensors).repeat(200, 1)
     table = fb.AnchorTable.from_dense(matrix, anchors=6)
     assert float((table.weight.detach() - matrix).norm() / matrix.norm()) < 0.2
+
+
+def test_a_method_without_a_packed_form_says_so(tmp_path):
+    class Loose(fb.Table):
+        def __init__(self):
+            super().__init__(5, 3)
+            self.seed = torch.nn.Parameter(torch.ones(3))
+
+        def codes(self, ids):
+            return Codes(None, torch.sin(self.seed * ids[..., None]), None)
+
+    table = Loose()
+    assert table(torch.tensor([1, 2])).shape == (2, 3)
+    with pytest.raises(fb.NotPackable, match="Loose has no packed form"):
+        fb.save(table, tmp_path / "t")
+    assert not list(tmp_path.iterdir())

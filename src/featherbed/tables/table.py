@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from featherbed.compose import combine
-from featherbed.errors import ArgumentError, IdError
+from featherbed.errors import ArgumentError, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
 from featherbed.tables.sizes import Sizes, measure
 
 BLOCK_ELEMENTS = 1 << 22  # elements of the dense table that logits may hold at once
-_T = TypeVar("_T", bound="Table")
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,9 @@ class Table(nn.Module):
     def codes(self, ids: Tensor) -> Codes:  # int64 [...]
         """Say what the rows of ids are made of (ids are already checked)."""
 
-    @abstractmethod
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - for methods that have them
         """Return the packed bands, with values and dictionary stored as asked."""
+        raise NotPackable(f"{type(self).__name__} has no packed form: it defines no bands")
 
     @abstractmethod
     def parameter_count(self) -> int:
