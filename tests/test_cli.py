@@ -114,6 +114,13 @@ def test_lookup_imports_neither_torch_nor_numba(words):
     assert found.stdout.splitlines()[-1] == "[]"
 
 
+def test_demo_without_torch_tells_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['featherbed', 'demo']; from featherbed.cli import main; main()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr.strip() == 'error: featherbed demo needs torch: pip install "featherbed[train]"'
+
+
 def test_version():
     assert invoke("--version").output.strip() == f"featherbed {fb.__version__}"
 

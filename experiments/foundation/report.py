@@ -84,7 +84,7 @@ def main():
         "",
         "Tuned on the validation part; each run read the test part once. The gray crosses are the numbers printed by Liang",
         "et al. 2021 (Table 14); their protocol differs: other split, no biases, 50 epochs, batch 32, learning-rate decay.",
-        "Parameters are those of the two tables, as the paper counts; the 9,746 biases are not among them. Seconds are those of",
+        "Parameters are those of the two tables, as the paper counts; the 9,746 biases are not among them. The seconds are of",
         "a machine that did other things too: runs that met them (anchor-1e-4) took several times as long as they need alone.",
         "λ = 1e-4 is theirs for 15/15 anchors and the prox in Yogi's metric; the last run has the threshold lr·λ instead.",
         "",

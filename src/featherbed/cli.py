@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from featherbed.errors import FeatherbedError
+from featherbed.errors import FeatherbedError, MissingExtra
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
@@ -43,8 +43,12 @@ def demo(
     folder: Annotated[Path | None, typer.Option(help="Keep the packed files here (a new temporary folder otherwise).")] = None,
 ) -> None:
     """Train four tables on generated ratings, store each in a file, and compare error, sizes and speed (about a minute)."""
-    from featherbed.tasks.demo import run
-
+    try:
+        from featherbed.tasks.demo import run
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("torch", "train", "featherbed demo") from None
     run(seed, folder)
 
 
