@@ -382,6 +382,11 @@ HOSTILE_ARRAYS = {
 }  # fmt: skip
 
 
+def fewer_atoms(fields):
+    for band in fields["bands"]:
+        band["dictionary"]["rows"] = 9
+
+
 @pytest.mark.parametrize("name", HOSTILE_ARRAYS)
 @pytest.mark.parametrize("engine", ["numpy", "numba"])
 def test_lying_arrays_are_found(name, engine, tmp_path, monkeypatch):
@@ -389,11 +394,7 @@ def test_lying_arrays_are_found(name, engine, tmp_path, monkeypatch):
     which, array, change, named = HOSTILE_ARRAYS[name]
     source = {path.stem: path for path in files(tmp_path)}[which]
 
-    def shrink(fields):
-        for band in fields["bands"]:
-            if array.endswith("dictionary"):
-                band["dictionary"]["rows"] = 9
-
+    shrink = fewer_atoms if array.endswith("dictionary") else None
     bad = rewritten(source, tmp_path / "bad", change_meta=shrink, change_arrays=put(array, change))
     with pytest.raises(fb.FormatError, match=named):
         fb.check(bad)
@@ -607,6 +608,20 @@ def test_hostile_bytes_are_refused_quickly(name, tmp_path):
     with pytest.raises(fb.FormatError):
         fb.load(tmp_path / "bad")
     assert time.monotonic() - start < 5
+
+
+HOSTILE = sorted((Path(__file__).parent / "hostile").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.stem)
+def test_the_hostile_folder_is_refused(path):
+    with pytest.raises(fb.FormatError):
+        fb.check(path)
+    exercise(path)
+
+
+def test_the_hostile_folder_is_complete():
+    assert len(HOSTILE) > 60
 
 
 def test_ten_thousand_mutations(tmp_path):
