@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
+torch.set_num_threads(1)  # small tensors: a second thread only waits for a busy core
 
 
 def data_folder() -> Path | None:
@@ -24,6 +26,4 @@ def data():
 
 @pytest.fixture
 def tensors():
-    import torch
-
     return torch.Generator().manual_seed(0)

@@ -37,6 +37,7 @@ def optimizer_of(model, tables, settings):
 def run_ratings(name, settings, checkpoints):
     data = read_movielens(find_data(settings["data"]))
     train, validation, test = data.split(settings["seed"])
+    torch.set_num_threads(1)  # batches of a thousand small rows gain nothing by a second thread
     generator = torch.Generator().manual_seed(settings["seed"])
     users, items = (make(settings, n, settings["dim"], generator) for n in (data.num_users, data.num_items))
     mean = float(train.values.mean()) if settings["mean"] else 0.0

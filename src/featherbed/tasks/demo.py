@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +98,17 @@ def _tables(method: str, ratings: Ratings, seed: int) -> tuple[Table, Table]:
     return users_, items_
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: tensors this small gain nothing by two, and lose a lot where the second core is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _trained(
     ratings: Ratings, parts: tuple[Ratings, Ratings, Ratings], seed: int
 ) -> list[tuple[str, MatrixFactorization, torch.optim.Optimizer | None]]:
@@ -106,7 +119,8 @@ def _trained(
         model = MatrixFactorization(users, items, mean=mean)
         penalties = {t.transform: NonNegativeL1(5e-5) for t in (users, items) if isinstance(t, AnchorTable)}
         optimizer = Yogi(model.parameters(), lr=0.03, weight_decay=0.0 if penalties else 3e-5, penalties=penalties)
-        train(model, optimizer, parts[0], parts[1], epochs=20, batch=1024, seed=seed, name=f"{name:<12}")
+        with one_thread():
+            train(model, optimizer, parts[0], parts[1], epochs=20, batch=1024, seed=seed, name=f"{name:<12}")
         made.append((name, model, optimizer))
     dense = made[0][1]
     rows = (QuantizedTable.from_dense(table.weight.detach(), bits=4, scales="column") for table in (dense.users, dense.items))
