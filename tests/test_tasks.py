@@ -41,7 +41,7 @@ def fit(model, **settings):
     return ratings.train(model, fb.Yogi(model.parameters(), lr=0.03), parts[0], parts[1], **keywords)
 
 
-@pytest.mark.parametrize("spec", ["dense", "anchor:anchors=4", "quantized:bits=4", "hashed:buckets=50", "remainder:divisor=20,combine=sum"])
+@pytest.mark.parametrize("spec", ["dense", "anchor:anchors=4", "quantized:bits=4", "hashed:buckets=50", "selected:keep=150"])
 def test_ratings_learn(spec):
     model = factor_model(spec)
     result = fit(model, epochs=30, patience=8)
