@@ -112,6 +112,18 @@ def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
     np.testing.assert_allclose(scores, queries @ packed[:].T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4", "int3", "int2"])
+@pytest.mark.parametrize("scales", ["row", "column"])
+def test_levels_of_every_width(kind, scales, engine):
+    for width in (1, 5, 31, 32, 33, 64, 100):  # 32 levels are decoded at a time, the rest one by one
+        stored = matrix(50, width, kind, scales)
+        ids = RNG.integers(50, size=300)
+        engine("numpy")
+        rows = stored.rows(ids)
+        engine("numba")
+        np.testing.assert_array_equal(stored.rows(ids), rows)
+
+
 def test_bags_equal_torch_in_both_engines(engine):
     packed = table("bytes", padding=11)
     dense = torch.from_numpy(packed[:])

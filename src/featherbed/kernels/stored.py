@@ -8,7 +8,10 @@ import numpy as np
 
 from featherbed.kernels.compiled import compiled, job
 from featherbed.kernels.lookup import AHEAD, _add1, _block, _flat, _grid, _half, _set1
-from featherbed.kernels.vectors import prefetch
+from featherbed.kernels.vectors import level_row, prefetch
+
+_bytes, _bytes_by = level_row(8, by_column=False), level_row(8, by_column=True)
+_halves, _halves_by = level_row(4, by_column=False), level_row(4, by_column=True)
 
 
 @job
@@ -42,26 +45,13 @@ def half_rows(address: Any, start: Any, stop: Any) -> Any:
 
 
 @compiled
-def _levels_into(data: Any, p: Any, bits: Any, middle: Any, factor: Any, out: Any, to: Any) -> None:
-    """Write factor * (level - middle) for every element of row p."""
-    width, mask = out.shape[1], np.uint32((1 << bits) - 1)
-    if bits == 8:
-        for k in range(width):
-            out[to, k] = (np.float32(data[p, k]) - middle) * factor
-    elif bits == 4:
-        for k in range(width // 2):
-            byte = data[p, k]
-            out[to, 2 * k] = (np.float32(byte & 15) - middle) * factor
-            out[to, 2 * k + 1] = (np.float32(byte >> 4) - middle) * factor
-        if width % 2:
-            out[to, width - 1] = (np.float32(data[p, width // 2] & 15) - middle) * factor
-    else:
-        for k in range(width):
-            at = k * bits
-            pair = np.uint32(data[p, at >> 3])
-            if (at & 7) + bits > 8:
-                pair |= np.uint32(data[p, (at >> 3) + 1]) << np.uint32(8)
-            out[to, k] = (np.float32((pair >> np.uint32(at & 7)) & mask) - middle) * factor
+def _level(data: Any, p: Any, bits: Any, k: Any) -> Any:
+    """Return level k of row p: bits of a byte, or of two."""
+    at = k * bits
+    pair = np.uint32(data[p, at >> 3])
+    if (at & 7) + bits > 8:
+        pair |= np.uint32(data[p, (at >> 3) + 1]) << np.uint32(8)
+    return np.float32((pair >> np.uint32(at & 7)) & np.uint32((1 << bits) - 1))
 
 
 @job
@@ -72,16 +62,21 @@ def level_rows(address: Any, start: Any, stop: Any) -> Any:
     positions, out = _flat(block, 7, np.int64), _grid(block, 9, np.float32)
     middle, width = np.float32((2**bits - 1) / 2), out.shape[1]
     source, length = np.uint64(data.ctypes.data), np.uint64(data.shape[1])
+    target, scales = np.uint64(out.ctypes.data), np.uint64(scale.ctypes.data)
     for row in range(start, stop):
         if row + AHEAD < stop:
             soon = source + np.uint64(positions[row + AHEAD]) * length
             for line in range((data.shape[1] + 63) // 64):
                 prefetch(soon + np.uint64(64 * line))
         p, to = np.uint64(positions[row]), np.uint64(row)
-        _levels_into(data, p, bits, middle, scale[p] if axis == 0 else np.float32(1), out, to)
-        if axis == 1:
-            for k in range(width):
-                out[to, k] *= scale[k]
+        here, there = source + p * length, target + to * np.uint64(4 * width)
+        factor, done = scale[p] if axis == 0 else np.float32(1), 0
+        if bits == 8:
+            done = _bytes(there, here, middle, factor, width) if axis == 0 else _bytes_by(there, here, middle, scales, width)
+        elif bits == 4:
+            done = _halves(there, here, middle, factor, width) if axis == 0 else _halves_by(there, here, middle, scales, width)
+        for k in range(done, width):
+            out[to, k] = (_level(data, p, bits, k) - middle) * (factor if axis == 0 else scale[k])
     return np.int64(1)
 
 

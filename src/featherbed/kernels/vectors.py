@@ -69,6 +69,64 @@ def _loop(builder: Any, lanes: int, length: Any, done: Any, out: Any, atoms: Any
     builder.position_at_end(leave)
 
 
+def level_row(bits: int, by_column: bool) -> Callable[..., int]:
+    """Return ``f(out, source, middle, scale, width)``: out = scale * (level - middle), 32 levels of 8 or 4 bits at a time.
+
+    ``scale`` is a number, or with ``by_column`` the address of one for each element. It returns how many elements are done: the
+    last few, fewer than 32, are left to the caller.
+    """
+    wide = ir.VectorType(ir.FloatType(), 32)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def decode(typing_context: Any, out: Any, source: Any, middle: Any, scale: Any, width: Any) -> Any:  # noqa: ARG001
+        factor = types.uintp if by_column else types.float32
+        signature = types.intp(types.uintp, types.uintp, types.float32, factor, types.intp)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+            target, packed, centre, factors, length = arguments
+            done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
+            centres = _splat(builder, centre, 32)
+            same = None if by_column else _splat(builder, factors, 32)
+            test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
+            builder.branch(test)
+            builder.position_at_end(test)
+            start = builder.load(done)
+            stop = builder.add(start, ir.Constant(length.type, 32))
+            builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
+            builder.position_at_end(body)
+            offset = builder.mul(start, ir.Constant(start.type, 4))
+
+            def floats(address: Any) -> Any:
+                return builder.inttoptr(builder.add(address, offset), wide.as_pointer())
+
+            levels = builder.uitofp(_levels(builder, bits, packed, start), wide)
+            factor_row = builder.load(floats(factors), align=4) if same is None else same
+            builder.store(builder.fmul(builder.fsub(levels, centres), factor_row), floats(target), align=4)
+            builder.store(stop, done)
+            builder.branch(test)
+            builder.position_at_end(leave)
+            return builder.load(done)
+
+        return signature, generate
+
+    made: Callable[..., int] = decode
+    return made
+
+
+def _levels(builder: Any, bits: int, source: Any, start: Any) -> Any:
+    """Emit the load of 32 levels from element ``start`` on, as 32 bytes."""
+    count = 32 * bits // 8
+    place = builder.add(source, start if bits == 8 else builder.lshr(start, ir.Constant(start.type, 1)))
+    kind = ir.VectorType(_I8, count)
+    packed = builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
+    if bits == 8:
+        return packed
+    low = builder.and_(packed, ir.Constant(kind, [15] * count))
+    high = builder.lshr(packed, ir.Constant(kind, [4] * count))
+    order = [half * count + at for at in range(count) for half in (0, 1)]  # low and high halves of each byte in turn
+    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, 32), order))
+
+
 def _splat(builder: Any, value: Any, lanes: int) -> Any:
     if lanes == 1:
         return value
