@@ -153,7 +153,7 @@ class Band:
             return self.dictionary.rows(positions)
         if not engine.kernels(len(ids)) or self.combine != "sum" or not keeps_decoded(self.dictionary):
             return self._plain(ids, positions)
-        out = np.empty((len(ids), self.dictionary.shape[1]), dtype=np.float32)
+        out = engine.empty(len(ids), self.dictionary.shape[1])
         if isinstance(self.codes, Fixed | Ragged):
             self._plan.run(out, np.ascontiguousarray(positions))
         else:
@@ -184,7 +184,7 @@ class Band:
     def _plan(self) -> engine.Plan:
         """The compiled loop that composes these rows, with all of its arguments that never change."""
         assert self.dictionary is not None
-        atoms = np.ascontiguousarray(self.dictionary.dense())
+        atoms = engine.on_line(self.dictionary.dense(), CACHE_BYTES)
         if isinstance(self.codes, Ragged):
             return engine.Plan("ragged_rows", *self.codes.arguments(), atoms)
         assert isinstance(self.codes, Fixed)

@@ -20,6 +20,7 @@ from featherbed.errors import ArgumentError, FormatError, MissingExtra
 VARIABLE = "FEATHERBED_KERNELS"
 WORTH = 2048  # rows of one call that are worth loading the compiled loops for
 GRAIN = 512  # rows a thread takes at a time
+LINE = 64  # bytes of a cache line
 _LOOKUP = "featherbed.kernels.lookup"
 
 
@@ -44,6 +45,27 @@ def _jobs() -> dict[str, Any] | None:
     except ImportError:
         return None
     return {name: thing for module in modules for name, thing in vars(module).items() if name.endswith(("_rows", "_scores"))}
+
+
+def empty(rows: int, columns: int) -> NDArray[np.float32]:
+    """Return an empty matrix that starts on a cache line, so that no vector of it lies across two."""
+    if rows < WORTH:
+        return np.empty((rows, columns), dtype=np.float32)
+    spare = np.empty(rows * columns + LINE // 4, dtype=np.float32)
+    skip = -spare.ctypes.data % LINE // 4
+    return spare[skip : skip + rows * columns].reshape(rows, columns)
+
+
+def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Return the matrix, copied to where a cache line starts unless it is there already or larger than ``most`` bytes."""
+    whole = np.ascontiguousarray(matrix)
+    if whole.nbytes > most or whole.ctypes.data % LINE == 0:
+        return whole
+    spare = np.empty(whole.size + LINE // 4, dtype=np.float32)
+    skip = -spare.ctypes.data % LINE // 4
+    copy = spare[skip : skip + whole.size].reshape(whole.shape)
+    copy[:] = whole
+    return copy
 
 
 class Plan:

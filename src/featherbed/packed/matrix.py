@@ -140,7 +140,7 @@ class Matrix:
         if self._decoded is not None and isinstance(index, slice):
             return self._decoded[index]
         if not isinstance(index, slice) and engine.kernels(len(index)):
-            out = np.empty((len(index), self.shape[1]), dtype=np.float32)
+            out = engine.empty(len(index), self.shape[1])
             self._plan.run(out, np.ascontiguousarray(index))
             return out
         if self._decoded is not None:
