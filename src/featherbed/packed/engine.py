@@ -47,13 +47,16 @@ def _jobs() -> dict[str, Any] | None:
     return {name: thing for module in modules for name, thing in vars(module).items() if name.endswith(("_rows", "_scores"))}
 
 
-def empty(rows: int, columns: int) -> NDArray[np.float32]:
+def _on_line(rows: int, columns: int) -> NDArray[np.float32]:
     """Return an empty matrix that starts on a cache line, so that no vector of it lies across two."""
-    if rows < WORTH:
-        return np.empty((rows, columns), dtype=np.float32)
     spare = np.empty(rows * columns + LINE // 4, dtype=np.float32)
     skip = -spare.ctypes.data % LINE // 4
     return spare[skip : skip + rows * columns].reshape(rows, columns)
+
+
+def empty(rows: int, columns: int) -> NDArray[np.float32]:
+    """Return an empty result; a large one starts on a cache line."""
+    return np.empty((rows, columns), dtype=np.float32) if rows < WORTH else _on_line(rows, columns)
 
 
 def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
@@ -61,9 +64,7 @@ def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     whole = np.ascontiguousarray(matrix)
     if whole.nbytes > most or whole.ctypes.data % LINE == 0:
         return whole
-    spare = np.empty(whole.size + LINE // 4, dtype=np.float32)
-    skip = -spare.ctypes.data % LINE // 4
-    copy = spare[skip : skip + whole.size].reshape(whole.shape)
+    copy = _on_line(*whole.shape)
     copy[:] = whole
     return copy
 
