@@ -87,7 +87,7 @@ def main():
         "Parameters are those of the two tables, as the paper counts; the 9,746 biases are not among them. The seconds are of",
         "a machine that did other things too: runs that met them (anchor-1e-4) took several times as long as they need alone.",
         "λ = 1e-4 is theirs for 15/15 anchors and the prox in Yogi's metric; the scalar run has the threshold lr·λ instead.",
-        "Dense tables with fewer columns are the better bargain here: d = 4 does with 39,000 parameters what anchors do with 98,000.",
+        "Fewer columns are the better bargain here: d = 4 does with 39,000 parameters what anchors do with 98,000.",
         "",
         "## Penn Treebank, LSTM 200 x 2, tied softmax, one epoch",
         "",
