@@ -82,7 +82,9 @@ class Affine:
 
 @dataclass(eq=False)
 class Band:
-    """``rows`` rows: codes over a dictionary, combined, then the affine stage.
+    """``rows`` rows: codes over a dictionary, combined, a second layer added, then the affine stage and the row's length.
+
+    row = norms * affine(combine(dictionary[indices], values) + plus)
 
     >>> band = Band(2, Identity(), dictionary=Matrix.encode(np.eye(2, dtype=np.float32), "float32"))
     >>> band.lookup(np.array([1]), np.array([1]))
@@ -96,6 +98,8 @@ class Band:
     combine: str = "sum"
     affine: Affine | None = None
     members: Members | None = None  # None: all the ids that are left
+    norms: Matrix | None = None  # [rows, 1]: what each row is multiplied by at last
+    plus: Band | None = None  # a layer of the same rows that is added before the affine stage
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave the plan behind: it holds addresses."""
@@ -121,7 +125,15 @@ class Band:
                 count = self.codes.hashes
             case _:
                 count = 2
-        return max(*widths, 4 * count) if self.combine == "sum" else max(widths) * count
+        own = max(*widths, 4 * count) if self.combine == "sum" else max(widths) * count
+        return own if self.plus is None else max(own, self.plus.gathered)
+
+    @property
+    def layers(self) -> Iterator[Band]:
+        """This band and those that are added to it."""
+        yield self
+        if self.plus is not None:
+            yield from self.plus.layers
 
     @property
     def linear(self) -> bool:
@@ -139,13 +151,19 @@ class Band:
 
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Compose the rows of ids that stand at ``positions`` in this band."""
+        rows = self.summed(ids, positions)
+        if self.plus is not None:
+            rows = rows + self.plus.lookup(ids, positions)
+        rows = rows if self.affine is None else self.affine(rows)
+        return rows if self.norms is None else rows * self.norms.rows(positions)
+
+    def summed(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+        """Compose this layer's own part of rows: what the codes say, before anything is added or multiplied."""
         if isinstance(self.codes, Every):
             assert self.values is not None
             rows = self.values.rows(positions)
-            rows = rows if self.dictionary is None else rows @ self.dictionary.dense()
-        else:
-            rows = self._coded(ids, positions)
-        return rows if self.affine is None else self.affine(rows)
+            return rows if self.dictionary is None else rows @ self.dictionary.dense()
+        return self._coded(ids, positions)
 
     def _coded(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
         assert self.dictionary is not None
@@ -200,13 +218,16 @@ class Band:
             yield from (("members.bitmap", self.members.bitmap), ("members.totals", self.members.totals))
         yield from ((f"codes.{name}", array) for name, array in arrays(self.codes))
         weight = None if self.affine is None else self.affine.weight
-        for name, matrix in (("values", self.values), ("dictionary", self.dictionary), ("affine.weight", weight)):
+        matrices = {"values": self.values, "dictionary": self.dictionary, "affine.weight": weight, "norms": self.norms}
+        for name, matrix in matrices.items():
             if matrix is not None:
                 yield name, matrix.data
                 if matrix.scale is not None:
                     yield f"{name}.scale", matrix.scale
         if self.affine is not None and self.affine.bias is not None:
             yield "affine.bias", self.affine.bias
+        if self.plus is not None:
+            yield from ((f"plus.{name}", array) for name, array in self.plus.arrays())
 
 
 def keeps_decoded(dictionary: Matrix) -> bool:

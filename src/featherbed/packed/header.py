@@ -21,6 +21,7 @@ VERSION = 0
 MOST_ROWS = 1 << 40
 MOST_DIM = 1 << 16
 MOST_BANDS = 64
+MOST_LAYERS = 8
 IMPLICIT_ROWS = 1 << 20  # rows that may share one atom where nothing is stored for a row
 
 Take = Callable[[str, str, tuple[int, ...]], NDArray[Any]]  # name, dtype, shape -> array
@@ -51,6 +52,8 @@ def _describe_band(band: Band) -> dict[str, Any]:
         "combine": band.combine,
         "cell": "none",
         "affine": None if affine is None else {"weight": _describe_matrix(affine.weight), "bias": affine.bias is not None},
+        "norms": _describe_matrix(band.norms),
+        "plus": None if band.plus is None else _describe_band(band.plus),
     }
 
 
@@ -117,7 +120,7 @@ class Reader:
 
     def sub(self, name: str) -> Reader | None:
         """Return a nested object, or None."""
-        value = self.raw(name)
+        value = self.fields.get(name) if name in ("norms", "plus") else self.raw(name)  # files of early versions lack the two
         return None if value is None else Reader(value, f"{self.where}.{name}")
 
 
@@ -149,6 +152,15 @@ def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool
     members = _members(name, take, left) if reader.flag("members") else None
     if last == (members is not None):
         raise FormatError(f"{reader.where}: every band but the last has members, the last has none")
+    band, width = _layer(reader, name, take, rows, MOST_LAYERS)
+    band.members = members
+    if width != dim:
+        raise FormatError(f"{reader.where} makes rows of width {width}, the table says {dim}")
+    return band
+
+
+def _layer(reader: Reader, name: str, take: Take, rows: int, deep: int) -> tuple[Band, int]:
+    """Return a layer (with those that are added to it) and the width of its rows."""
     dictionary = _matrix(reader.sub("dictionary"), f"{name}.dictionary", take)
     values = _matrix(reader.sub("values"), f"{name}.values", take)
     coded = reader.sub("codes")
@@ -156,8 +168,15 @@ def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool
         raise FormatError(f"{reader.where}.codes is missing")
     codes = _codes(coded, f"{name}.codes", take, rows, 0 if dictionary is None else dictionary.shape[0])
     reader.choice("cell", ("none",))
-    band = Band(rows, codes, values, dictionary, reader.choice("combine", COMBINES), members=members)
+    band = Band(rows, codes, values, dictionary, reader.choice("combine", COMBINES))
     width = _check_shapes(band, reader.where)
+    added = reader.sub("plus")
+    if added is not None:
+        if deep <= 1 or added.raw("members") or added.whole("rows", 0, MOST_ROWS) != rows:
+            raise FormatError(f"{added.where}: at most {MOST_LAYERS} layers add up, of equal rows, without members")
+        band.plus, other = _layer(added, f"{name}.plus", take, rows, deep - 1)
+        if other != width:
+            raise FormatError(f"{added.where} makes rows of width {other}, they are added to rows of width {width}")
     affine = reader.sub("affine")
     if affine is not None:
         weight = _matrix(affine.sub("weight"), f"{name}.affine.weight", take)
@@ -167,9 +186,10 @@ def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool
             width = weight.shape[1]
         bias = take(f"{name}.affine.bias", "F32", (width,)) if affine.flag("bias") else None
         band.affine = Affine(weight, bias)
-    if width != dim:
-        raise FormatError(f"{reader.where} makes rows of width {width}, the table says {dim}")
-    return band
+    band.norms = _matrix(reader.sub("norms"), f"{name}.norms", take)
+    if band.norms is not None and band.norms.shape != (rows, 1):
+        raise FormatError(f"{reader.where}.norms of shape {band.norms.shape} do not fit {rows} rows")
+    return band, width
 
 
 def _members(name: str, take: Take, left: int) -> Members:
@@ -251,12 +271,16 @@ def _check_shapes(band: Band, where: str) -> int:
 def _check_implicit(bands: list[Band], rows: int) -> None:
     """Refuse rows that nothing stands behind, and remainders of ids that have no quotient."""
     for number, band in enumerate(bands):
-        codes, atoms = band.codes, band.atoms
-        if isinstance(codes, Remainder) and (rows - 1) // codes.divisor >= atoms - codes.divisor:
-            raise FormatError(f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids")
-    alone, codes = bands[0], bands[0].codes
-    nothing = isinstance(codes, Hash | Remainder) or (isinstance(codes, Fixed) and codes.record_bits == 0)
-    if len(bands) == 1 and nothing and alone.values is None and rows > alone.atoms * IMPLICIT_ROWS:
+        for codes, atoms in ((layer.codes, layer.atoms) for layer in band.layers):
+            if isinstance(codes, Remainder) and (rows - 1) // codes.divisor >= atoms - codes.divisor:
+                raise FormatError(f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids")
+    alone = bands[0]
+    nothing = all(
+        layer.values is None
+        and (isinstance(layer.codes, Hash | Remainder) or (isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0))
+        for layer in alone.layers
+    )
+    if len(bands) == 1 and nothing and alone.norms is None and rows > alone.atoms * IMPLICIT_ROWS:
         raise FormatError(f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them")
 
 

@@ -97,8 +97,8 @@ class Matrix:
     _decoded: Floats | None = None
 
     @classmethod
-    def encode(cls, matrix: NDArray[np.floating], kind: str, scales: str = "row") -> Matrix:
-        """Store ``matrix`` as ``kind``; scales are chosen by error, one for each "row" or "column"."""
+    def encode(cls, matrix: NDArray[np.floating], kind: str, scales: str = "row", scale_kind: str = "float32") -> Matrix:
+        """Store ``matrix`` as ``kind``; scales are chosen by error, for each "row" or "column", kept as ``scale_kind``."""
         bits = level_bits(kind)
         matrix = np.ascontiguousarray(matrix, dtype=np.float32)
         shape = (matrix.shape[0], matrix.shape[1])
@@ -112,8 +112,15 @@ class Matrix:
             raise ArgumentError(f"{kind} storage needs finite values: the matrix holds NaN or infinity")
         axis = {"row": 0, "column": 1}[scales]
         scale = best_scales(matrix, bits, axis)
+        if scale_kind == "float16" and scale.min(initial=1.0) > 1e-4 and scale.max(initial=0.0) < 6e4:
+            halves = scale.astype(np.float16)
+            return cls(kind, shape, cls._packed(matrix, halves.astype(np.float32), bits, axis), halves, axis)
+        return cls(kind, shape, cls._packed(matrix, scale, bits, axis), scale, axis)
+
+    @staticmethod
+    def _packed(matrix: Floats, scale: Floats, bits: int, axis: int) -> NDArray[np.uint8]:
         wide = scale[:, None] if axis == 0 else scale[None, :]
-        return cls(kind, shape, pack_levels(to_levels(matrix, wide, bits), bits), scale, axis)
+        return pack_levels(to_levels(matrix, wide, bits), bits)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave behind what holds addresses or can be made again."""

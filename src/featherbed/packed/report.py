@@ -47,6 +47,7 @@ def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
         "combine": band.combine,
         "dictionary": fields["dictionary"],
         "values": fields["values"],
+        "plus": None if band.plus is None else _band(band.plus, fields["plus"]),
         "codes_per_row": {str(n): int(c) for n, c in zip(found, sizes, strict=True)},
     }
 
@@ -84,17 +85,22 @@ def as_text(found: dict[str, Any]) -> str:
         *(f"  {part:<24}{size:>14,}" for part, size in sorted(found["parts"].items(), key=lambda item: -item[1])),
     ]
     for number, band in enumerate(found["bands"]):
-        lines += [f"band {number}: {band['rows']:,} rows, {_codes(band['codes'])}, combined by {band['combine']}"]
-        if band["dictionary"]:
-            shape = band["dictionary"]
-            lines += [f"  dictionary {shape['rows']:,} x {shape['columns']} in {shape['kind']}"]
-        lines += _histogram(band["codes_per_row"])
+        lines += _layer_text(f"band {number}: {band['rows']:,} rows,", band)
     return "\n".join(lines)
 
 
 def _codes(codes: dict[str, Any]) -> str:
     rest = ", ".join(f"{key} {value}" for key, value in codes.items() if key != "layout" and value not in (None, False))
     return f"{codes['layout']} codes" + (f" ({rest})" if rest else "")
+
+
+def _layer_text(start: str, band: dict[str, Any]) -> list[str]:
+    lines = [f"{start} {_codes(band['codes'])}, combined by {band['combine']}"]
+    if band["dictionary"]:
+        shape = band["dictionary"]
+        lines += [f"  dictionary {shape['rows']:,} x {shape['columns']} in {shape['kind']}"]
+    lines += _histogram(band["codes_per_row"])
+    return lines + ([] if band["plus"] is None else _layer_text("  plus", band["plus"]))
 
 
 def _histogram(counts: dict[str, int]) -> list[str]:

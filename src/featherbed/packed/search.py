@@ -37,38 +37,48 @@ class Scorer:
     """The scores of one band's rows for given queries: q . row = Σ_j v_j (q . a_j) where the composer is a sum."""
 
     def __init__(self, band: Band, queries: Floats) -> None:  # queries [n, d]
-        self.band, self.queries = band, queries
+        self.band = band
         self.shift: Floats | None = None
         self.atom_scores: Floats | None = None  # [n, K]
-        if not band.linear:
-            return
         if band.affine is not None:
             if band.affine.bias is not None:
                 self.shift = (queries @ band.affine.bias)[:, None]
             if band.affine.weight is not None:
                 queries = queries @ band.affine.weight.dense().T
-        assert band.dictionary is not None
-        self.atom_scores = queries @ band.dictionary.dense().T
+        self.queries = queries  # [n, d']: as the codes see them
+        self.plus = None if band.plus is None else Scorer(band.plus, queries)
+        if band.linear:
+            assert band.dictionary is not None
+            self.atom_scores = queries @ band.dictionary.dense().T
 
     def __call__(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
         """Score rows given by ids and their positions in the band."""
+        total = self._own(ids, positions)
+        if self.plus is not None:
+            total = total + self.plus(ids, positions)
+        if self.shift is not None:
+            total = total + self.shift
+        return total if self.band.norms is None else total * self.band.norms.rows(positions)[:, 0]
+
+    def _own(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
         band = self.band
         if self.atom_scores is None:
-            return self.queries @ band.lookup(ids, positions).T
+            return self.queries @ band.summed(ids, positions).T
         if isinstance(band.codes, Every):
             assert band.values is not None
-            total = self.atom_scores @ band.values.rows(positions).T
-        else:
-            indices, values = band.fetch(ids, positions)
-            total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
-            for j in range(indices.shape[1]):
-                part = self.atom_scores[:, indices[:, j]]
-                total += part if values is None else part * values[:, j]
-        return total if self.shift is None else total + self.shift
+            return self.atom_scores @ band.values.rows(positions).T
+        indices, values = band.fetch(ids, positions)
+        total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
+        for j in range(indices.shape[1]):
+            part = self.atom_scores[:, indices[:, j]]
+            total += part if values is None else part * values[:, j]
+        return total
 
     def fill(self, first: int, out: Floats) -> bool:  # out [n, B]
         """Score the rows from position ``first`` on into ``out`` by a compiled loop; say whether there is one for them."""
         codes = self.band.codes
+        if self.plus is not None or self.band.norms is not None:
+            return False
         if self.atom_scores is None or not isinstance(codes, Fixed | Ragged) or not engine.kernels(out.shape[1]):
             return False
         atoms = self.atom_scores.shape[1]

@@ -20,7 +20,8 @@ def validate(table: PackedTable) -> None:
         if band.members is not None:
             _members(band.members, band.rows, left)
         left -= band.rows
-        _codes(band)
+        for layer in band.layers:
+            _codes(layer)
     if table.keys is not None:
         table.keys.check()
 
