@@ -19,7 +19,7 @@ FLOORS = [
     ["packed"],
     ["ops", "rows"],
     ["tables", "optim", "sharing", "anchors", "graphs", "theory"],
-    ["compress", "view", "serve", "testing"],
+    ["compression", "view", "serve", "testing"],
     ["tasks"],
     ["cli"],
 ]

@@ -13,6 +13,7 @@ from featherbed.version import __version__
 if TYPE_CHECKING:
     from featherbed.anchors import HalfNormal as HalfNormal
     from featherbed.anchors import Xavier as Xavier
+    from featherbed.compression.run import compress as compress
     from featherbed.errors import ArgumentError as ArgumentError
     from featherbed.errors import DataError as DataError
     from featherbed.errors import FeatherbedError as FeatherbedError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "featherbed.anchors": ("HalfNormal", "Xavier"),
+    "featherbed.compression.run": ("compress",),
     "featherbed.errors": (
         "ArgumentError",
         "DataError",

@@ -1,4 +1,4 @@
-"""The command line: ``featherbed demo | inspect | lookup | search | check``."""
+"""The command line: ``featherbed demo | compress | gate | inspect | lookup | search | check``."""
 
 from __future__ import annotations
 
@@ -110,6 +110,55 @@ def check(file: File) -> None:
     from featherbed.packed.file import check as check_file
 
     typer.echo(f"{file}: sound. {check_file(file)!r}")
+
+
+Matrix = Annotated[
+    Path,
+    typer.Argument(help="A matrix: .npy, .npz, .safetensors, a torch checkpoint, word2vec or GloVe, .parquet.", metavar="IN"),
+]
+Array = Annotated[str | None, typer.Option(help="Which array of the file, where it has several.")]
+
+
+@app.command()
+def compress(
+    matrix: Matrix,
+    out: Annotated[Path, typer.Option(help="The packed table to write (.safetensors).")],
+    ratio: Annotated[float | None, typer.Option(help="How many times smaller than float32.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Bytes of the file without keys, such as 600KB.")] = None,
+    quality: Annotated[str | None, typer.Option(help='Just good enough: "recall:0.9" or "error:0.1".')] = None,
+    method: Annotated[str, typer.Option(help="auto, or a method by name, such as int4, opq or rq:codes=8.")] = "auto",
+    weights: Annotated[Path | None, typer.Option(help="How often rows are used: .npy, a number a line, or 'zipf'.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write what was lost: .html, .json or .txt.")] = None,
+    words: Annotated[list[Path] | None, typer.Option(help="A similarity or analogy file to score before and after.")] = None,
+    array: Array = None,
+    padding: Annotated[int | None, typer.Option(help="The row of zeros that stays zero.", min=0)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of samples and starts.", min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Make a matrix smaller and say what is lost. Give one of --ratio, --budget and --quality."""
+    from featherbed.compression.command import run
+
+    run(matrix, out, ratio, budget, quality, method, weights, report, words or [], array, padding, seed, quiet)
+
+
+@app.command()
+def gate(
+    file: File,
+    against: Annotated[Path, typer.Option(help="The matrix the table was made from.")],
+    recall: Annotated[float | None, typer.Option(help="The least neighbour recall@10 allowed.", min=0, max=1)] = None,
+    error: Annotated[float | None, typer.Option(help="The greatest relative error allowed.", min=0)] = None,
+    array: Array = None,
+    json: Json = False,
+) -> None:
+    """Check a table's quality against the matrix it was made from: exit code 1 when it falls below the floor."""
+    from featherbed.compression.gate import judge
+
+    found, failures = judge(file, against, recall, error, array)
+    typer.echo(_dump(found | {"failures": failures}) if json else f"recall {found['recall']:.4f}, error {found['error']:.4f}")
+    for failure in failures:
+        typer.echo(f"too low: {failure}", err=True)
+    if failures:
+        raise typer.Exit(1)
 
 
 def _id_of(packed: PackedTable, word: str) -> int:

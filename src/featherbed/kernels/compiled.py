@@ -19,6 +19,15 @@ def compiled(function: F) -> F:
     return made
 
 
+def fast(function: F) -> F:
+    """Compile a function of finite numbers whose sums may be taken in any order."""
+    try:
+        made: F = njit(nogil=True, cache=True, fastmath=True)(function)
+    except RuntimeError:
+        made = njit(nogil=True, fastmath=True)(function)
+    return made
+
+
 def job(function: Callable[[Any, Any, Any], Any]) -> int:
     """Compile ``function(block, start, stop)`` to a job any thread can run without Python; return its address."""
     try:

@@ -108,7 +108,12 @@ class Fixed:
 
     @classmethod
     def encode(
-        cls, indices: Ids, values: NDArray[np.floating] | None, choices: int, kind: str = "float32", parts: bool = False
+        cls,
+        indices: NDArray[np.integer],
+        values: NDArray[np.floating] | None,
+        choices: int,
+        kind: str = "float32",
+        parts: bool = False,
     ) -> Fixed:
         """Store ``indices`` [V, s] below ``choices`` and, unless they are all one, ``values`` [V, s]."""
         rows, count = indices.shape

@@ -46,6 +46,7 @@ class PackedTable:
         self.padding_idx = padding_idx
         self.keys = keys
         self.made_by = made_by or {}
+        self.report: Any = None  # of the compression that made it, in the process that did; not stored
         self._norms: Floats | None = None
         self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
         check_bands(bands, self.rows)

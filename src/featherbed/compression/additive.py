@@ -1,0 +1,139 @@
+"""Additive codes: row ≈ Σ_m C_m[b_m]. Codes by coordinate descent, dictionaries by least squares, in turns."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.compression.rows import Floats, in_threads
+
+Codes = NDArray[np.int32]
+HELD = 1 << 24  # costs held at once, floats
+RIDGE = 1e-3  # of the mean weight of an atom: keeps atoms nobody uses where they cost nothing
+
+
+def threads() -> int:
+    """Return how many threads this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def decode(codes: Codes, atoms: Floats) -> Floats:  # [n, M], [M, K, d] -> [n, d]
+    """Add up the atoms of rows."""
+    rows: Floats = atoms[0][codes[:, 0]]
+    for m in range(1, len(atoms)):
+        rows += atoms[m][codes[:, m]]
+    return rows
+
+
+class Encoder:
+    """Finds the codes of rows over given atoms [M, K, d].
+
+    >>> atoms = np.array([[[0, 0], [4, 0]], [[0, 0], [0, 1]]], dtype=np.float32)
+    >>> Encoder(atoms)(np.array([[4, 1], [0, 1]], dtype=np.float32)).tolist()
+    [[1, 1], [0, 1]]
+    """
+
+    def __init__(self, atoms: Floats) -> None:
+        self.parts, self.choices, dim = atoms.shape
+        self.flat = np.ascontiguousarray(atoms.reshape(-1, dim))
+        shape = (self.parts, self.choices, self.parts, self.choices)
+        self.pairs = np.ascontiguousarray((2 * self.flat @ self.flat.T).reshape(shape))
+        self.squares = np.einsum("kd,kd->k", self.flat, self.flat)
+        self.step = max(64, HELD // len(self.flat))
+
+    def __call__(self, rows: Floats, codes: Codes | None = None, tries: int = 3, seed: int = 0) -> Codes:  # [n, d] -> [n, M]
+        """Return codes of rows, found from the given ones on, or from nothing."""
+        from featherbed.kernels.descent import descend
+
+        greedy = codes is None
+        found = np.zeros((len(rows), self.parts), dtype=np.int32) if codes is None else codes.copy()
+        for start in range(0, len(rows), self.step):
+            part = rows[start : start + self.step]
+            unary = (self.squares - 2 * part @ self.flat.T).reshape(len(part), self.parts, self.choices)
+            block = found[start : start + self.step]
+
+            def job(first: int, last: int, unary: Floats = unary, block: Codes = block, seed: int = seed + start) -> None:
+                descend(unary, self.pairs, block, first, last, greedy, tries, min(2, self.parts), 4, seed)
+
+            in_threads(job, len(part), threads())
+        return found
+
+
+class Normal:
+    """The normal equations of the dictionaries, gathered block by block: argmin_C Σ_i w_i ||t_i - Σ_m C_m[b_im]||²."""
+
+    def __init__(self, parts: int, choices: int, dim: int) -> None:
+        self.choices, self.parts = choices, parts
+        self.gram = np.zeros((parts * choices, parts * choices))
+        self.right = np.zeros((parts * choices, dim))
+
+    def add(self, codes: Codes, rows: Floats, weights: Floats) -> None:
+        """Take rows with their codes and weights in."""
+        from featherbed.kernels.descent import count_pairs
+
+        count_pairs(codes, weights, self.choices, self.gram)
+        weighted = rows * weights[:, None]
+        for m in range(self.parts):
+            part = self.right[m * self.choices : (m + 1) * self.choices]
+            for column in range(rows.shape[1]):
+                part[:, column] += np.bincount(codes[:, m], weighted[:, column], self.choices)
+
+    def solve(self) -> Floats:  # [M, K, d]
+        """Return the atoms."""
+        from scipy.linalg import solve
+
+        gram = self.gram + np.tril(self.gram, -1).T
+        diagonal: Any = np.diag_indices_from(gram)
+        gram[diagonal] += RIDGE * max(float(gram[diagonal].mean()), 1e-12)
+        atoms: Floats = solve(gram, self.right, assume_a="pos").astype(np.float32)
+        return atoms.reshape(self.parts, self.choices, -1)
+
+
+def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> Floats:  # -> [M, K, d]
+    """Return the dictionaries that come nearest to rows with given codes."""
+    equations = Normal(codes.shape[1], choices, rows.shape[1])
+    equations.add(codes, rows, weights)
+    return equations.solve()
+
+
+def kmeans(rows: Floats, choices: int, seed: int, rounds: int = 10, start: Floats | None = None) -> Floats:  # [n, d] -> [K, d]
+    """Return ``choices`` centroids of rows (faiss); fewer rows than centroids are repeated, a little moved."""
+    import faiss
+
+    if len(rows) < choices:
+        noise = np.random.default_rng(seed).standard_normal((choices, rows.shape[1])).astype(np.float32)
+        repeated: Floats = rows[np.arange(choices) % len(rows)] + np.float32(1e-3 * rows.std()) * noise
+        return repeated
+    means = faiss.Kmeans(
+        rows.shape[1], choices, niter=rounds, seed=seed + 1, min_points_per_centroid=1, max_points_per_centroid=256
+    )
+    means.train(np.ascontiguousarray(rows), init_centroids=start)
+    centroids: Floats = np.asarray(means.centroids, dtype=np.float32).reshape(choices, -1).copy()
+    return centroids
+
+
+def nearest(rows: Floats, centroids: Floats) -> Codes:  # [n, d], [K, d] -> [n]
+    """Return the nearest centroid of each row."""
+    import faiss
+
+    index = faiss.IndexFlatL2(rows.shape[1])
+    index.add(np.ascontiguousarray(centroids))
+    found: Codes = index.search(np.ascontiguousarray(rows), 1)[1][:, 0].astype(np.int32)
+    return found
+
+
+def residual_start(rows: Floats, parts: int, bits: int, seed: int, beam: int = 8) -> Floats:  # [n, d] -> [M, K, d]
+    """Learn codebooks one after the other, each on what beam search over the ones before it leaves (faiss): to start from."""
+    import faiss
+
+    if len(rows) < 1 << bits:
+        rows = np.concatenate([rows] * -(-(1 << bits) // len(rows)))
+    quantiser = faiss.ResidualQuantizer(rows.shape[1], parts, bits)
+    quantiser.cp.niter, quantiser.cp.seed, quantiser.max_beam_size = 10, seed + 1, beam
+    quantiser.cp.min_points_per_centroid = 1
+    quantiser.train(np.ascontiguousarray(rows))
+    atoms: Floats = faiss.vector_to_array(quantiser.codebooks).reshape(parts, 1 << bits, rows.shape[1]).copy()
+    return atoms

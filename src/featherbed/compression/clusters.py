@@ -1,0 +1,117 @@
+"""Vocabulary clusters: every row is the centroid of its cluster, row ≈ C[b]."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+
+from featherbed.compression.additive import Codes, kmeans, nearest
+from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
+from featherbed.compression.rows import Floats
+from featherbed.packed.band import Band
+from featherbed.packed.bits import width
+from featherbed.packed.codes import Fixed
+from featherbed.packed.matrix import Matrix, best_scales, to_levels
+
+LEARN = 1 << 16  # rows the centroids are learnt from
+MOST = 1 << 14  # clusters
+PAIRS = 1 << 31  # distances that are worth waiting for
+SMALLEST = 1.2e-7  # a scale float16 still tells from zero
+
+
+class Clusters(Method):
+    """One code a row, over ``clusters`` centroids kept as ``kind``."""
+
+    name = "clusters"
+
+    def size(self, rows: int, dim: int, **settings: Any) -> int:
+        """Return the bytes of the arrays these settings make."""
+        return stream_size(rows, width(settings["clusters"])) + matrix_size(settings["kind"], settings["clusters"], dim)
+
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002 - one signature
+        """Return the most clusters that fit, for each kind of centroids; the most clusters first."""
+        found: list[Settings] = []
+        for kind in ("int8", "float16"):
+            counts = range(2, min(MOST, rows // 2) + 1)
+            fitting = bisect_right(counts, budget, key=lambda n: self.size(rows, dim, clusters=n, kind=kind))
+            found += [{"clusters": counts[fitting - 1], "kind": kind}] if fitting else []
+        if len(found) == 2 and found[0]["clusters"] == found[1]["clusters"]:
+            found.reverse()  # as many of the finer ones
+        return found
+
+    def fit(self, job: Job, **settings: Any) -> Fit:
+        """Compress the matrix."""
+        return ClustersFit(job, settings)
+
+
+class ClustersFit(Fit):
+    """The state of a fit: centroids as stored, and the clusters of the sample."""
+
+    refinable = True
+
+    def __init__(self, job: Job, settings: Settings) -> None:
+        self.job, self.settings = job, settings
+        self.ids = job.rows.draw(LEARN, job.generator)
+        self.sample, self.weights = job.rows.take(self.ids), job.importance[self.ids]
+        job.tell("clusters", 0.0)
+        drawn = by_importance(self.sample, self.weights, job.generator)
+        rounds = int(np.clip(PAIRS // (len(self.ids) * settings["clusters"]), 4, 15))
+        self._store(kmeans(drawn, settings["clusters"], job.seed(), rounds))
+
+    def _store(self, centroids: Floats) -> None:
+        """Round centroids to what is stored and give every row the nearest of the rounded ones."""
+        self.dictionary = stored(centroids, self.settings["kind"])
+        self.codes: Codes = nearest(self.sample, self.dictionary.dense())
+        left = self.sample - self.dictionary.dense()[self.codes]
+        self.errors = self.weights * np.einsum("nd,nd->n", left, left)
+
+    def refine(self, rounds: int) -> None:
+        """Alternate: weighted means of the clusters, the nearest of them for every row; the best of all rounds is kept."""
+        kept = dict(self.__dict__)
+        for done in range(rounds):
+            self.job.tell("refining", done / rounds)
+            self._store(self._means())
+            if self.errors.sum(dtype=np.float64) < kept["errors"].sum(dtype=np.float64):
+                kept = dict(self.__dict__)
+        self.__dict__.update(kept)
+
+    def _means(self) -> Floats:  # -> [K, d]
+        """Return the weighted mean of each cluster; an empty one moves to a row that stands far from its own."""
+        means = self.dictionary.dense().copy()
+        totals = np.bincount(self.codes, self.weights, len(means))
+        full, empty = totals > 0, np.flatnonzero(np.bincount(self.codes, minlength=len(means)) == 0)
+        for column in range(means.shape[1]):
+            sums = np.bincount(self.codes, self.weights * self.sample[:, column], len(means))
+            means[full, column] = (sums[full] / totals[full]).astype(np.float32)
+        worst = np.argsort(-self.errors)[: len(empty)]
+        means[empty[: len(worst)]] = self.sample[worst]
+        return means
+
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+        rows, codes = self.job.rows, self.codes
+        if len(self.ids) < rows.count:
+            codes = np.empty(rows.count, dtype=np.int32)
+            for start, block in rows.blocks():
+                self.job.tell("coding", start / rows.count)
+                codes[start : start + len(block)] = nearest(block, self.dictionary.dense())
+        coded = Fixed.encode(codes[:, None].astype(np.int64), None, self.dictionary.shape[0])
+        return [Band(rows.count, coded, dictionary=self.dictionary)]
+
+
+def stored(centroids: Floats, kind: str) -> Matrix:
+    """Store centroids; scales of int8 ones are float16 however small, so that a centroid at zero does not widen them all."""
+    if kind != "int8":
+        return Matrix.encode(centroids, kind)
+    scale = np.maximum(best_scales(centroids, 8, 0), np.float32(SMALLEST)).astype(np.float16)
+    return Matrix(kind, centroids.shape, to_levels(centroids, scale.astype(np.float32)[:, None], 8), scale, 0)
+
+
+def by_importance(rows: Floats, weights: Floats, generator: np.random.Generator) -> Floats:  # [n, d], [n] -> [n, d]
+    """Draw as many rows again by weight, for a library that counts all rows alike; even weights leave them as they are."""
+    if np.ptp(weights) == 0:
+        return rows
+    share = weights / weights.sum(dtype=np.float64)
+    return rows[generator.choice(len(rows), len(rows), p=share)]

@@ -1,0 +1,222 @@
+"""Layered codes: additive codes learnt together, and what they leave in blocks over one shared dictionary.
+
+row ≈ (Σ_m C_m[b_m] + [S[k_1], ..., S[k_n]]) W + mean
+
+The first layer is additive quantisation (codes by local search, dictionaries by least squares: Martinez et al. 2016). What it
+leaves is nearly the same in all directions, so that the second layer needs one small dictionary S for all blocks of columns
+instead of one for each. W is an orthogonal basis of the columns that carry the matrix, turned at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.compression.additive import Codes, Encoder, Normal, decode, kmeans, nearest, residual_start
+from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
+from featherbed.compression.plain import principal
+from featherbed.compression.rows import Floats
+from featherbed.packed.band import Affine, Band
+from featherbed.packed.codes import Fixed
+from featherbed.packed.matrix import Matrix
+
+LEARN = 1 << 16  # rows the dictionaries are learnt from
+START = 30_000  # rows the first codebooks are learnt from
+ROUNDS = 8
+TOGETHER = 3  # rounds of a refinement in which both layers are fitted to each other
+EFFICIENCY = {8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by their bits
+
+
+class Layered(Method):
+    """``codes`` additive codes of ``bits`` bits, then ``blocks`` codes of ``block_bits`` bits over a shared dictionary."""
+
+    name = "layered"
+
+    def size(self, rows: int, dim: int, **settings: Any) -> int:
+        """Return the bytes of the arrays these settings make."""
+        codes, width = settings["codes"], settings["width"]
+        blocks, block_bits = settings["blocks"], settings["block_bits"]
+        total = stream_size(rows, codes * settings["bits"]) + matrix_size(settings["kind"], codes << settings["bits"], width)
+        total += 4 * dim + matrix_size("float16", width, dim)
+        if blocks:
+            total += stream_size(rows, blocks * block_bits) + matrix_size("int8", 1 << block_bits, width // blocks, "column", 4)
+        return total
+
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
+        """Return for each number of additive codes the block layer that promises least error, best promise first."""
+        found = []
+        for bits in (8, 7, 6, 5):
+            if rows < 8 << bits:
+                continue
+            for codes in range(1, 25):
+                fitting = [s for s in self._shapes(codes, bits, rank) if self.size(rows, dim, **s) <= budget]
+                if fitting:
+                    found.append(min(fitting, key=lambda s: promise(s, rank)))
+        return sorted(found, key=lambda s: promise(s, rank))
+
+    def _shapes(self, codes: int, bits: int, rank: int) -> list[Settings]:
+        """Return the ways to go on after ``codes`` additive codes: no blocks, or blocks of any width and bits."""
+        fixed = {"codes": codes, "bits": bits, "kind": "int8"}
+        shapes: list[Settings] = [{**fixed, "width": rank, "blocks": 0, "block_bits": 0}]
+        for across in range(2, min(rank, 24) + 1):
+            blocks = -(-rank // across)
+            most = min(12, 4 * across)
+            shapes += [{**fixed, "width": across * blocks, "blocks": blocks, "block_bits": n} for n in range(4, most + 1)]
+        return shapes
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
+        """Return settings with the width that belongs to the blocks."""
+        blocks = settings["blocks"]
+        return settings | {"width": blocks * -(-rank // blocks) if blocks else rank}
+
+    def fit(self, job: Job, **settings: Any) -> Fit:
+        """Compress the matrix."""
+        return LayeredFit(job, settings)
+
+
+def promise(settings: Settings, rank: int) -> float:
+    """Return about log2 of the error these settings leave: 2 bits / dimensions, less what each kind of code wastes.
+
+    The constants were read off fits of word vectors; they only order settings, the choice is made by measuring.
+    """
+    codes, bits = settings["codes"], settings["bits"]
+    total = -0.3 - 2 * codes * bits / rank * EFFICIENCY[bits] * (1.08 - 0.02 * codes)
+    if settings["blocks"]:
+        across = settings["width"] / settings["blocks"]
+        rate = settings["block_bits"] / across
+        total += -2 * rate + (0.25 + 0.55 / across) * min(1.0, rate) + 0.3 / codes
+    return float(total)
+
+
+@dataclass
+class Basis:
+    """Orthogonal columns that carry the matrix: y = (x - mean) weight^T, x ≈ y weight + mean."""
+
+    weight: Floats | None = None  # [width, d], as stored; None: the columns as they are
+    mean: Floats | None = None  # [d]
+
+    def down(self, rows: Floats) -> Floats:  # [n, d] -> [n, width]
+        """Return rows in the basis."""
+        if self.weight is None or self.mean is None:
+            return rows
+        inside: Floats = np.dot(rows - self.mean, self.weight.T)
+        return inside
+
+    @property
+    def affine(self) -> Affine | None:
+        """The way back, as it is stored."""
+        return None if self.weight is None else Affine(Matrix.encode(self.weight, "float16"), self.mean)
+
+
+def basis_of(job: Job, width: int) -> Basis:
+    """Return the ``width`` columns that carry most of the matrix by importance, turned at random so that all carry alike."""
+    mean, top = principal(job, width)
+    turn, _ = np.linalg.qr(job.generator.standard_normal((width, width)))
+    weight = (turn[:, : len(top)] @ top).astype(np.float16).astype(np.float32)
+    return Basis(weight, mean)
+
+
+class LayeredFit(Fit):
+    """The state of a layered fit: dictionaries learnt on a sample (all rows when they are few), codes of the sample."""
+
+    refinable = True
+
+    def __init__(self, job: Job, settings: Settings) -> None:
+        self.job, self.settings = job, settings
+        self.parts, self.bits, self.blocks = settings["codes"], settings["bits"], settings.get("blocks", 0)
+        self.ids = job.rows.draw(LEARN, job.generator)
+        self.basis = self.begin()
+        self.sample = self.basis.down(job.rows.take(self.ids))
+        self.weights = job.importance[self.ids]
+        self.round = 0
+        self.tail: Floats = np.zeros_like(self.sample[:1])
+        self.shared: Matrix | None = None
+        self.tail_codes: Codes | None = None
+        job.tell("first dictionaries", 0.0)
+        self.first_codes()
+
+    def begin(self) -> Basis:
+        """Choose the basis."""
+        return basis_of(self.job, self.settings["width"])
+
+    def first_codes(self) -> None:
+        """Learn the first dictionaries and codes."""
+        start = self.job.generator.choice(len(self.sample), min(START, len(self.sample)), replace=False)
+        beam = 8 if self.parts <= 12 else 4
+        self.atoms = residual_start(self.sample[start], self.parts, self.bits, self.job.seed(), beam)
+        self.store_atoms()
+        self.codes: Codes = Encoder(self.atoms)(self.sample, seed=self.job.seed())
+        self.refine(ROUNDS)
+
+    def store_atoms(self) -> None:
+        """Round the atoms to what is stored: codes are then found for the rounded ones."""
+        flat = self.atoms.reshape(-1, self.atoms.shape[2])
+        self.dictionary = Matrix.encode(flat, self.settings["kind"], scale_kind="float16")
+        self.atoms = self.dictionary.dense().reshape(self.atoms.shape)
+
+    def refine(self, rounds: int) -> None:
+        """Alternate least-squares atoms and codes by local search: of the rows at first, at last of what the blocks leave."""
+        alone = max(0, rounds - TOGETHER) if self.blocks and self.parts > 1 else 0
+        for done in range(rounds):
+            self.job.tell("refining", done / rounds)
+            if self.blocks and done >= alone:
+                self._new_blocks(self.sample - decode(self.codes, self.atoms))
+            target = self.sample - self.tail if done >= alone else self.sample
+            equations = Normal(self.parts, 1 << self.bits, target.shape[1])
+            equations.add(self.codes, target, self.weights)
+            self.atoms = equations.solve()
+            self.store_atoms()
+            self.codes = Encoder(self.atoms)(target, self.codes, seed=self.job.seed())
+            self.round += 1
+        if self.blocks:
+            self._new_blocks(self.sample - decode(self.codes, self.atoms))
+
+    def _new_blocks(self, left: Floats) -> None:
+        choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
+        pieces = left.reshape(-1, across)
+        start = None if self.shared is None else self.shared.dense()
+        centroids = kmeans(pieces, choices, self.job.seed(), rounds=12 if start is None else 4, start=start)
+        self.shared = Matrix.encode(centroids, "int8", "column")
+        self.tail_codes = nearest(pieces, self.shared.dense()).reshape(-1, self.blocks)
+        self.tail = self.shared.dense()[self.tail_codes].reshape(left.shape)
+
+    def encoder(self) -> Callable[..., Codes]:
+        """Return what finds the codes of further rows."""
+        return Encoder(self.atoms)
+
+    def _encode_all(self) -> tuple[NDArray[np.integer], NDArray[np.integer] | None]:
+        """Return the codes of every row; where the sample was everything they are there already."""
+        rows = self.job.rows
+        if len(self.ids) == rows.count:
+            return self.codes, self.tail_codes
+        kind = np.uint8 if self.bits <= 8 else np.uint16
+        codes = np.empty((rows.count, self.parts), dtype=kind)
+        tails = np.empty((rows.count, self.blocks), dtype=np.uint16) if self.blocks else None
+        encoder = self.encoder()
+        for start, block in rows.blocks():
+            self.job.tell("coding", start / rows.count)
+            inside = self.basis.down(block)
+            found = encoder(inside, tries=2, seed=start)
+            if tails is not None and self.shared is not None:
+                for again in range(2):
+                    left = inside - decode(found, self.atoms)
+                    blocks = nearest(left.reshape(-1, left.shape[1] // self.blocks), self.shared.dense())
+                    if again == 0:
+                        found = encoder(inside - self.shared.dense()[blocks].reshape(left.shape), found, tries=1, seed=start)
+                tails[start : start + len(block)] = blocks.reshape(-1, self.blocks)
+            codes[start : start + len(block)] = found
+        return codes, tails
+
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+        codes, tails = self._encode_all()
+        count, plus = self.job.rows.count, None
+        if tails is not None and self.shared is not None:
+            coded = Fixed.encode(tails, None, self.shared.shape[0])
+            plus = Band(count, coded, dictionary=self.shared, combine="concat")
+        first = Fixed.encode(codes, None, 1 << self.bits, parts=True)
+        return [Band(count, first, dictionary=self.dictionary, affine=self.basis.affine, plus=plus)]

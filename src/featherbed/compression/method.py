@@ -1,0 +1,96 @@
+"""What every method of compression offers: which settings fit a number of bytes, and a fit of the matrix."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from featherbed.compression.rows import Floats, Rows
+from featherbed.packed import bits as bit_streams
+from featherbed.packed.band import Band
+from featherbed.packed.matrix import level_bits, row_bytes
+
+Settings = dict[str, Any]
+Tell = Callable[[str, float], None]  # what is being done, and which share of it is done
+
+
+def quiet(_what: str, _share: float) -> None:
+    """Tell nobody."""
+
+
+@dataclass
+class Job:
+    """A matrix to compress: its rows, how much the error of each counts, a source of random numbers, and whom to tell."""
+
+    rows: Rows
+    importance: Floats  # [V]: Σ_i importance_i ||x_i - row_i||² is what fits make small
+    generator: np.random.Generator
+    rank: int = 0  # columns that carry all but two thousandths of the variance
+    tell: Tell = field(default=quiet)
+    quick: bool = False  # to compare methods, not to keep: fewer iterations where a method is slow
+
+    def seed(self) -> int:
+        """Draw a seed for a library that wants one."""
+        return int(self.generator.integers(2**31 - 1000))
+
+
+class Fit(ABC):
+    """A method fitted to a matrix: its bands, and (where the method can) a way to make them better."""
+
+    refinable = False
+
+    @abstractmethod
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+
+    def refine(self, rounds: int) -> None:
+        """Make the fit better: ``rounds`` times new codes and a new dictionary."""
+        raise NotImplementedError(f"{type(self).__name__} has nothing to refine ({rounds} rounds asked for)")
+
+
+@dataclass
+class Fixed(Fit):
+    """A fit that is what it is."""
+
+    found: list[Band]
+
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+        return self.found
+
+
+class Method(ABC):
+    """A way to compress a matrix."""
+
+    name: str
+
+    @abstractmethod
+    def size(self, rows: int, dim: int, **settings: Any) -> int:
+        """Return the bytes of the arrays these settings make."""
+
+    @abstractmethod
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
+        """Return the settings worth trying that fit ``budget`` bytes, the likeliest first; none if nothing fits."""
+
+    @abstractmethod
+    def fit(self, job: Job, **settings: Any) -> Fit:
+        """Compress the matrix."""
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - for methods that need them
+        """Return settings with those put right that follow from others."""
+        return settings
+
+
+def stream_size(rows: int, record_bits: int) -> int:
+    """Return the bytes of a stream of codes."""
+    return 4 * bit_streams.word_count(rows, record_bits)
+
+
+def matrix_size(kind: str, rows: int, columns: int, scales: str = "row", scale_bytes: int = 2) -> int:
+    """Return the bytes of a stored matrix, its scales included."""
+    scaled = 0 if level_bits(kind) >= 16 else scale_bytes * (rows if scales == "row" else columns)
+    return rows * row_bytes(kind, columns) + scaled

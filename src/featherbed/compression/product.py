@@ -1,0 +1,139 @@
+"""Product codes: row ≈ [C_1[b_1], ..., C_D[b_D]], the columns as they are or turned first (Jégou 2011, Ge 2013)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from featherbed.compression.additive import Codes, nearest
+from featherbed.compression.layered import Basis
+from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
+from featherbed.compression.rows import Floats
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Fixed
+from featherbed.packed.matrix import Matrix
+
+LEARN = 1 << 16
+ITERATIONS = 25
+
+
+class Product(Method):
+    """``parts`` codes of ``bits`` bits, one for each stretch of columns; "opq" turns the columns first."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def size(self, rows: int, dim: int, **settings: Any) -> int:
+        """Return the bytes of the arrays these settings make."""
+        parts, bits, width = settings["parts"], settings["bits"], settings["width"]
+        total = stream_size(rows, parts * bits) + matrix_size(settings["kind"], parts << bits, width // parts)
+        return total + (matrix_size("float16", width, dim) + 4 * dim if self.name == "opq" else 0)
+
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
+        """Return the most parts that fit, for each number of bits; the most bits of code first."""
+        found = []
+        for bits in (8, 7, 6, 5, 4):
+            shapes = []
+            for parts in range(1, dim + 1):
+                across = -(-rank // parts) if self.name == "opq" else dim // parts
+                if parts * across > dim or (self.name == "pq" and parts * across != dim):
+                    continue
+                shape: Settings = {"parts": parts, "bits": bits, "width": parts * across}
+                shapes += [shape | {"kind": kind} for kind in ("float16", "int8")]
+            fitting = [s for s in shapes if self.size(rows, dim, **s) <= budget and rows >= 2 << bits]
+            found += fitting[-1:]
+        return sorted(found, key=lambda s: -s["parts"] * s["bits"])
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
+        """Return settings with the width that belongs to the parts."""
+        parts = settings["parts"]
+        across = -(-rank // parts) if self.name == "opq" else dim // parts
+        if parts * across > dim or (self.name == "pq" and parts * across != dim):
+            raise ArgumentError(f"{self.name}: {parts} parts do not fit {dim} columns: pq takes a divisor of them")
+        return settings | {"width": parts * across}
+
+    def fit(self, job: Job, **settings: Any) -> Fit:
+        """Compress the matrix."""
+        return ProductFit(job, settings, turned=self.name == "opq")
+
+
+class ProductFit(Fit):
+    """The state of a product fit: turned columns, a dictionary for each part, codes of the sample."""
+
+    refinable = True
+
+    def __init__(self, job: Job, settings: Settings, turned: bool) -> None:
+        self.job, self.settings, self.turned = job, settings, turned
+        self.parts, self.bits = settings["parts"], settings["bits"]
+        self.ids = job.rows.draw(LEARN, job.generator)
+        self.rows, self.weights = job.rows.take(self.ids), job.importance[self.ids]
+        job.tell("dictionaries", 0.0)
+        self.basis = self._turn() if turned else Basis()
+        self._learn(self.basis.down(self.rows))
+
+    def _turn(self) -> Basis:
+        """Return the rotation faiss learns for these parts, applied to centred rows."""
+        import faiss
+
+        width, mean = self.settings["width"], np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
+        rotation = faiss.OPQMatrix(self.rows.shape[1], self.parts, width)
+        rotation.niter, rotation.niter_pq = 6 if self.job.quick else ITERATIONS, 4
+        rotation.max_train_points = LEARN
+        rotation.pq = faiss.ProductQuantizer(width, self.parts, self.bits)
+        rotation.pq.cp.min_points_per_centroid = 1
+        rotation.train(np.ascontiguousarray(self.rows - mean))
+        weight = faiss.vector_to_array(rotation.A).reshape(width, -1)
+        return Basis(weight.astype(np.float16).astype(np.float32), mean)
+
+    def _learn(self, inside: Floats) -> None:
+        import faiss
+
+        quantiser = faiss.ProductQuantizer(inside.shape[1], self.parts, self.bits)
+        quantiser.cp.niter, quantiser.cp.seed, quantiser.cp.min_points_per_centroid = ITERATIONS, self.job.seed() + 1, 1
+        quantiser.train(np.ascontiguousarray(inside))
+        across = inside.shape[1] // self.parts
+        self.atoms: Floats = faiss.vector_to_array(quantiser.centroids).reshape(self.parts, 1 << self.bits, across).copy()
+        self.store_atoms()
+        self.codes = self._encode(inside)
+
+    def store_atoms(self) -> None:
+        """Round the atoms to what is stored."""
+        flat = self.atoms.reshape(-1, self.atoms.shape[2])
+        self.dictionary = Matrix.encode(flat, self.settings["kind"], scale_kind="float16")
+        self.atoms = self.dictionary.dense().reshape(self.atoms.shape)
+
+    def _encode(self, inside: Floats) -> Codes:
+        pieces = np.split(inside, self.parts, axis=1)
+        return np.stack([nearest(piece, atoms) for piece, atoms in zip(pieces, self.atoms, strict=True)], axis=1)
+
+    def refine(self, rounds: int) -> None:
+        """Alternate: the rotation that fits best (Procrustes), weighted means of each code, codes anew."""
+        for done in range(rounds):
+            self.job.tell("refining", done / rounds)
+            if self.turned and self.basis.mean is not None:
+                found = np.concatenate([self.atoms[p][self.codes[:, p]] for p in range(self.parts)], axis=1)
+                cross = (found * self.weights[:, None]).T @ (self.rows - self.basis.mean)  # [width, d]
+                left, _, right = np.linalg.svd(cross.astype(np.float64), full_matrices=False)
+                self.basis.weight = (left @ right).astype(np.float16).astype(np.float32)
+            inside = self.basis.down(self.rows)
+            for p, piece in enumerate(np.split(inside, self.parts, axis=1)):
+                totals = np.bincount(self.codes[:, p], self.weights, 1 << self.bits)
+                for column in range(piece.shape[1]):
+                    sums = np.bincount(self.codes[:, p], self.weights * piece[:, column], 1 << self.bits)
+                    known = totals > 0
+                    self.atoms[p, known, column] = (sums[known] / totals[known]).astype(np.float32)
+            self.store_atoms()
+            self.codes = self._encode(inside)
+
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+        rows, codes = self.job.rows, self.codes
+        if len(self.ids) < rows.count:
+            codes = np.empty((rows.count, self.parts), dtype=np.int32)
+            for start, block in rows.blocks():
+                self.job.tell("coding", start / rows.count)
+                codes[start : start + len(block)] = self._encode(self.basis.down(block))
+        coded = Fixed.encode(codes, None, 1 << self.bits, parts=True)
+        return [Band(rows.count, coded, dictionary=self.dictionary, combine="concat", affine=self.basis.affine)]

@@ -1,0 +1,135 @@
+"""The matrix to compress, read in blocks: never more of it in memory than a block or a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featherbed.errors import ArgumentError, DataError
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+BLOCK_BYTES = 32 << 20
+
+
+class Rows:
+    """Rows of a matrix (an array, a memory map, or anything with ``shape`` that gives rows by slice), with weights.
+
+    >>> rows = Rows(np.eye(3, dtype=np.float32), weights=[2, 1, 1])
+    >>> rows.count, rows.dim, rows.weights.tolist()
+    (3, 3, [1.5, 0.75, 0.75])
+    """
+
+    def __init__(self, matrix: Any, weights: ArrayLike | None = None) -> None:
+        shape = getattr(matrix, "shape", None)
+        if shape is None:
+            matrix = np.asarray(matrix)
+            shape = matrix.shape
+        if len(shape) != 2:
+            raise ArgumentError(f"the matrix has shape {tuple(shape)}: compress takes [rows, columns]")
+        if not shape[0] or not shape[1]:
+            raise DataError(f"the matrix is empty: it has {shape[0]} rows and {shape[1]} columns")
+        if hasattr(matrix, "detach"):  # a torch tensor: shares its memory
+            matrix = matrix.detach().cpu()
+            matrix = matrix.float().numpy() if "bfloat16" in str(matrix.dtype) else matrix.numpy()
+        if np.dtype(matrix.dtype).kind != "f":
+            raise ArgumentError(f"the matrix holds {matrix.dtype}: compress takes floating-point numbers")
+        self.matrix = matrix
+        self.count, self.dim = int(shape[0]), int(shape[1])
+        self.step = max(1, min(1 << 16, BLOCK_BYTES // (4 * self.dim)))
+        self.weighted = weights is not None
+        self.weights = _weights(weights, self.count)
+
+    def block(self, start: int, stop: int) -> Floats:
+        """Return rows start to stop - 1."""
+        return np.ascontiguousarray(self.matrix[start:stop], dtype=np.float32)
+
+    def blocks(self) -> Iterator[tuple[int, Floats]]:
+        """Yield (first row, rows) of every block."""
+        for start in range(0, self.count, self.step):
+            yield start, self.block(start, min(start + self.step, self.count))
+
+    def take(self, ids: Ids) -> Floats:
+        """Return the rows of ids, read in rising order."""
+        if len(ids) == self.count and np.array_equal(ids, np.arange(self.count)):
+            return self.block(0, self.count)
+        order = np.argsort(ids, kind="stable")
+        rows = np.empty((len(ids), self.dim), dtype=np.float32)
+        for begin in range(0, len(ids), self.step):
+            part = order[begin : begin + self.step]
+            rows[part] = self.matrix[ids[part]]
+        return rows
+
+    def spread(self, count: int) -> Rows:
+        """Return every n-th row in the order of the weights, ``count`` in all: the head is in it as the tail is."""
+        if count >= self.count:
+            return self
+        order = np.argsort(-self.weights, kind="stable") if self.weighted else np.arange(self.count)
+        ids = np.sort(order[np.linspace(0, self.count - 1, count).astype(np.int64)])
+        return Rows(self.take(ids), self.weights[ids] if self.weighted else None)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Ids:
+        """Draw ids to learn from: all when they are few, else by weight (half of them, the other half evenly)."""
+        if count >= self.count:
+            return np.arange(self.count)
+        if not self.weighted:
+            return np.sort(generator.choice(self.count, count, replace=False))
+        share = 0.5 * self.weights / self.weights.sum() + 0.5 / self.count
+        return np.sort(generator.choice(self.count, count, replace=False, p=share / share.sum()))
+
+    def lengths(self) -> Floats:  # [V]
+        """Return the length of every row; refuse rows that are not numbers, and rows of zeros, which have no direction."""
+        lengths = np.empty(self.count, dtype=np.float32)
+        for start, rows in self.blocks():
+            lengths[start : start + len(rows)] = np.sqrt(np.einsum("vd,vd->v", rows, rows, dtype=np.float64))
+        wrong = np.flatnonzero(~np.isfinite(lengths))
+        if len(wrong):
+            raise DataError(
+                f"{_some(wrong)} not finite (NaN, infinity or beyond float32), {len(wrong):,} of {self.count:,} rows: "
+                "leave them out or mend them first"
+            )
+        return lengths
+
+
+def refuse_zeros(lengths: Floats, padding: int | None) -> None:
+    """Refuse rows of zeros other than the padding row."""
+    zeros = np.flatnonzero(lengths == 0)
+    zeros = zeros[zeros != padding] if padding is not None else zeros
+    if len(zeros):
+        raise DataError(
+            f"{_some(zeros)} all zero, {len(zeros):,} of {len(lengths):,}: a row of zeros has no direction to keep. "
+            f"Leave them out; or, if one is the padding row, say so with padding_idx={zeros[0]} (--padding {zeros[0]})"
+        )
+
+
+def _some(ids: NDArray[np.intp]) -> str:
+    shown = ", ".join(str(i) for i in ids[:5].tolist())
+    return f"rows {shown}{' and more' if len(ids) > 5 else ''} are" if len(ids) > 1 else f"row {shown} is"
+
+
+def _weights(weights: ArrayLike | None, count: int) -> Floats:
+    if weights is None:
+        return np.ones(count, dtype=np.float32)
+    found = np.asarray(weights, dtype=np.float64)
+    if found.shape != (count,):
+        raise ArgumentError(f"weights have shape {found.shape}: give one for each of the {count:,} rows")
+    if not np.isfinite(found).all() or found.min() < 0 or found.sum() <= 0:
+        raise ArgumentError("weights must be finite, not negative, and not all zero: give counts or shares")
+    scaled: Floats = (found / found.mean()).astype(np.float32)
+    return scaled
+
+
+def in_threads(job: Any, count: int, threads: int) -> None:
+    """Call job(first, last) on ``threads`` even stretches of 0 .. count - 1 at once."""
+    if threads <= 1 or count < 2 * threads:
+        job(0, count)
+        return
+    cuts = np.linspace(0, count, 4 * threads + 1).astype(int).tolist()
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(job, a, b) for a, b in pairwise(cuts)]:
+            done.result()

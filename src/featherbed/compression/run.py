@@ -1,0 +1,202 @@
+"""``fb.compress``: a matrix in, a packed table with a report out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from featherbed.compression.choose import HEADER, Candidate, Choice, Trial, choose, finish, too_small
+from featherbed.compression.method import Job, Settings, Tell, quiet
+from featherbed.compression.methods import METHODS, method_of
+from featherbed.compression.plain import effective_rank
+from featherbed.compression.report import Report
+from featherbed.compression.rows import Rows, refuse_zeros
+from featherbed.compression.target import Target
+from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.packed.keys import Keys
+from featherbed.packed.table import PackedTable
+
+KEYS_HEADER = 400  # bytes of a file's header that keys add
+RATIOS = (96, 64, 48, 40, 32, 24, 20, 16, 12, 10, 8, 7, 6, 5, 4.5, 4, 3.7)  # tried, smallest table first, to reach a quality
+
+
+def compress(
+    matrix: Any,  # [V, d]: an array, a memory map, a tensor
+    *,
+    budget: int | str | None = None,
+    ratio: float | None = None,
+    quality: str | None = None,
+    method: str = "auto",
+    weights: ArrayLike | None = None,
+    keys: Iterable[str] | None = None,
+    generator: np.random.Generator | int | None = None,
+    padding_idx: int | None = None,
+    words: Iterable[str | Path] = (),
+    name: str = "matrix",
+    command: str | None = None,
+    tell: Tell = quiet,
+) -> PackedTable:
+    """Make a matrix smaller: to ``budget`` bytes, ``ratio`` times smaller than float32, or just good enough for ``quality``.
+
+    The file, without its keys, takes no more than the bytes asked for. ``method="auto"`` compares the methods on a sample, fits
+    the best in full and refines the winner by turns of new codes and least-squares dictionaries; the result's ``report``
+    says what was lost, and keeps the whole curve. Methods are compared by neighbour recall@10, or by the error
+    Σ ||x - y||² / Σ ||x||² where ``quality="error:0.1"`` asks for it; ``weights`` (how often each row is used) make both
+    weighted means, and keep the rows used most better than the others.
+
+    Args:
+        matrix: [V, d] of floats; read in blocks, so that a memory map may be larger than the memory.
+        budget: bytes of the file, such as 600_000 or "600KB".
+        ratio: how many times smaller than V x d float32.
+        quality: "recall:0.9" (at least) or "error:0.1" (at most), with as few bytes as do.
+        method: "auto", or one by name: int8, int4, int3, int2, lowrank, pq, opq, rq, lsq, layered, ksvd, hash, hash+ksvd,
+            anchors, clusters; with lengths apart "rq+norms"; after hot rows "hot+layered"; with settings "rq:codes=8,bits=8".
+        weights: how often each row is used, such as word counts.
+        keys: a name for every row.
+        generator: a numpy generator or a seed; 0 by default, so that results repeat.
+        padding_idx: this row is zero and stays so.
+        words: similarity or analogy files to score before and after (needs keys).
+        name, command, tell: what the report calls the matrix and the way to repeat it, and whom progress is told.
+
+    >>> matrix = np.random.default_rng(0).standard_normal((400, 16)).astype(np.float32)
+    >>> small = compress(matrix, ratio=4, method="int4")
+    >>> small.nbytes <= matrix.nbytes / 4, small.report.quality["recall"] > 0.7
+    (True, True)
+    """
+    started = time.perf_counter()
+    _need_faiss()
+    rows = Rows(matrix, weights)
+    target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4)
+    found_keys = None if keys is None else Keys.of(keys)
+    if found_keys is not None and len(found_keys) != rows.count:
+        raise ArgumentError(f"{len(found_keys)} keys were given for {rows.count} rows: give one for each")
+    if padding_idx is not None and not 0 <= padding_idx < rows.count:
+        raise ArgumentError(f"padding_idx={padding_idx}: rows go from 0 to {rows.count - 1}")
+    files = [Path(path) for path in words]
+    if files and found_keys is None:
+        raise ArgumentError("word files can be scored only when rows have keys: give keys as well")
+    job = _job(rows, target, generator, padding_idx, tell)
+    chosen, settings = (None, {}) if method == "auto" else method_of(method)
+    trial = Trial(job, target.measure)
+    named = None if chosen is None else (chosen, settings)
+    choice = _fit(trial, named, target.budget) if target.budget is not None else _reach(trial, named, target)
+    table = _table(trial, choice, padding_idx, found_keys)
+    job.tell("measuring", 0.0)
+    table.report = Report.of(table, trial, choice, target, name, command, files)
+    table.report.data["seconds"] = time.perf_counter() - started
+    return table
+
+
+def _table(trial: Trial, choice: Choice, padding: int | None = None, keys: Keys | None = None) -> PackedTable:
+    made_by: dict[str, Any] = {"table": "compress", "method": choice.candidate.method.name, **choice.candidate.settings}
+    return PackedTable(choice.bands, trial.job.rows.dim, padding_idx=padding, keys=keys, made_by=made_by)
+
+
+def _need_faiss() -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not take the core another one works on
+    for package in ("faiss", "numba", "scipy"):
+        try:
+            __import__(package)
+        except ModuleNotFoundError:
+            raise MissingExtra(package, "compress", "compressing a matrix") from None
+
+
+def _job(rows: Rows, target: Target, generator: np.random.Generator | int | None, padding: int | None, tell: Tell) -> Job:
+    tell("reading the matrix", 0.0)
+    lengths = rows.lengths()
+    refuse_zeros(lengths, padding)
+    squares = np.where(lengths > 0, lengths, 1).astype(np.float64) ** 2
+    importance = rows.weights / (squares if target.measure == "recall" else squares.mean())
+    importance[lengths == 0] = 0
+    if isinstance(generator, bool) or not (generator is None or isinstance(generator, int | np.integer | np.random.Generator)):
+        raise ArgumentError(f"generator={generator!r}: give numpy.random.default_rng(seed), a seed, or nothing")
+    made = generator if isinstance(generator, np.random.Generator) else np.random.default_rng(generator or 0)
+    job = Job(rows, importance.astype(np.float32), made, tell=tell)
+    return replace(job, rank=effective_rank(job))
+
+
+def _fit(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Choice:
+    """Return the best table within the budget; should its file be larger than foreseen, ask for less."""
+    asked = budget
+    for _ in range(4):
+        choice = _within(trial, named, asked)
+        table = _table(trial, choice)
+        over = sum(table.sizes_by_part().values()) + KEYS_HEADER - budget
+        if over <= 0:
+            return choice
+        asked = table.nbytes - over + HEADER
+    raise ArgumentError(f"no table of {budget:,} bytes was found for this matrix: ask for a little more")
+
+
+def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Choice:
+    """Return the best table of all methods, or of the one that was named, that should take no more than the budget."""
+    if named is None:
+        return choose(trial, budget)
+    method, asked = named
+    rows, dim = trial.job.rows.count, trial.job.rows.dim
+    fitting = method.settings(rows, dim, budget - HEADER, trial.job.rank)
+    if asked:
+        fitting = [settings for settings in fitting if all(settings.get(k) == v for k, v in asked.items())] or _asked(
+            method, asked, rows, dim, trial.job.rank, budget
+        )
+    if not fitting:
+        raise ArgumentError(f"{method.name}: {too_small(rows, dim, budget, trial.job.rank)}")
+    listed = [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fitting[:3]]
+    if len(listed) > 1:
+        listed = [max(listed, key=trial.on_sample)]
+    return finish(trial, listed)
+
+
+def _asked(method: Any, asked: Settings, rows: int, dim: int, rank: int, budget: int) -> list[Settings]:
+    """Complete the settings that were asked for from those the method would choose with more bytes, if they fit."""
+    for larger in (budget, 2 * budget, 8 * budget, 64 * budget, rows * dim * 64):
+        for found in method.settings(rows, dim, larger - HEADER, rank):
+            wrong = [name for name in asked if name not in found]
+            if wrong:
+                raise ArgumentError(f"{method.name} has no setting {wrong[0]!r}: it has {', '.join(found)}")
+            settings = method.complete(found | asked, dim, rank)
+            size = method.size(rows, dim, **settings)
+            if size <= budget - HEADER:
+                return [settings]
+            raise ArgumentError(f"{method.name} with {asked} takes {size + HEADER:,} bytes: {budget:,} were asked for")
+    return []
+
+
+def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> Choice:
+    """Return the smallest table that is good enough: up the sizes by what the sample promises, then by what is measured."""
+    dense = trial.job.rows.count * trial.job.rows.dim * 4
+    budgets = [int(dense / ratio) for ratio in RATIOS]
+    best: Choice | None = None
+    for budget in budgets:
+        if not _promising(trial, named, budget, target):
+            continue
+        try:
+            best = _fit(trial, named, budget)
+        except ArgumentError:
+            continue
+        if target.reached(abs(best.quality)):
+            return best
+    kept = "nothing fits" if best is None else f"{best.candidate.method.name} has {target.measure} {abs(best.quality):.4f}"
+    raise ArgumentError(
+        f"quality={target.measure}:{target.floor} is out of reach even at {dense / budgets[-1]:.1f} times smaller: {kept}"
+    )
+
+
+def _promising(trial: Trial, named: tuple[Any, Settings] | None, budget: int, target: Target) -> bool:
+    """Whether the sample reaches the quality with this many bytes (the whole, with more rows to confuse, seldom does)."""
+    rows, dim = trial.job.rows.count, trial.job.rows.dim
+    methods = [named[0]] if named else [METHODS[name] for name in ("layered", "int8", "int4", "int3", "int2")]
+    for method in methods:
+        for settings in method.settings(rows, dim, budget - HEADER, trial.job.rank)[:1]:
+            trial.on_sample(Candidate(method, settings, method.size(rows, dim, **settings)))
+            found = trial.curve[-1][target.measure]
+            if target.reached(found + 0.02 if target.measure == "recall" else found * 0.97):
+                return True
+    return False

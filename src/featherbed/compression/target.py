@@ -1,0 +1,69 @@
+"""What is asked for: so many bytes, so many times smaller, or so good."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from featherbed.errors import ArgumentError
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MEASURES = ("recall", "error")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number of bytes, or a quality to reach with as few as possible; ``measure`` is what methods are compared by."""
+
+    given: str
+    budget: int | None
+    measure: str = "recall"
+    floor: float | None = None
+
+    @classmethod
+    def of(cls, budget: int | str | None, ratio: float | None, quality: str | None, dense: int) -> Target:
+        """Read the three ways to ask; exactly one must be given. ``dense`` is the matrix's size in float32 bytes.
+
+        >>> Target.of(None, 20, None, 12_000_000)
+        Target(given='ratio=20', budget=600000, measure='recall', floor=None)
+        """
+        given = {"budget": budget, "ratio": ratio, "quality": quality}
+        named = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            what = " and ".join(named) if named else "none of them"
+            raise ArgumentError(f'give exactly one of budget ("600KB"), ratio (20) or quality ("recall:0.9"); got {what}')
+        if budget is not None:
+            return cls(named[0], read_bytes(budget))
+        if ratio is not None:
+            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 <= ratio < float("inf"):
+                raise ArgumentError(f"ratio={ratio!r}: how many times smaller than float32, a number of at least 1")
+            return cls(named[0], int(dense / ratio))
+        measure, _, text = str(quality).partition(":")
+        try:
+            floor = float(text)
+        except ValueError:
+            floor = -1.0
+        if measure not in MEASURES or not 0 < floor < 1:
+            raise ArgumentError(f'quality={quality!r}: write "recall:0.9" (at least) or "error:0.1" (at most), between 0 and 1')
+        return cls(named[0], None, measure, floor)
+
+    def reached(self, found: float) -> bool:
+        """Whether a measured quality is good enough."""
+        if self.floor is None:
+            return True
+        return found >= self.floor if self.measure == "recall" else found <= self.floor
+
+
+def read_bytes(text: int | str) -> int:
+    """Read a number of bytes.
+
+    >>> read_bytes("600KB"), read_bytes("1.5 MiB"), read_bytes(4096)
+    (600000, 1572864, 4096)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(text))
+    if isinstance(text, bool) or match is None or match[2].upper() not in UNITS:
+        raise ArgumentError(f'budget={text!r}: give bytes, such as 600000, "600KB", "1.5MB" or "2MiB"')
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size < 1:
+        raise ArgumentError(f"budget={text!r}: a table needs at least one byte")
+    return size

@@ -1,0 +1,316 @@
+"""What a compression did, as one HTML page that needs no network, and as a few lines for the terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import import_module
+from typing import Any
+
+from featherbed.errors import ArgumentError, MissingExtra
+
+Report = dict[str, Any]
+
+NEEDED = ("input", "target", "measure", "budget", "chosen", "parts", "quality", "bands", "curve", "words", "seconds")
+MEANINGS = {
+    "recall": ("recall", "Neighbours kept: of the ten rows nearest to a row, the share still among its ten nearest."),
+    "error": ("error", "How far the rows moved, relative to how long they are. 0 is exact, 1 is no better than zeros."),
+    "cosine": ("cosine", "How well a row still points where it did, on average. 1 is the same direction, 0 is unrelated."),
+    "overlap": ("overlap", "How much of the space that the columns span is left (eigenspace overlap). 1 is all of it."),
+    "weighted_recall": ("recall by use", "Neighbours kept, a row counting as often as it is used."),
+    "weighted_error": ("error by use", "How far the rows moved, a row counting as often as it is used."),
+}
+NONE = "–"
+BAND = ("share", "error", "cosine", "recall")
+SHARES = ("share", "recall", "weighted_recall", "analogy")  # figures shown as percentages
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6a3f", "#555555")
+SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "star", "cross")
+# nothing may be fetched: should an escape ever be forgotten, the browser still refuses to call out
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+STYLE = """
+:root { color-scheme: light; --ink: #1d2329; --soft: #5b6671; --line: #dfe3e8; --bar: #a9c9e4; }
+body { margin: 0; background: #fcfcfb; color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
+main { max-width: 46rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; overflow-wrap: anywhere; }
+h1 { font-size: 1rem; font-weight: 600; color: var(--soft); margin: 0; }
+h2 { font-size: 1.15rem; margin: 2.75rem 0 .5rem; } p { margin: .5rem 0; }
+.lead { font-size: 1.45rem; line-height: 1.35; margin: .35rem 0 1rem; }
+.soft, small, footer { color: var(--soft); } .wide { overflow-x: auto; } mark { background: #dce9f4; font-weight: 400; }
+small { display: block; font-size: .85rem; line-height: 1.4; font-weight: 400; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .94rem; }
+th, td { padding: .4rem 0 .4rem .9rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
+th { font-weight: 600; } thead th { color: var(--soft); font-size: .85rem; } td, thead th { white-space: nowrap; }
+th:first-child { padding-left: 0; text-align: left; min-width: 5.5rem; }
+td i { display: block; height: .4rem; margin-top: .15rem; background: #eef1f4; min-width: 3.5rem; }
+td i b { display: block; height: 100%; background: var(--bar); }
+pre { background: #f1f3f5; padding: .8rem 1rem; overflow-x: auto; font-size: .88rem; }
+details { margin: .75rem 0; } summary { cursor: pointer; color: var(--soft); } footer { margin-top: 3rem; font-size: .85rem; }
+@media (max-width: 30rem) { main { padding: 1.5rem 1rem 3rem; } .lead { font-size: 1.2rem; }
+  table { font-size: .82rem; } thead th, small { font-size: .78rem; } th, td { padding-left: .5rem; } td i { min-width: 2rem; }
+  th:first-child { min-width: 4.5rem; } }
+"""
+
+
+def compression_page(report: Report) -> str:
+    """Return one HTML page of what a compression did: it holds all it needs and fetches nothing.
+
+    ``report`` is what a compression attaches to its result. Every text in it is shown as text, never as markup.
+
+    >>> compression_page({"input": {}, "target": "ratio=20", "measure": "recall", "budget": None, "chosen": {}, "parts": {}})
+    Traceback (most recent call last):
+    featherbed.errors.ArgumentError: a report without quality, bands, curve, words, seconds: give the whole report
+    """
+    _check(report)
+    name = _text(report["input"]["name"])
+    sections = [make(report) for make in (_choice, _quality, _curve, _parts, _bands, _words, _repeat)]
+    return (
+        f'<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta http-equiv=Content-Security-Policy content="{POLICY}">'
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>{name}, {report['chosen']['ratio']:,.1f} times smaller</title><style>{STYLE}</style></head>\n"
+        f"<body><main><h1>{name}</h1>" + "\n".join(sections) + "</main></body></html>\n"
+    )
+
+
+def compression_text(report: Report) -> str:
+    """Return what a compression did in plain lines for a terminal: at most 25, of at most 100 characters.
+
+    The command stands there when it fits into its line.
+    """
+    _check(report)
+    given, chosen, quality = report["input"], report["chosen"], report["quality"]
+    bands, words, command = report["bands"], report["words"] or [], report.get("command", "")
+    parts = sorted(report["parts"].items(), key=lambda item: -item[1])
+    more = f", {len(parts) - 2} more" if parts[2:] else ""
+    plain, weighted = ([n for n in MEANINGS if n in quality and n.startswith("weighted_") == kind] for kind in (False, True))
+    lines = [
+        f"{given['name']} ({given['dtype']})",
+        _headline(report, "x", "->"),
+        f"method      {chosen['method']}({_settings(chosen)})",
+        f"asked for   {report['target']}; chosen {_tried(report)} in {report['seconds']:,.1f} s",
+        f"smaller     {chosen['ratio']:,.1f} times than float32, {chosen['ratio_float16']:,.1f} times than float16",
+        "quality     " + ", ".join(f"{name} {_figure(name, quality[name])}" for name in plain),
+        *["by use      " + ", ".join(f"{name[9:]} {_figure(name, quality[name])}" for name in weighted) for _ in weighted[:1]],
+        "bytes       " + ", ".join(f"{name} {_bytes(size)}" for name, size in parts[:2]) + more,
+        *[f"{'rows':<30}{'share':>9}{'error':>9}{'cosine':>9}{'recall':>9}" for _ in bands[:1]],
+        *[f"  {b['name'][:27]:<28}" + "".join(f"{_figure(name, b[name], 3):>9}" for name in BAND) for b in bands[:7]],
+        *[f"  and {len(bands) - 7} more" for _ in bands[7:8]],
+        *[f"{'words':<30}{'used':>18}{'before':>9}{'after':>9}" for _ in words[:1]],
+    ]
+    for line in words[:5]:
+        scores = "".join(f"{_figure(line['kind'], line[when], 3):>9}" for when in ("before", "after"))
+        used = f"{line['used']:,} of {line['of']:,}"
+        lines += [f"  {line['file'][:27]:<28}{used:>18}{scores}"]
+    lines += [f"  and {len(words) - 5} more" for _ in words[5:6]]
+    lines += [f"again       {command}"] if command and len(command) <= 88 else []
+    clean = ("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
+    return "\n".join(line if len(line) <= 100 else line[:97] + "..." for line in clean)
+
+
+def _check(report: Report) -> None:
+    """Refuse a report that lacks a part, or whose measure is none of the two."""
+    missing = [name for name in NEEDED if name not in report]
+    if missing:
+        raise ArgumentError(f"a report without {', '.join(missing)}: give the whole report")
+    if report["measure"] not in ("recall", "error"):
+        raise ArgumentError(f"a report with measure {report['measure']!r}: it is 'recall' or 'error'")
+
+
+def _headline(report: Report, times: str, arrow: str) -> str:
+    """Return size before and after and the neighbours kept, in one sentence."""
+    given, chosen = report["input"], report["chosen"]
+    kept = _figure("recall", report["quality"].get("recall"), 0)
+    sizes = f"{_bytes(given['bytes_float32'])} {arrow} {_bytes(chosen['bytes'])}, {chosen['ratio']:,.1f} times smaller"
+    text = f"{given['rows']:,} {times} {given['dim']:,}: {sizes}"
+    return text if kept == NONE else f"{text}; {kept} of the ten nearest neighbours kept"
+
+
+def _choice(report: Report) -> str:
+    """Return the headline, and what was asked for and chosen."""
+    chosen = report["chosen"]
+    budget = "" if report["budget"] is None else f" (at most {_bytes(report['budget'])})"
+    settings = f" with {_text(_settings(chosen))}" if chosen["settings"] else ""
+    return (
+        f"<p class=lead>{_text(_headline(report, '×', '→'))}</p>\n"
+        f"<p>Asked for: <b>{_text(report['target'])}</b>{budget}. Chosen: <b>{_text(chosen['method'])}</b>{settings}, "
+        f"{_tried(report)}. Against float16 rows it is {chosen['ratio_float16']:,.1f} times smaller.</p>"
+    )
+
+
+def _quality(report: Report) -> str:
+    """Return the table of figures, each with what it means."""
+    known = [(MEANINGS[key], _figure(key, report["quality"][key])) for key in MEANINGS if key in report["quality"]]
+    rows = [(f"{name}<small>{meaning}</small>", figure) for (name, meaning), figure in known]
+    return _table("How good it is", ("figure", "value"), rows)
+
+
+def _curve(report: Report) -> str:
+    """Return the plot of bytes against quality for what was tried, and the same as a table; nothing if there was no choice."""
+    points = sorted(report["curve"], key=lambda point: point["bytes"])
+    if len(points) < 2:
+        return ""
+    try:
+        draw = import_module("plotly.io").to_html
+    except ImportError:
+        raise MissingExtra("plotly", "view", "the page of a compression") from None
+    figure = {"data": _traces(points, report["measure"]), "layout": _layout(points, report)}
+    look = {"displayModeBar": False, "responsive": True}
+    plot = draw(figure, look, include_plotlyjs=True, full_html=False, default_height="440px", div_id="curve")
+    rows = []
+    for point in points:
+        mark = " <mark>chosen</mark>" if point["chosen"] else ""
+        name = f"{_text(point['method'])}{mark}<small>{_text(_settings(point))}</small>"
+        figures = (_figure(key, point[key]) for key in ("recall", "error"))
+        rows.append((name, _text(point["stage"]), f"{point['bytes']:,}", *figures))
+    table = _table("", ("method", "fit", "bytes", "recall", "error"), rows)
+    note = "Hollow marks are estimates from a sample of the rows, solid ones are fits of all rows; the ring is the one chosen."
+    every = f"<details><summary>The same as a table</summary>{table}</details>"
+    return f"<h2>What was tried</h2><p class=soft>{note}</p>{plot}{every}"
+
+
+def _traces(points: list[Report], measure: str) -> list[Report]:
+    """Return one plotly trace of marks for each method, and a ring around the point chosen."""
+
+    def trace(name: str, own: list[Report], marker: Report) -> Report:
+        x, y = [point["bytes"] for point in own], [point[measure] for point in own]
+        hover = [_hover(point) for point in own]
+        return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "marker": marker, "hovertext": hover}
+
+    traces = []
+    for number, method in enumerate(dict.fromkeys(point["method"] for point in points)):
+        own = [point for point in points if point["method"] == method]
+        shape, colour = SYMBOLS[number % len(SYMBOLS)], COLOURS[number % len(COLOURS)]
+        symbols = [shape + ("-open" if point["stage"] == "sample" else "") for point in own]
+        look = {"symbol": symbols, "size": 9, "color": colour, "line": {"width": 1.5, "color": colour}}
+        traces.append(trace(_text(method), own, look) | {"hoverinfo": "text"})
+    chosen = [point for point in points if point["chosen"]]
+    ring = {"symbol": "circle-open", "size": 20, "color": "#1d2329", "line": {"width": 2}}
+    return [*traces, trace("chosen", chosen, ring) | {"hoverinfo": "skip"}] if chosen else traces
+
+
+def _hover(point: Report) -> str:
+    """Return what is shown at a mark."""
+    figures = f"recall {_figure('recall', point['recall'])}, error {_figure('error', point['error'])}"
+    settings = f"<b>{_text(point['method'])}</b> {_text(_settings(point))}"
+    return f"{settings}<br>{_bytes(point['bytes'])}, {figures} ({_text(point['stage'])})"
+
+
+def _layout(points: list[Report], report: Report) -> Report:
+    """Return axes, legend and the line of the budget."""
+    budget, measure = report["budget"], report["measure"]
+    sizes = [max(1, size) for size in [*(point["bytes"] for point in points), *([budget] if budget else [])]]
+    low, high = min(sizes) / 1.15, max(sizes) * 1.15
+    ticks = _ticks(low, high)
+    axis = {"gridcolor": "#e6e9ed", "zeroline": False, "automargin": True}
+    span = {
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "title": {"text": "bytes (logarithmic)", "standoff": 8},
+    }
+    names = {"tickvals": ticks, "ticktext": [re.sub(r"\.0+ ", " ", _bytes(tick)) for tick in ticks], "tickangle": 0}
+    line = {"type": "line", "x0": budget, "x1": budget, "y0": 0, "y1": 1, "yref": "paper", "layer": "below", "showlegend": True}
+    dashes = {"color": "#5b6671", "width": 1.5, "dash": "dash"}
+    paper = {"template": {}, "paper_bgcolor": "#fcfcfb", "plot_bgcolor": "#fcfcfb", "hovermode": "closest"}
+    return paper | {
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1d2329"},
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
+        "hoverlabel": {"align": "left", "bgcolor": "#ffffff"},
+        "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
+        "xaxis": axis | span | names,
+        "yaxis": axis | {"title": {"text": MEANINGS[measure][0]}, "tickformat": ".0%" if measure == "recall" else ""},
+        "shapes": [line | {"line": dashes, "name": f"budget {_bytes(budget)}"}] if budget else [],
+    }
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return at most six round numbers between two sizes: 1, 2, 5 of each decade, or fewer; the ends if there is none."""
+    inside = [tick for power in range(15) for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if low <= tick <= high]
+    if len(inside) > 6:
+        inside = [10.0**power for power in range(15) if low <= 10.0**power <= high]
+    return inside[:: -(-len(inside) // 6)] if len(inside) > 1 else [low * 1.1, high / 1.1]
+
+
+def _parts(report: Report) -> str:
+    """Return the bytes of each part, the largest first, each with its bar."""
+    total = sum(report["parts"].values()) or 1
+    parts = sorted(report["parts"].items(), key=lambda item: -item[1])
+    rows = [(_text(name), f"{size:,}", _barred("share", size / total)) for name, size in parts]
+    return _table("Where the bytes are", ("part", "bytes", "share"), rows)
+
+
+def _bands(report: Report) -> str:
+    """Return the quality of frequent and of rare rows."""
+    rows = []
+    for band in report["bands"]:
+        figures = (_figure(key, band[key], 3) for key in BAND[:-1])
+        rows.append((_text(band["name"]), f"{band['rows']:,}", *figures, _barred("recall", band["recall"])))
+    note = "The share is that of all use where counts were given, else that of the rows."
+    return _table("Frequent and rare rows", ("band", "rows", *BAND), rows, note)
+
+
+def _words(report: Report) -> str:
+    """Return the scores of word files before and after."""
+    kinds = {"analogy": "analogies", "similarity": "similarities"}
+    rows = []
+    for line in report["words"] or []:
+        scores = (_figure(line["kind"], line[when], 3) for when in ("before", "after"))
+        name = f"{_text(line['file'])}<small>{kinds.get(line['kind'], '')}</small>"
+        rows.append((name, f"{line['used']:,} of {line['of']:,}", *scores))
+    note = "Similarities: rank correlation with what people said, 1 is best. Analogies: share answered right."
+    return _table("As word vectors", ("file", "used", "before", "after"), rows, note)
+
+
+def _repeat(report: Report) -> str:
+    """Return the command and the foot of the page."""
+    command, version = report.get("command"), _text(report.get("version", ""))
+    again = f"<h2>How to repeat it</h2><pre><code>{_text(command)}</code></pre>" if command else ""
+    made = f"Made by featherbed {version} in {report['seconds']:,.1f} s from {_text(report['input']['dtype'])}."
+    return f"{again}<footer>{made}</footer>"
+
+
+def _table(title: str, head: Iterable[str], rows: Sequence[tuple[str, ...]], note: str = "") -> str:
+    """Return a section with a table of cells that are HTML already, the first of each row its heading; nothing without rows."""
+    names = "".join(f"<th scope=col>{name}</th>" for name in head)
+    lines = (f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>" for first, *rest in rows)
+    top = (f"<h2>{title}</h2>" if title else "") + (f"<p class=soft>{note}</p>" if note else "")
+    table = f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    return top + table if rows else ""
+
+
+def _barred(name: str, share: float | None) -> str:
+    """Return a figure with a bar as long as a share of 1."""
+    return f"{_figure(name, share)}<i><b style='width:{100 * min(1.0, max(0.0, share or 0.0)):.1f}%'></b></i>"
+
+
+def _text(value: object) -> str:
+    """Return any value as HTML that shows it, between tags (no attribute holds one); plotly reads its texts the same way."""
+    return escape(str(value), quote=False)
+
+
+def _settings(point: Report) -> str:
+    """Return settings as they are written in a call."""
+    return ", ".join(f"{name}={value}" for name, value in point["settings"].items())
+
+
+def _tried(report: Report) -> str:
+    """Return what the choice was made by, and among how many."""
+    count = len({(point["method"], _settings(point)) for point in report["curve"]})
+    return f"by {report['measure']} among {count:,} candidates" if count > 1 else "as the only candidate"
+
+
+def _figure(name: str, value: float | None, digits: int | None = None) -> str:
+    """Return a figure by its name: shares as percentages (one digit), the others as they are (four); a dash for none."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if name in SHARES:
+        return f"{100 * value:.{0 if digits == 0 else 1}f} %"
+    return f"{value:.{4 if digits is None else digits}f}"
+
+
+def _bytes(size: float) -> str:
+    """Return a size in three digits and units of a thousand."""
+    value, units = float(size), ["bytes", "KB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    digits = 0 if units[0] == "bytes" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f} {units[0]}"

@@ -1,0 +1,362 @@
+"""Compression: every method within its bytes, figures that are what they say, bad input that says what to do."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import featherbed as fb
+from featherbed.compression.additive import Encoder, decode, least_squares
+from featherbed.compression.method import Job
+from featherbed.compression.methods import METHODS, method_of
+from featherbed.compression.plain import effective_rank
+from featherbed.compression.quality import Judge, band_edges, overlap
+from featherbed.compression.rows import Rows
+from featherbed.compression.target import Target, read_bytes
+from featherbed.packed.band import Affine, Band
+from featherbed.packed.codes import Fixed
+from featherbed.packed.matrix import Matrix
+from featherbed.packed.table import PackedTable
+
+NAMES = [*METHODS, "pq+norms", "opq+norms", "rq+norms", "layered+norms", "hot+layered", "hot+pq"]
+COMMAND = Path(sys.executable).parent / "featherbed"
+
+
+def clustered(rows=1200, dim=16, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((40, dim))
+    lengths = np.exp(0.3 * rng.standard_normal((rows, 1)))
+    return (lengths * (centres[rng.integers(0, 40, rows)] + 0.4 * rng.standard_normal((rows, dim)))).astype(np.float32)
+
+
+def job_of(matrix, weights=None):
+    rows = Rows(matrix, weights)
+    job = Job(rows, (rows.weights / rows.lengths() ** 2).astype(np.float32), np.random.default_rng(0))
+    job.rank = effective_rank(job)
+    return job
+
+
+def relative(matrix, table):
+    return float(((table[np.arange(len(matrix))] - matrix) ** 2).sum() / (matrix**2).sum())
+
+
+def run(*words, **more):
+    return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **more)
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return clustered()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_by_name_stays_within_its_bytes(matrix, name, tmp_path):
+    weights = 1.0 / np.arange(1, len(matrix) + 1) if name.startswith("hot") else None
+    budget = matrix.nbytes // 3
+    small = fb.compress(matrix, budget=budget, method=name, weights=weights)
+    path = tmp_path / "small.safetensors"
+    small.save(path)
+    assert path.stat().st_size <= budget
+    assert path.stat().st_size == small.report.data["chosen"]["bytes"]
+    assert small.made_by["method"] == name
+    settings = small.report.data["chosen"]["settings"]
+    assert method_of(name)[0].size(*matrix.shape, **settings) == small.nbytes
+    assert np.array_equal(fb.check(path)[[0, 7, 1199]], small[[0, 7, 1199]])
+    assert relative(matrix, small) < 0.7
+    if name not in ("lowrank", "hash", "clusters", "int2"):
+        assert relative(matrix, small) < 0.15
+
+
+@pytest.mark.parametrize("name", ["pq", "opq", "rq", "lsq", "layered", "clusters", "ksvd"])
+def test_refinement_lowers_the_error(matrix, name):
+    method = METHODS[name]
+    settings = method.settings(*matrix.shape, 12_000, 16)[0]
+    fit = method.fit(job_of(matrix), **settings)
+
+    def weighted_error():  # what a fit makes small: each row's error relative to its length
+        gap = PackedTable(fit.bands(), 16)[np.arange(len(matrix))] - matrix
+        return float(((gap**2).sum(1) / (matrix**2).sum(1)).mean())
+
+    before = weighted_error()
+    fit.refine(6)
+    assert fit.refinable
+    assert weighted_error() < before * 1.002
+
+
+def test_more_bytes_are_never_worse_by_much(matrix):
+    errors = [relative(matrix, fb.compress(matrix, ratio=ratio, method="layered")) for ratio in (3, 5, 8)]
+    assert errors[0] < errors[1] < errors[2]
+
+
+def test_codes_are_the_best_there_are():
+    rng = np.random.default_rng(0)
+    atoms = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    rows = rng.standard_normal((60, 5)).astype(np.float32)
+    every = np.array(list(product(range(4), repeat=3)))
+    best = ((rows[:, None] - decode(every, atoms)[None]) ** 2).sum(2).min(1)
+    found = ((rows - decode(Encoder(atoms)(rows, tries=200), atoms)) ** 2).sum(1)
+    assert np.allclose(found, best, atol=1e-4)
+
+
+def test_atoms_solve_the_weighted_normal_equations():
+    rng = np.random.default_rng(0)
+    rows, codes = rng.standard_normal((300, 4)).astype(np.float32), rng.integers(0, 8, (300, 2)).astype(np.int32)
+    weights = rng.random(300).astype(np.float32)
+    atoms = least_squares(codes, rows, weights, 8)
+    hot = np.zeros((300, 16))
+    hot[np.arange(300), codes[:, 0]] = hot[np.arange(300), 8 + codes[:, 1]] = 1
+    scale = np.sqrt(weights)[:, None]
+    best = hot @ np.linalg.lstsq(hot * scale, rows * scale, rcond=None)[0]
+    assert np.allclose(decode(codes, atoms), best, atol=2e-2)
+
+
+def test_layers_add_up_and_lengths_multiply(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def stored(*shape):
+        return Matrix.encode(rng.standard_normal(shape).astype(np.float32), "float32")
+
+    first, second = rng.integers(0, 8, (50, 3)), rng.integers(0, 4, (50, 2))
+    atoms, shared, weight, norms, bias = stored(24, 6), stored(4, 3), stored(6, 5), stored(50, 1), stored(1, 5).dense()[0]
+    plus = Band(50, Fixed.encode(second, None, 4), dictionary=shared, combine="concat")
+    band = Band(
+        50, Fixed.encode(first, None, 8, parts=True), dictionary=atoms, affine=Affine(weight, bias), norms=norms, plus=plus
+    )
+    inside = sum(atoms.dense()[8 * j + first[:, j]] for j in range(3)) + shared.dense()[second].reshape(50, 6)
+    want = (inside @ weight.dense() + bias) * norms.dense()
+    table = PackedTable([band], 5)
+    table.save(tmp_path / "t.safetensors")
+    again = fb.check(tmp_path / "t.safetensors")
+    for one in (table, again):
+        assert np.allclose(one[np.arange(50)], want, atol=1e-5)
+        assert np.allclose(one.logits(want[:3]), want[:3] @ want.T, atol=1e-4)
+    assert "plus fixed codes" in run("inspect", tmp_path / "t.safetensors").stdout
+
+
+def test_hostile_layers_are_refused(tmp_path):
+    from featherbed.packed.header import describe, rebuild
+
+    plus = Band(5, Fixed.encode(np.zeros((5, 1), int), None, 4), dictionary=Matrix.encode(np.ones((4, 3)), "float32"))
+    table = PackedTable(
+        [
+            Band(
+                5, Fixed.encode(np.zeros((5, 1), int), None, 4), dictionary=Matrix.encode(np.ones((4, 3)), "float32"), plus=plus
+            )
+        ],
+        3,
+    )
+
+    def broken(change):
+        meta = json.loads(json.dumps(describe(table)))
+        change(meta["bands"][0])
+        with pytest.raises(fb.FormatError):
+            rebuild(meta, lambda name, kind, shape: np.zeros(shape, {"U32": np.uint32, "F32": np.float32}[kind]))
+
+    broken(lambda band: band["plus"].update(rows=4))
+    broken(lambda band: band["plus"].update(members=True))
+    broken(lambda band: band["plus"]["dictionary"].update(columns=2))
+    broken(lambda band: band.update(norms={"kind": "float32", "rows": 5, "columns": 2, "scale": None}))
+
+    def nest(band):
+        for _ in range(12):
+            band["plus"]["plus"] = json.loads(json.dumps(band["plus"]))
+            band = band["plus"]
+
+    broken(nest)
+
+
+def test_recall_is_what_it_says():
+    rows = clustered(300, 8)
+    judge = Judge(Rows(rows), np.random.default_rng(0), queries=300)
+    other = rows + 0.3 * np.random.default_rng(1).standard_normal(rows.shape).astype(np.float32)
+
+    def nearest(x):
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        scores = x @ x.T
+        np.fill_diagonal(scores, -np.inf)
+        return np.argsort(-scores, axis=1)[:, :10]
+
+    want = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(nearest(rows), nearest(other), strict=True)])
+    found = judge(lambda ids: other[ids])
+    assert found["recall"] == pytest.approx(want, abs=1e-9)
+    assert found["error"] == pytest.approx(((rows - other) ** 2).sum() / (rows**2).sum(), rel=1e-4)
+    assert judge(lambda ids: rows[ids])["recall"] == 1
+    assert overlap(rows, rows @ np.random.default_rng(2).standard_normal((8, 8)).astype(np.float32)) == pytest.approx(
+        1, abs=1e-4
+    )
+    assert overlap(rows, np.random.default_rng(3).standard_normal(rows.shape).astype(np.float32)) < 0.2
+
+
+@pytest.mark.parametrize("count", [1, 7, 99, 60_000, 10**6])
+def test_bands_cover_every_rank_once(count):
+    edges = band_edges(count)
+    assert edges[0][0] == 0
+    assert edges[-1][1] == count
+    assert all(a[1] == b[0] for a, b in pairwise(edges))
+
+
+def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
+    small = fb.compress(matrix, ratio=4, keys=[f"w{i}" for i in range(len(matrix))], generator=3)
+    report = small.report.data
+    chosen = [point for point in report["curve"] if point["chosen"]]
+    assert len(chosen) == 1
+    assert {point["stage"] for point in report["curve"]} >= {"sample"}
+    assert len({point["method"] for point in report["curve"]}) >= 6
+    assert sum(report["parts"].values()) == report["chosen"]["bytes"] <= matrix.nbytes // 4
+    best = max(p["recall"] for p in report["curve"] if p["stage"] != "sample")
+    assert report["quality"]["recall"] == pytest.approx(best, abs=1e-6)
+    assert small["w3"].shape == (16,)
+    for name in ("report.html", "report.json", "report.txt"):
+        small.report.save(tmp_path / name)
+    assert json.loads((tmp_path / "report.json").read_text())["measure"] == "recall"
+    assert "times smaller" in (tmp_path / "report.txt").read_text()
+    again = fb.compress(matrix, ratio=4, generator=3)
+    assert np.array_equal(again[np.arange(50)], small[np.arange(50)]), "the same seed gives the same table"
+
+
+def test_quality_is_reached_with_few_bytes(matrix):
+    good = fb.compress(matrix, quality="error:0.05")
+    assert good.report.quality["error"] <= 0.05
+    looser = fb.compress(matrix, quality="error:0.2")
+    assert looser.report.quality["error"] <= 0.2
+    assert looser.nbytes < good.nbytes
+    with pytest.raises(fb.ArgumentError, match="out of reach"):
+        fb.compress(matrix, quality="recall:0.99999", method="int2")
+
+
+def test_weights_keep_what_is_used(matrix):
+    weights = 1.0 / np.arange(1, len(matrix) + 1)[::-1]  # the last rows are used most
+    plain = fb.compress(matrix, ratio=8, method="clusters")
+    given = fb.compress(matrix, ratio=8, method="hot+clusters", weights=weights)
+    used = np.arange(len(matrix))[-given.made_by["hot"] :]
+
+    def error(table):
+        return ((table[used] - matrix[used]) ** 2).sum() / (matrix[used] ** 2).sum()
+
+    assert error(given) < 0.1 * error(plain)
+    assert given.report.quality["weighted_error"] < given.report.quality["error"]
+    assert "weighted_recall" in given.report.quality
+
+
+def test_targets_are_read():
+    assert Target.of("600KB", None, None, 1).budget == 600_000
+    assert read_bytes("1.5 MiB") == 3 << 19
+    for bad in ("much", "-3", "3XB", 0, True):
+        with pytest.raises(fb.ArgumentError, match="budget"):
+            read_bytes(bad)
+    for given in (
+        {"quality": "recall"},
+        {"quality": "recall:2"},
+        {"quality": "speed:0.5"},
+        {"ratio": 0.5},
+        {"ratio": float("nan")},
+    ):
+        with pytest.raises(fb.ArgumentError):
+            Target.of(**({"budget": None, "ratio": None, "quality": None} | given), dense=100)
+
+
+BAD = {
+    "nan": (lambda x: x.__setitem__((5, 3), np.nan), "row 5 is not finite"),
+    "infinite": (lambda x: x.__setitem__((7, 0), np.inf), "row 7 is not finite"),
+    "zeros": (lambda x: x.__setitem__([0, 9], 0), "rows 0, 9 are all zero"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_rows_are_named(matrix, what, tmp_path):
+    change, message = BAD[what]
+    bad = matrix.copy()
+    change(bad)
+    with pytest.raises(fb.DataError, match=message):
+        fb.compress(bad, ratio=4)
+    np.save(tmp_path / "bad.npy", bad)
+    done = run("compress", tmp_path / "bad.npy", "--ratio", "4", "--out", tmp_path / "out.safetensors")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.npy"]
+
+
+def test_bad_arguments_are_named(matrix):
+    for given, message in (
+        ({}, "exactly one of"),
+        ({"ratio": 4, "budget": "1KB"}, "exactly one of"),
+        ({"ratio": 4, "method": "magic"}, "layered"),
+        ({"ratio": 4, "method": "rq:speed=3"}, "has no setting 'speed'"),
+        ({"ratio": 4, "weights": [1, 2]}, "weights have shape"),
+        ({"ratio": 4, "keys": ["a"]}, "1 keys"),
+        ({"budget": 200}, "the smallest possible takes"),
+        ({"ratio": 4, "words": ["x.txt"]}, "keys"),
+        ({"ratio": 4, "generator": "x"}, "generator"),
+        ({"ratio": 4, "padding_idx": 9999}, "padding_idx"),
+    ):
+        with pytest.raises(fb.FeatherbedError, match=message):
+            fb.compress(matrix, **given)
+    for bad in (np.zeros((0, 4), np.float32), np.zeros((4, 0), np.float32)):
+        with pytest.raises(fb.DataError, match="empty"):
+            fb.compress(bad, ratio=2)
+    with pytest.raises(fb.ArgumentError, match="shape"):
+        fb.compress(np.ones(5, np.float32), ratio=2)
+    with pytest.raises(fb.ArgumentError, match="floating"):
+        fb.compress(np.ones((5, 5), int), ratio=2)
+
+
+def test_the_padding_row_stays_zero(matrix):
+    padded = matrix.copy()
+    padded[4] = 0
+    small = fb.compress(padded, ratio=4, method="pq", padding_idx=4)
+    assert not small[4].any()
+    assert small[5].any()
+
+
+def test_settings_that_are_asked_for(matrix):
+    small = fb.compress(matrix, budget=60_000, method="rq:codes=3,bits=5")
+    assert small.made_by["codes"] == 3
+    assert small.made_by["bits"] == 5
+    with pytest.raises(fb.ArgumentError, match="bytes"):
+        fb.compress(matrix, budget=10_000, method="rq:codes=30,bits=8")
+
+
+def test_the_command_and_the_gate(matrix, tmp_path):
+    np.save(tmp_path / "m.npy", matrix)
+    out, page = tmp_path / "m.safetensors", tmp_path / "m.html"
+    done = run("compress", tmp_path / "m.npy", "--ratio", "8", "--out", out, "--report", page, "--method", "int4")
+    assert done.returncode == 2, "int4 rows take an eighth, and their scales more"
+    assert "bytes" in done.stderr
+    done = run("compress", tmp_path / "m.npy", "--ratio", "4", "--out", out, "--report", page, "--method", "layered")
+    assert done.returncode == 0, done.stderr
+    assert out.stat().st_size <= matrix.nbytes // 4
+    assert "<html" in page.read_text()
+    floor = json.loads(run("gate", out, "--against", tmp_path / "m.npy", "--recall", "0", "--json").stdout)["recall"]
+    assert run("gate", out, "--against", tmp_path / "m.npy", "--recall", round(floor - 0.01, 3)).returncode == 0
+    failed = run("gate", out, "--against", tmp_path / "m.npy", "--recall", round(floor + 0.01, 3))
+    assert failed.returncode == 1
+    assert "below" in failed.stderr
+    assert run("gate", out, "--against", tmp_path / "m.npy").returncode == 2
+    np.save(tmp_path / "other.npy", matrix[:, :3])
+    assert run("gate", out, "--against", tmp_path / "other.npy", "--recall", "0.1").returncode == 2
+    assert run("compress", tmp_path / "m.npy", "--out", out).returncode == 2
+    assert run("compress", tmp_path / "m.npy", "--ratio", "4", "--budget", "9KB", "--out", out).returncode == 2
+
+
+def test_interrupted_it_leaves_no_file(tmp_path):
+    np.save(tmp_path / "m.npy", clustered(30_000, 32))
+    words = [COMMAND, "compress", tmp_path / "m.npy", "--ratio", "12", "--out", tmp_path / "out.safetensors"]
+    with subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["m.npy"]
+
+
+def test_glove_to_a_twentieth(data):
+    with np.load(data / "glove" / "glove.6B.50d.top60k.npz") as file:
+        vectors = file["vectors"][:8000]
+    small = fb.compress(vectors, ratio=8, method="layered")
+    assert small.report.quality["recall"] > 0.6
+    assert small.report.data["chosen"]["bytes"] <= vectors.nbytes // 8
