@@ -350,7 +350,7 @@ def test_interrupted_it_leaves_no_file(tmp_path):
     with subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         time.sleep(4)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=60) in (130, -signal.SIGINT)  # by our own hand, or ended by the signal
     assert [path.name for path in tmp_path.iterdir()] == ["m.npy"]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +80,7 @@ def run(
         console=Console(stderr=True),
         disable=quiet,
     )
-    with bar:
+    with bar, ending_at_once():
         table = compress(
             source.matrix,
             budget=budget,
@@ -97,6 +100,19 @@ def run(
     if report is not None:
         table.report.save(report)
     sys.stdout.write(f"{table.report}\nwritten     {out}\n")
+
+
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process where it stands: libraries at work for a minute would hold Python's own handler up that long.
+
+    Nothing is written meanwhile, so nothing half-written is left.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def read_weights(path: Path, rows: int) -> Any:
