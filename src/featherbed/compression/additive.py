@@ -62,41 +62,26 @@ class Encoder:
         return found
 
 
-class Normal:
-    """The normal equations of the dictionaries, gathered block by block: argmin_C Σ_i w_i ||t_i - Σ_m C_m[b_im]||²."""
-
-    def __init__(self, parts: int, choices: int, dim: int) -> None:
-        self.choices, self.parts = choices, parts
-        self.gram = np.zeros((parts * choices, parts * choices))
-        self.right = np.zeros((parts * choices, dim))
-
-    def add(self, codes: Codes, rows: Floats, weights: Floats) -> None:
-        """Take rows with their codes and weights in."""
-        from featherbed.kernels.descent import count_pairs
-
-        count_pairs(codes, weights, self.choices, self.gram)
-        weighted = rows * weights[:, None]
-        for m in range(self.parts):
-            part = self.right[m * self.choices : (m + 1) * self.choices]
-            for column in range(rows.shape[1]):
-                part[:, column] += np.bincount(codes[:, m], weighted[:, column], self.choices)
-
-    def solve(self) -> Floats:  # [M, K, d]
-        """Return the atoms."""
-        from scipy.linalg import solve
-
-        gram = self.gram + np.tril(self.gram, -1).T
-        diagonal: Any = np.diag_indices_from(gram)
-        gram[diagonal] += RIDGE * max(float(gram[diagonal].mean()), 1e-12)
-        atoms: Floats = solve(gram, self.right, assume_a="pos").astype(np.float32)
-        return atoms.reshape(self.parts, self.choices, -1)
+def sums_by_code(codes: Codes, rows: Floats, weights: Floats, choices: int) -> NDArray[np.float64]:  # [n], [n, d] -> [K, d]
+    """Add up the weighted rows of each code."""
+    return np.stack([np.bincount(codes, weights * column, choices) for column in rows.T], axis=1)
 
 
 def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> Floats:  # -> [M, K, d]
-    """Return the dictionaries that come nearest to rows with given codes."""
-    equations = Normal(codes.shape[1], choices, rows.shape[1])
-    equations.add(codes, rows, weights)
-    return equations.solve()
+    """Return the dictionaries that come nearest to rows with given codes: argmin_C Σ_i w_i ||x_i - Σ_m C_m[b_im]||²."""
+    from scipy.linalg import solve
+
+    from featherbed.kernels.descent import count_pairs
+
+    parts = codes.shape[1]
+    gram = np.zeros((parts * choices, parts * choices))
+    count_pairs(codes, weights, choices, gram)
+    gram += np.tril(gram, -1).T
+    diagonal: Any = np.diag_indices_from(gram)
+    gram[diagonal] += RIDGE * max(float(gram[diagonal].mean()), 1e-12)
+    right = np.concatenate([sums_by_code(codes[:, m], rows, weights, choices) for m in range(parts)])
+    atoms: Floats = solve(gram, right, assume_a="pos").astype(np.float32)
+    return atoms.reshape(parts, choices, -1)
 
 
 def kmeans(rows: Floats, choices: int, seed: int, rounds: int = 10, start: Floats | None = None) -> Floats:  # [n, d] -> [K, d]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.method import Fit, Job, Method, Settings, quiet
+from featherbed.compression.method import Fit, Job, Method, Settings, importance, quiet
 from featherbed.compression.methods import METHODS
 from featherbed.compression.quality import Judge
 from featherbed.compression.wrapped import Hot
@@ -47,22 +47,12 @@ def candidates(rows: int, dim: int, budget: int, rank: int, weighted: bool) -> l
     for name in ("int8", "int4", "int3", "int2", *most):
         method = METHODS[name]
         fitting = method.settings(rows, dim, budget, rank)
-        if name == "layered":
-            fitting = _differing(fitting)
         fast = [s for s in fitting if work(method, s, dim) * min(rows, sample_rows(dim)) < SLOW][: most.get(name, 2)]
         found += [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fast]
     if weighted:
         hot = Hot(METHODS["layered"])
         found += [Candidate(hot, s, hot.size(rows, dim, **s)) for s in hot.settings(rows, dim, budget, rank)]
     return found
-
-
-def _differing(settings: list[Settings]) -> list[Settings]:
-    """Keep the best promise for each number of additive codes: the promise is too rough to tell these apart."""
-    best: dict[int, Settings] = {}
-    for found in settings:
-        best.setdefault(found["codes"], found)
-    return list(best.values())
 
 
 def work(method: Method, settings: Settings, dim: int) -> float:
@@ -84,17 +74,11 @@ class Trial:
     def __init__(self, job: Job, measure: str) -> None:
         self.job, self.measure = job, measure
         few = job.rows.spread(sample_rows(job.rows.dim))
-        self.whole = few is job.rows
-        self.few = replace(job if self.whole else self._fewer(few), rows=few, tell=quiet, quick=True)
+        counted = job.importance if few is job.rows else importance(few, few.lengths(), measure)
+        self.few = replace(job, rows=few, importance=counted, tell=quiet, quick=True)
         self.judge_few = Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
         self.curve: list[dict[str, Any]] = []
         self._judge: Judge | None = None
-
-    def _fewer(self, few: Any) -> Job:
-        lengths = few.lengths()
-        squares = np.where(lengths > 0, lengths, 1) ** 2
-        importance = few.weights / squares if self.measure == "recall" else few.weights
-        return replace(self.job, rows=few, importance=importance.astype(np.float32))
 
     @property
     def judge(self) -> Judge:
@@ -106,9 +90,7 @@ class Trial:
 
     def on_sample(self, candidate: Candidate) -> float:
         """Fit a candidate to the sample, keep the point, return its quality (higher is better)."""
-        settings = dict(candidate.settings)
-        if "hot" in settings:  # the same share of the sample
-            settings["hot"] = max(1, round(settings["hot"] * self.few.rows.count / self.job.rows.count))
+        settings = candidate.method.for_share(candidate.settings, self.few.rows.count / self.job.rows.count)
         bands = candidate.method.fit(self.few, **settings).bands()
         return self.keep(candidate, "sample", bands, self.judge_few)
 
@@ -137,7 +119,7 @@ def choose(trial: Trial, budget: int) -> Choice:
     rows, dim = job.rows.count, job.rows.dim
     listed = candidates(rows, dim, budget - HEADER, job.rank, job.rows.weighted)
     if not listed:
-        raise ArgumentError(too_small(rows, dim, budget, job.rank))
+        raise ArgumentError(too_small(rows, dim, budget, job.rank, [METHODS[name] for name in SMALLEST]))
     ranked = []
     for number, candidate in enumerate(listed):
         job.tell(f"comparing on a sample: {candidate.method.name}", number / len(listed))
@@ -193,16 +175,16 @@ def _rest_of_curve(trial: Trial, budget: int) -> None:
                     trial.on_sample(Candidate(method, settings, method.size(rows, dim, **settings)))
 
 
-def too_small(rows: int, dim: int, budget: int, rank: int) -> str:
-    """Say what the smallest table would take."""
+def too_small(rows: int, dim: int, budget: int, rank: int, methods: list[Method]) -> str:
+    """Say what the smallest table these methods can make would take."""
     low, high = 1, rows * dim * 4 + HEADER
     while low < high:
         middle = (low + high) // 2
-        if any(METHODS[name].settings(rows, dim, middle - HEADER, rank) for name in SMALLEST):
+        if any(method.settings(rows, dim, middle - HEADER, rank) for method in methods):
             high = middle
         else:
             low = middle + 1
     return (
-        f"no method fits {rows:,} x {dim} into {budget:,} bytes: the smallest possible takes about {low:,} "
+        f"nothing fits {rows:,} x {dim} into {budget:,} bytes: the smallest possible takes about {low:,} "
         f"({rows * dim * 4 / low:.0f} times smaller than float32); ask for that or more"
     )

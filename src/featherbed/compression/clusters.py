@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.additive import Codes, kmeans, nearest
+from featherbed.compression.additive import Codes, kmeans, nearest, sums_by_code
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.rows import Floats
 from featherbed.packed.band import Band
 from featherbed.packed.bits import width
 from featherbed.packed.codes import Fixed
-from featherbed.packed.matrix import Matrix, best_scales, to_levels
+from featherbed.packed.matrix import Matrix
 
 LEARN = 1 << 16  # rows the centroids are learnt from
 MOST = 1 << 14  # clusters
 PAIRS = 1 << 31  # distances that are worth waiting for
-SMALLEST = 1.2e-7  # a scale float16 still tells from zero
 
 
 class Clusters(Method):
@@ -62,7 +61,7 @@ class ClustersFit(Fit):
 
     def _store(self, centroids: Floats) -> None:
         """Round centroids to what is stored and give every row the nearest of the rounded ones."""
-        self.dictionary = stored(centroids, self.settings["kind"])
+        self.dictionary = Matrix.encode(centroids, self.settings["kind"], scale_kind="float16")
         self.codes: Codes = nearest(self.sample, self.dictionary.dense())
         left = self.sample - self.dictionary.dense()[self.codes]
         self.errors = self.weights * np.einsum("nd,nd->n", left, left)
@@ -82,9 +81,7 @@ class ClustersFit(Fit):
         means = self.dictionary.dense().copy()
         totals = np.bincount(self.codes, self.weights, len(means))
         full, empty = totals > 0, np.flatnonzero(np.bincount(self.codes, minlength=len(means)) == 0)
-        for column in range(means.shape[1]):
-            sums = np.bincount(self.codes, self.weights * self.sample[:, column], len(means))
-            means[full, column] = (sums[full] / totals[full]).astype(np.float32)
+        means[full] = sums_by_code(self.codes, self.sample, self.weights, len(means))[full] / totals[full, None]
         worst = np.argsort(-self.errors)[: len(empty)]
         means[empty[: len(worst)]] = self.sample[worst]
         return means
@@ -99,14 +96,6 @@ class ClustersFit(Fit):
                 codes[start : start + len(block)] = nearest(block, self.dictionary.dense())
         coded = Fixed.encode(codes[:, None].astype(np.int64), None, self.dictionary.shape[0])
         return [Band(rows.count, coded, dictionary=self.dictionary)]
-
-
-def stored(centroids: Floats, kind: str) -> Matrix:
-    """Store centroids; scales of int8 ones are float16 however small, so that a centroid at zero does not widen them all."""
-    if kind != "int8":
-        return Matrix.encode(centroids, kind)
-    scale = np.maximum(best_scales(centroids, 8, 0), np.float32(SMALLEST)).astype(np.float16)
-    return Matrix(kind, centroids.shape, to_levels(centroids, scale.astype(np.float32)[:, None], 8), scale, 0)
 
 
 def by_importance(rows: Floats, weights: Floats, generator: np.random.Generator) -> Floats:  # [n, d], [n] -> [n, d]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.compression.additive import Codes, Encoder, Normal, decode, kmeans, nearest, residual_start
+from featherbed.compression.additive import Codes, Encoder, decode, kmeans, least_squares, nearest, residual_start
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.plain import principal
 from featherbed.compression.rows import Floats
@@ -56,7 +56,10 @@ class Layered(Method):
                 fitting = [s for s in self._shapes(codes, bits, rank) if self.size(rows, dim, **s) <= budget]
                 if fitting:
                     found.append(min(fitting, key=lambda s: promise(s, rank)))
-        return sorted(found, key=lambda s: promise(s, rank))
+        best: dict[int, Settings] = {}  # of each number of codes: the promise is too rough to tell near ones apart
+        for settings in sorted(found, key=lambda s: promise(s, rank)):
+            best.setdefault(settings["codes"], settings)
+        return list(best.values())
 
     def _shapes(self, codes: int, bits: int, rank: int) -> list[Settings]:
         """Return the ways to go on after ``codes`` additive codes: no blocks, or blocks of any width and bits."""
@@ -166,9 +169,7 @@ class LayeredFit(Fit):
             if self.blocks and done >= alone:
                 self._new_blocks(self.sample - decode(self.codes, self.atoms))
             target = self.sample - self.tail if done >= alone else self.sample
-            equations = Normal(self.parts, 1 << self.bits, target.shape[1])
-            equations.add(self.codes, target, self.weights)
-            self.atoms = equations.solve()
+            self.atoms = least_squares(self.codes, target, self.weights, 1 << self.bits)
             self.store_atoms()
             self.codes = Encoder(self.atoms)(target, self.codes, seed=self.job.seed())
             self.round += 1

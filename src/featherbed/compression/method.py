@@ -38,6 +38,14 @@ class Job:
         return int(self.generator.integers(2**31 - 1000))
 
 
+def importance(rows: Rows, lengths: Floats, measure: str) -> Floats:  # -> [V]
+    """Return how much the error of each row counts: by its weight, and for recall relative to its length."""
+    squares = np.where(lengths > 0, lengths, 1).astype(np.float64) ** 2
+    counted = rows.weights / (squares if measure == "recall" else squares.mean())
+    counted[lengths == 0] = 0
+    return counted.astype(np.float32)
+
+
 class Fit(ABC):
     """A method fitted to a matrix: its bands, and (where the method can) a way to make them better."""
 
@@ -79,6 +87,10 @@ class Method(ABC):
     @abstractmethod
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
+
+    def for_share(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002 - for methods that count rows
+        """Return settings that do to a ``share`` of the rows what these do to all."""
+        return settings
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - for methods that need them
         """Return settings with those put right that follow from others."""

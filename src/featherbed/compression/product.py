@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.additive import Codes, nearest
+from featherbed.compression.additive import Codes, nearest, sums_by_code
 from featherbed.compression.layered import Basis
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.rows import Floats
@@ -120,10 +120,8 @@ class ProductFit(Fit):
             inside = self.basis.down(self.rows)
             for p, piece in enumerate(np.split(inside, self.parts, axis=1)):
                 totals = np.bincount(self.codes[:, p], self.weights, 1 << self.bits)
-                for column in range(piece.shape[1]):
-                    sums = np.bincount(self.codes[:, p], self.weights * piece[:, column], 1 << self.bits)
-                    known = totals > 0
-                    self.atoms[p, known, column] = (sums[known] / totals[known]).astype(np.float32)
+                known, sums = totals > 0, sums_by_code(self.codes[:, p], piece, self.weights, 1 << self.bits)
+                self.atoms[p, known] = sums[known] / totals[known, None]
             self.store_atoms()
             self.codes = self._encode(inside)
 

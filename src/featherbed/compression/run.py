@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from featherbed.compression.choose import HEADER, Candidate, Choice, Trial, choose, finish, too_small
-from featherbed.compression.method import Job, Settings, Tell, quiet
+from featherbed.compression.method import Job, Settings, Tell, importance, quiet
 from featherbed.compression.methods import METHODS, method_of
 from featherbed.compression.plain import effective_rank
 from featherbed.compression.report import Report
@@ -112,13 +112,10 @@ def _job(rows: Rows, target: Target, generator: np.random.Generator | int | None
     tell("reading the matrix", 0.0)
     lengths = rows.lengths()
     refuse_zeros(lengths, padding)
-    squares = np.where(lengths > 0, lengths, 1).astype(np.float64) ** 2
-    importance = rows.weights / (squares if target.measure == "recall" else squares.mean())
-    importance[lengths == 0] = 0
     if isinstance(generator, bool) or not (generator is None or isinstance(generator, int | np.integer | np.random.Generator)):
         raise ArgumentError(f"generator={generator!r}: give numpy.random.default_rng(seed), a seed, or nothing")
     made = generator if isinstance(generator, np.random.Generator) else np.random.default_rng(generator or 0)
-    job = Job(rows, importance.astype(np.float32), made, tell=tell)
+    job = Job(rows, importance(rows, lengths, target.measure), made, tell=tell)
     return replace(job, rank=effective_rank(job))
 
 
@@ -147,7 +144,7 @@ def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Ch
             method, asked, rows, dim, trial.job.rank, budget
         )
     if not fitting:
-        raise ArgumentError(f"{method.name}: {too_small(rows, dim, budget, trial.job.rank)}")
+        raise ArgumentError(f"{method.name}: {too_small(rows, dim, budget, trial.job.rank, [method])}")
     listed = [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fitting[:3]]
     if len(listed) > 1:
         listed = [max(listed, key=trial.on_sample)]

@@ -112,6 +112,10 @@ class Hot(Method):
                 found += [{"hot": hot, "hot_kind": kind, **inner[0]}] if inner else []
         return found
 
+    def for_share(self, settings: Settings, share: float) -> Settings:
+        """Return settings with the same share of hot rows."""
+        return settings | {"hot": max(1, round(settings["hot"] * share))}
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the tail, then keep the head."""
         rest = {name: value for name, value in settings.items() if name not in ("hot", "hot_kind")}
