@@ -17,7 +17,7 @@ from featherbed.packed import engine
 
 Floats = NDArray[np.float32]
 KINDS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
-SMALLEST_HALF = 6.2e-5  # the smallest float16 with all of its bits
+FULL_HALF, SMALLEST_HALF = 6.2e-5, 1.2e-7  # the smallest float16 with all of its bits, and one still told from zero
 CACHE_BYTES = 32 << 20  # a dictionary up to this size is decoded once and kept
 
 
@@ -113,8 +113,8 @@ class Matrix:
             raise ArgumentError(f"{kind} storage needs finite values: the matrix holds NaN or infinity")
         axis = {"row": 0, "column": 1}[scales]
         scale = best_scales(matrix, bits, axis)
-        if scale_kind == "float16" and SMALLEST_HALF * 8 < scale.max(initial=1.0) < 6e4:  # else they stay float32
-            halves = np.maximum(scale, SMALLEST_HALF).astype(np.float16)
+        if scale_kind == "float16" and FULL_HALF * 8 < scale.max(initial=1.0) < 6e4:  # else they stay float32
+            halves = np.maximum(scale, np.float32(SMALLEST_HALF)).astype(np.float16)
             return cls(kind, shape, cls._packed(matrix, halves.astype(np.float32), bits, axis), halves, axis)
         return cls(kind, shape, cls._packed(matrix, scale, bits, axis), scale, axis)
 
