@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import featherbed as fb
+from featherbed.compression import choose
 from featherbed.compression.additive import Encoder, decode, least_squares
 from featherbed.compression.method import Job
 from featherbed.compression.methods import METHODS, method_of
@@ -94,23 +95,26 @@ def test_more_bytes_are_never_worse_by_much(matrix):
     assert errors[0] < errors[1] < errors[2]
 
 
-def test_codes_are_the_best_there_are():
+@pytest.mark.parametrize("parts", [1, 3])
+def test_codes_are_the_best_there_are(parts):
     rng = np.random.default_rng(0)
-    atoms = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    atoms = rng.standard_normal((parts, 4, 5)).astype(np.float32)
     rows = rng.standard_normal((60, 5)).astype(np.float32)
-    every = np.array(list(product(range(4), repeat=3)))
+    every = np.array(list(product(range(4), repeat=parts)))
     best = ((rows[:, None] - decode(every, atoms)[None]) ** 2).sum(2).min(1)
     found = ((rows - decode(Encoder(atoms)(rows, tries=200), atoms)) ** 2).sum(1)
     assert np.allclose(found, best, atol=1e-4)
 
 
-def test_atoms_solve_the_weighted_normal_equations():
+@pytest.mark.parametrize("parts", [1, 2])
+def test_atoms_solve_the_weighted_normal_equations(parts):
     rng = np.random.default_rng(0)
-    rows, codes = rng.standard_normal((300, 4)).astype(np.float32), rng.integers(0, 8, (300, 2)).astype(np.int32)
+    rows, codes = rng.standard_normal((300, 4)).astype(np.float32), rng.integers(0, 8, (300, parts)).astype(np.int32)
     weights = rng.random(300).astype(np.float32)
     atoms = least_squares(codes, rows, weights, 8)
     hot = np.zeros((300, 16))
-    hot[np.arange(300), codes[:, 0]] = hot[np.arange(300), 8 + codes[:, 1]] = 1
+    for part in range(parts):
+        hot[np.arange(300), 8 * part + codes[:, part]] = 1
     scale = np.sqrt(weights)[:, None]
     best = hot @ np.linalg.lstsq(hot * scale, rows * scale, rcond=None)[0]
     assert np.allclose(decode(codes, atoms), best, atol=2e-2)
@@ -210,7 +214,8 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
     assert len({point["method"] for point in report["curve"]}) >= 6
     assert sum(report["parts"].values()) == report["chosen"]["bytes"] <= matrix.nbytes // 4
     best = max(p["recall"] for p in report["curve"] if p["stage"] != "sample")
-    assert report["quality"]["recall"] == pytest.approx(best, abs=1e-6)
+    assert report["quality"]["recall"] == pytest.approx(chosen[0]["recall"], abs=1e-6)
+    assert chosen[0]["recall"] >= best
     assert small["w3"].shape == (16,)
     for name in ("report.html", "report.json", "report.txt"):
         small.report.save(tmp_path / name)
@@ -218,6 +223,24 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
     assert "times smaller" in (tmp_path / "report.txt").read_text()
     again = fb.compress(matrix, ratio=4, generator=3)
     assert np.array_equal(again[np.arange(50)], small[np.arange(50)]), "the same seed gives the same table"
+
+
+@pytest.mark.parametrize("large", [10**6, 1000], ids=["several finalists", "one finalist"])
+def test_a_sample_stands_for_a_large_matrix(monkeypatch, large):
+    monkeypatch.setattr(choose, "LEARN", 1000)
+    monkeypatch.setattr(choose, "LARGE", large)
+    monkeypatch.setattr(choose, "LAYERED", 4)
+    monkeypatch.setattr(choose, "SAMPLE_NUMBERS", 1)  # the sample is then the 6,000 rows that are compared at least
+    matrix = clustered(7000)
+    told = []
+    small = fb.compress(matrix, ratio=8, tell=lambda what, share: told.append((what.split(":")[0], share)))
+    stages = [point["stage"] for point in small.report.data["curve"]]
+    assert stages.count("full") == (3 if large > len(matrix) else 0)
+    assert stages.count("refined") == 1
+    assert small.report.quality["recall"] > 0.4
+    assert all(0 <= share <= 1 for _, share in told)
+    shares = [share for what, share in told if what == "comparing on a sample"]
+    assert shares == sorted(shares)
 
 
 def test_quality_is_reached_with_few_bytes(matrix):

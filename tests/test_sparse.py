@@ -1,10 +1,12 @@
 """Rows as a few atoms with values, and as their cluster's centroid: sizes, errors, and what each method promises."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import featherbed as fb
-from featherbed.compression import clusters, sparse
+from featherbed.compression import sparse
 from featherbed.compression.clusters import Clusters
 from featherbed.compression.method import Job
 from featherbed.compression.rows import Rows
@@ -212,19 +214,17 @@ def test_rounding_with_the_others_in_view_beats_rounding_each_value():
     assert lost[0] <= lost[1] < lost[2]
 
 
-def test_what_is_learnt_on_a_sample_codes_all_rows(monkeypatch):
+def test_what_is_learnt_on_a_sample_codes_all_rows():
     matrix = clustered()
     whole = [error(Sparse(name).fit(job(matrix), **SMALL), matrix) for name in NAMES]
     whole.append(error(Clusters().fit(job(matrix), clusters=32, kind="int8"), matrix))
-    monkeypatch.setattr(sparse, "LEARN", 700)
-    monkeypatch.setattr(clusters, "LEARN", 700)
     told = []
     for name, known in zip(NAMES, whole[:4], strict=True):
-        work = job(matrix)
+        work = replace(job(matrix), learn=700)
         work.tell = lambda what, share: told.append((what, share))
         assert error(Sparse(name).fit(work, **SMALL), matrix) < 1.5 * known
     assert ("coding", 0.0) in told
-    assert error(Clusters().fit(job(matrix), clusters=32, kind="int8"), matrix) < 1.5 * whole[4]
+    assert error(Clusters().fit(replace(job(matrix), learn=700), clusters=32, kind="int8"), matrix) < 1.5 * whole[4]
 
 
 def test_equal_rows_have_equal_clusters():

@@ -40,7 +40,8 @@ class Encoder:
         self.parts, self.choices, dim = atoms.shape
         self.flat = np.ascontiguousarray(atoms.reshape(-1, dim))
         shape = (self.parts, self.choices, self.parts, self.choices)
-        self.pairs = np.ascontiguousarray((2 * self.flat @ self.flat.T).reshape(shape))
+        if self.parts > 1:
+            self.pairs = np.ascontiguousarray((2 * self.flat @ self.flat.T).reshape(shape))
         self.squares = np.einsum("kd,kd->k", self.flat, self.flat)
         self.step = max(64, HELD // len(self.flat))
 
@@ -48,6 +49,8 @@ class Encoder:
         """Return codes of rows, found from the given ones on, or from nothing."""
         from featherbed.kernels.descent import descend
 
+        if self.parts == 1:
+            return nearest(rows, self.flat)[:, None]
         greedy = codes is None
         found = np.zeros((len(rows), self.parts), dtype=np.int32) if codes is None else codes.copy()
         for start in range(0, len(rows), self.step):
@@ -74,6 +77,11 @@ def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> 
     from featherbed.kernels.descent import count_pairs
 
     parts = codes.shape[1]
+    if parts == 1:
+        totals = np.bincount(codes[:, 0], weights, choices)
+        sums = sums_by_code(codes[:, 0], rows, weights, choices)
+        means: Floats = (sums / (totals + RIDGE * totals.mean())[:, None]).astype(np.float32)
+        return means[None]
     gram = np.zeros((parts * choices, parts * choices))
     count_pairs(codes, weights, choices, gram)
     gram += np.tril(gram, -1).T
@@ -114,6 +122,8 @@ def residual_start(rows: Floats, parts: int, bits: int, seed: int, beam: int = 8
     """Learn codebooks one after the other, each on what beam search over the ones before it leaves (faiss): to start from."""
     import faiss
 
+    if parts == 1:
+        return kmeans(rows, 1 << bits, seed)[None]
     if len(rows) < 1 << bits:
         rows = np.concatenate([rows] * -(-(1 << bits) // len(rows)))
     quantiser = faiss.ResidualQuantizer(rows.shape[1], parts, bits)

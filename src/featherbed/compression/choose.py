@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.method import Fit, Job, Method, Settings, importance, quiet
+from featherbed.compression.method import LEARN, Fit, Job, Method, Settings, importance
 from featherbed.compression.methods import METHODS
 from featherbed.compression.quality import Judge
 from featherbed.compression.wrapped import Hot
@@ -15,15 +15,21 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
 
-SAMPLE = 30_000  # rows candidates are compared on, at most
-SAMPLE_NUMBERS = 1_500_000  # and numbers in them
+SAMPLE = 3 * LEARN // 2  # rows candidates are compared on, at most
+SAMPLE_NUMBERS = SAMPLE * 128  # and numbers in them
+LEARNT = 2 / 3  # of the sample: the others show how a dictionary does on rows it has not seen
 SAMPLE_QUERIES = 1000
-FINALISTS = 2
-ROUNDS = 24  # of refinement
+LAYERED = 12  # shapes of layered codes that are compared
+FINALISTS = 3
+FIRST_ROUNDS = 8  # of refinement, for every finalist
+ROUNDS = 32  # of refinement, for the best
 LARGE = 200_000  # rows beyond which one finalist and fewer rounds must do
 HEADER = 2200  # bytes of a file that are no arrays, at most
 SMALLEST = ("layered", "pq", "clusters", "int2", "lowrank")  # the methods that can go lowest
-SLOW = 1e12  # multiplications of a candidate nobody would wait for
+SLOW = 1e11  # work nobody would wait for
+PATIENCE = 4e11  # work of all layered candidates together (a quarter of it beyond LARGE rows)
+HOT = Hot(METHODS["layered"])
+BESIDE = 1e10  # work of a point beside the budget, for the curve
 
 
 @dataclass(frozen=True)
@@ -40,68 +46,90 @@ class Candidate:
         return {**named, "recall": recall, "error": error, "stage": stage, "chosen": False}
 
 
-def candidates(rows: int, dim: int, budget: int, rank: int, weighted: bool) -> list[Candidate]:
-    """Return what is worth comparing within ``budget`` bytes."""
-    most = {"rq": 1, "pq": 2, "opq": 2, "layered": 4, "ksvd": 1, "clusters": 1, "lowrank": 1}
-    found = []
-    for name in ("int8", "int4", "int3", "int2", *most):
-        method = METHODS[name]
-        fitting = method.settings(rows, dim, budget, rank)
-        fast = [s for s in fitting if work(method, s, dim) * min(rows, sample_rows(dim)) < SLOW][: most.get(name, 2)]
-        found += [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fast]
-    if weighted:
-        hot = Hot(METHODS["layered"])
-        found += [Candidate(hot, s, hot.size(rows, dim, **s)) for s in hot.settings(rows, dim, budget, rank)]
-    return found
+@dataclass
+class Entry:
+    """A candidate that was measured: the point of the curve, its quality (higher is better), and the fit where it is kept."""
 
-
-def work(method: Method, settings: Settings, dim: int) -> float:
-    """Return about how many multiplications a row of the sample costs."""
-    codes = settings.get("codes", 0) if "bits" in settings else 0
-    per_round = codes << settings.get("bits", 0)
-    rounds = 100 if method.name == "rq" else 60
-    return float(per_round * dim * rounds)
-
-
-def sample_rows(dim: int) -> int:
-    """Return how many rows candidates are compared on: fewer where rows are wide."""
-    return max(6000, min(SAMPLE, SAMPLE_NUMBERS // dim))
+    candidate: Candidate
+    point: dict[str, Any] = field(default_factory=dict)
+    quality: float = -np.inf
+    fit: Fit | None = None
+    bands: list[Band] = field(default_factory=list)
 
 
 class Trial:
-    """A matrix, a sample of it, and judges of both."""
+    """A matrix, a sample of it, and judges of both; a matrix that is small enough is its own sample."""
 
     def __init__(self, job: Job, measure: str) -> None:
         self.job, self.measure = job, measure
-        few = job.rows.spread(sample_rows(job.rows.dim))
-        counted = job.importance if few is job.rows else importance(few, few.lengths(), measure)
-        self.few = replace(job, rows=few, importance=counted, tell=quiet, quick=True)
-        self.judge_few = Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
+        self.whole = job.rows.count <= LEARN and job.rows.count * job.rows.dim <= SAMPLE_NUMBERS
+        few = job.rows if self.whole else job.rows.spread(max(6000, min(SAMPLE, SAMPLE_NUMBERS // job.rows.dim)))
+        counted = job.importance if self.whole else importance(few, few.lengths(), measure)
+        learn = few.count if self.whole else int(few.count * LEARNT)
+        self.few = replace(job, rows=few, importance=counted, tell=self._tell, learn=learn, quick=True)
+        self.told: tuple[float, float] | None = None  # the shares of a refinement between which the bar moves, if it does
         self.curve: list[dict[str, Any]] = []
         self._judge: Judge | None = None
+        self.judge_few = self.judge if self.whole else Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
 
     @property
     def judge(self) -> Judge:
         """The judge of the whole matrix, made when it is first needed."""
         if self._judge is None:
-            self.job.tell("neighbours of the matrix", 0.0)
+            self.job.tell("reading: neighbours" if self.whole else "neighbours", 0.0)
             self._judge = Judge(self.job.rows, np.random.default_rng(self.job.seed()))
         return self._judge
 
-    def on_sample(self, candidate: Candidate) -> float:
-        """Fit a candidate to the sample, keep the point, return its quality (higher is better)."""
-        settings = candidate.method.for_share(candidate.settings, self.few.rows.count / self.job.rows.count)
-        bands = candidate.method.fit(self.few, **settings).bands()
-        return self.keep(candidate, "sample", bands, self.judge_few)
+    def _tell(self, what: str, share: float) -> None:
+        if self.told is not None:
+            low, high = self.told
+            self.job.tell(what, low + (high - low) * share)
 
-    def keep(self, candidate: Candidate, stage: str, bands: list[Band], judge: Judge) -> float:
-        """Measure bands, keep the point, return the quality."""
+    def work(self, candidate: Candidate) -> float:
+        """Return how long a fit of the sample takes."""
+        return candidate.method.work(self.job.rows.dim, **candidate.settings) * self.few.learn
+
+    def on_sample(self, candidate: Candidate) -> Entry:
+        """Fit a candidate to the sample and measure it."""
+        settings = candidate.method.for_share(candidate.settings, self.few.rows.count / self.job.rows.count)
+        fit = candidate.method.fit(self.few, **settings)
+        entry = self.measured(candidate, "sample", fit, self.judge_few)
+        return entry if self.whole else replace(entry, fit=None, bands=[])
+
+    def measured(self, candidate: Candidate, stage: str, fit: Fit, judge: Judge) -> Entry:
+        """Measure a fit and keep the point."""
+        bands = fit.bands()
         table = PackedTable(bands, self.job.rows.dim)
         found = judge(lambda ids: table[ids])
         recall = found.get("weighted_recall", found["recall"])
         error = found.get("weighted_error", found["error"])
-        self.curve.append(candidate.point(stage, recall, error))
-        return float(recall if self.measure == "recall" else -error)
+        point = candidate.point(stage, recall, error)
+        self.curve.append(point)
+        return Entry(candidate, point, float(recall if self.measure == "recall" else -error), fit, bands)
+
+
+def candidates(trial: Trial, budget: int) -> list[Candidate]:
+    """Return what is worth comparing within ``budget`` bytes."""
+    rows, dim, rank = trial.job.rows.count, trial.job.rows.dim, trial.job.rank
+    most = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 1, "pq": 2, "opq": 1, "rq": 1, "ksvd": 1, "clusters": 1}
+    found: list[Candidate] = []
+    for name, count in most.items():
+        method = METHODS[name]
+        listed = _listed(method, rows, dim, method.settings(rows, dim, budget, rank)[:count])
+        found += [candidate for candidate in listed if trial.work(candidate) < SLOW / 3]
+    method = METHODS["layered"]
+    likely = method.settings(rows, dim, budget, rank)
+    likely = likely[:LAYERED] + [s for s in likely[LAYERED:] if s["codes"] == 1]  # these are quick, and good at clusters
+    layered = sorted(_listed(method, rows, dim, likely), key=trial.work)
+    taken = np.cumsum([trial.work(candidate) for candidate in layered])
+    layered = layered[: np.searchsorted(taken, PATIENCE if rows <= LARGE else PATIENCE / 4)]
+    if trial.job.rows.weighted:
+        layered += [c for c in _listed(HOT, rows, dim, HOT.settings(rows, dim, budget, rank)) if trial.work(c) < SLOW / 3]
+    return found + layered
+
+
+def _listed(method: Method, rows: int, dim: int, settings: list[Settings]) -> list[Candidate]:
+    return [Candidate(method, one, method.size(rows, dim, **one)) for one in settings]
 
 
 @dataclass
@@ -116,63 +144,77 @@ class Choice:
 def choose(trial: Trial, budget: int) -> Choice:
     """Compare candidates on the sample, fit the best ones in full, refine the best of those."""
     job = trial.job
-    rows, dim = job.rows.count, job.rows.dim
-    listed = candidates(rows, dim, budget - HEADER, job.rank, job.rows.weighted)
+    listed = candidates(trial, budget - HEADER)
     if not listed:
-        raise ArgumentError(too_small(rows, dim, budget, job.rank, [METHODS[name] for name in SMALLEST]))
-    ranked = []
-    for number, candidate in enumerate(listed):
-        job.tell(f"comparing on a sample: {candidate.method.name}", number / len(listed))
-        ranked.append((trial.on_sample(candidate), -number, candidate))
-    ranked.sort(reverse=True, key=lambda item: item[:2])
+        methods = [METHODS[name] for name in SMALLEST]
+        raise ArgumentError(too_small(job.rows.count, job.rows.dim, budget, job.rank, methods))
+    finalists = FINALISTS if job.rows.count <= LARGE else 1
+    ranked = _ranked(trial, listed, [], finalists)
+    if ranked[0].candidate.method is HOT:
+        ranked = _ranked(trial, _more_hot(trial, ranked[0].candidate, budget - HEADER), ranked, finalists)
     _rest_of_curve(trial, budget)
-    finalists = [item[2] for item in ranked[: FINALISTS if rows <= LARGE else 1]]
-    return finish(trial, finalists)
+    return finish(trial, ranked[:finalists])
 
 
-def finish(trial: Trial, finalists: list[Candidate]) -> Choice:
-    """Fit finalists to the whole matrix, refine the best, return the better of refined and not."""
-    best: tuple[float, Candidate, Fit, list[Band]] | None = None
-    for candidate in finalists:
+def _ranked(trial: Trial, listed: list[Candidate], known: list[Entry], kept: int) -> list[Entry]:
+    """Measure candidates on the sample, return them among those known, the best first; the best keep their fits."""
+    works = np.array([trial.work(candidate) + SLOW / 100 for candidate in listed])
+    for number, candidate in enumerate(listed):
+        trial.job.tell(f"comparing on a sample: {candidate.method.name}", works[:number].sum() / works.sum())
+        known = sorted([*known, trial.on_sample(candidate)], key=lambda entry: -entry.quality)
+        for entry in known[kept:]:  # their fits would fill the memory
+            entry.fit, entry.bands = None, []
+    return known
+
+
+def _more_hot(trial: Trial, best: Candidate, budget: int) -> list[Candidate]:
+    """Return other ways to code the tail beside as many hot rows as are best."""
+    rows, dim, hot = trial.job.rows.count, trial.job.rows.dim, best.settings["hot"]
+    likely = HOT.beside(hot, best.settings["hot_kind"], rows, dim, budget, trial.job.rank)
+    listed = _listed(HOT, rows, dim, [settings for settings in likely if settings != best.settings])
+    return [candidate for candidate in listed if trial.work(candidate) < SLOW]
+
+
+def finish(trial: Trial, finalists: list[Entry]) -> Choice:
+    """Fit finalists to the whole matrix and refine them, refine the best further, return the best of what was seen."""
+    best: Entry | None = None
+    several = len(finalists) > 1
+    for number, entry in enumerate(finalists):
+        candidate, fit = entry.candidate, entry.fit
+        trial.told = (number / 6, (number + 1) / 6)
         trial.job.tell(f"fitting {candidate.method.name}", 0.0)
-        fit = candidate.method.fit(trial.job, **candidate.settings)
-        if len(finalists) == 1 and fit.refinable:
-            best = (-np.inf, candidate, fit, [])
-            break
-        bands = fit.bands()
-        quality = trial.keep(candidate, "full", bands, trial.judge)
-        if best is None or quality > best[0]:
-            best = (quality, candidate, fit, bands)
+        if fit is None:
+            fit = candidate.method.fit(trial.job, **candidate.settings)
+        elif best is None or entry.quality > best.quality:
+            best = entry
+        if fit.refinable and several:
+            fit.refine(FIRST_ROUNDS)
+        if several or not fit.refinable:
+            found = trial.measured(candidate, "full", fit, trial.judge)
+            best = found if best is None or found.quality > best.quality else best
+        else:
+            best = Entry(candidate, fit=fit)
     assert best is not None
-    quality, candidate, fit, bands = best
-    if fit.refinable:
-        fit.refine(ROUNDS if trial.job.rows.count <= LARGE else ROUNDS // 2)
-        refined = fit.bands()
-        after = trial.keep(candidate, "refined", refined, trial.judge)
-        if after > quality:
-            quality, bands = after, refined
-    trial.curve[-1 if bands is not best[3] else trial.curve.index(_point(trial, candidate, "full"))]["chosen"] = True
-    return Choice(candidate, bands, quality)
-
-
-def _point(trial: Trial, candidate: Candidate, stage: str) -> dict[str, Any]:
-    return next(
-        point
-        for point in reversed(trial.curve)
-        if point["stage"] == stage and point["method"] == candidate.method.name and point["settings"] == candidate.settings
-    )
+    trial.told = (len(finalists) / 6, 1.0)
+    if best.fit is not None and best.fit.refinable:
+        best.fit.refine(ROUNDS if trial.job.rows.count <= LARGE else FIRST_ROUNDS)
+        refined = trial.measured(best.candidate, "refined", best.fit, trial.judge)
+        best = refined if refined.quality > best.quality else best
+    best.point["chosen"] = True
+    return Choice(best.candidate, best.bands, best.quality)
 
 
 def _rest_of_curve(trial: Trial, budget: int) -> None:
-    """Measure the cheap methods at half and at twice the bytes too: the curve is for people to look at."""
+    """Measure the quick methods at half and at twice the bytes too: the curve is for people to look at."""
     rows, dim = trial.job.rows.count, trial.job.rows.dim
     for size in (budget // 2, budget * 2):
         for name in ("int8", "int4", "int2", "lowrank", "pq", "layered"):
             method = METHODS[name]
-            for settings in method.settings(rows, dim, size - HEADER, trial.job.rank)[:1]:
-                known = any(p["method"] == name and p["settings"] == settings for p in trial.curve)
-                if not known and work(method, settings, dim) * trial.few.rows.count < SLOW / 4:
-                    trial.on_sample(Candidate(method, settings, method.size(rows, dim, **settings)))
+            listed = _listed(method, rows, dim, method.settings(rows, dim, size - HEADER, trial.job.rank))
+            quick = [candidate for candidate in listed if trial.work(candidate) < BESIDE]
+            for candidate in quick[:1]:
+                if not any(p["method"] == name and p["settings"] == candidate.settings for p in trial.curve):
+                    trial.on_sample(candidate)
 
 
 def too_small(rows: int, dim: int, budget: int, rank: int, methods: list[Method]) -> str:

@@ -15,7 +15,6 @@ from featherbed.packed.bits import width
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 
-LEARN = 1 << 16  # rows the centroids are learnt from
 MOST = 1 << 14  # clusters
 PAIRS = 1 << 31  # distances that are worth waiting for
 
@@ -40,6 +39,10 @@ class Clusters(Method):
             found.reverse()  # as many of the finer ones
         return found
 
+    def work(self, dim: int, **settings: Any) -> float:
+        """Return how long a fit takes for each row."""
+        return float(0.3 * dim * settings["clusters"])
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
         return ClustersFit(job, settings)
@@ -52,7 +55,7 @@ class ClustersFit(Fit):
 
     def __init__(self, job: Job, settings: Settings) -> None:
         self.job, self.settings = job, settings
-        self.ids = job.rows.draw(LEARN, job.generator)
+        self.ids = job.rows.draw(job.learn, job.generator)
         self.sample, self.weights = job.rows.take(self.ids), job.importance[self.ids]
         job.tell("clusters", 0.0)
         drawn = by_importance(self.sample, self.weights, job.generator)

@@ -21,14 +21,14 @@ from featherbed.errors import ArgumentError, DataError
 
 # where each piece of work begins and ends, as a share of the whole
 STAGES = {
-    "reading": (0.0, 0.04),
-    "comparing": (0.04, 0.4),
-    "neighbours": (0.4, 0.45),
-    "fitting": (0.45, 0.47),
-    "first": (0.47, 0.55),
-    "refining": (0.55, 0.8),
-    "coding": (0.8, 0.95),
-    "measuring": (0.95, 1.0),
+    "reading": (0.0, 0.02),
+    "comparing": (0.02, 0.55),
+    "fitting": (0.55, 0.56),
+    "first": (0.56, 0.58),
+    "refining": (0.58, 0.7),
+    "neighbours": (0.7, 0.75),
+    "coding": (0.75, 0.93),
+    "measuring": (0.93, 1.0),
 }
 
 

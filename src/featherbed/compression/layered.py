@@ -24,11 +24,10 @@ from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 
-LEARN = 1 << 16  # rows the dictionaries are learnt from
 START = 30_000  # rows the first codebooks are learnt from
 ROUNDS = 8
 TOGETHER = 3  # rounds of a refinement in which both layers are fitted to each other
-EFFICIENCY = {8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by their bits
+EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by their bits
 
 
 class Layered(Method):
@@ -49,16 +48,16 @@ class Layered(Method):
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
         """Return for each number of additive codes the block layer that promises least error, best promise first."""
         found = []
-        for bits in (8, 7, 6, 5):
+        for bits in EFFICIENCY:
             if rows < 8 << bits:
                 continue
-            for codes in range(1, 25):
+            for codes in range(1, 25 if bits <= 8 else 2):
                 fitting = [s for s in self._shapes(codes, bits, rank) if self.size(rows, dim, **s) <= budget]
                 if fitting:
                     found.append(min(fitting, key=lambda s: promise(s, rank)))
-        best: dict[int, Settings] = {}  # of each number of codes: the promise is too rough to tell near ones apart
+        best: dict[tuple[int, int], Settings] = {}  # of each number of codes: the promise is too rough to tell near ones apart
         for settings in sorted(found, key=lambda s: promise(s, rank)):
-            best.setdefault(settings["codes"], settings)
+            best.setdefault((settings["codes"], max(8, settings["bits"])), settings)
         return list(best.values())
 
     def _shapes(self, codes: int, bits: int, rank: int) -> list[Settings]:
@@ -70,6 +69,14 @@ class Layered(Method):
             most = min(12, 4 * across)
             shapes += [{**fixed, "width": across * blocks, "blocks": blocks, "block_bits": n} for n in range(4, most + 1)]
         return shapes
+
+    def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - the rank counts
+        """Return how long a fit takes for each row: finding the first dictionaries, then codes by local search."""
+        codes, atoms = settings["codes"], settings["codes"] << settings["bits"]
+        blocks = settings["blocks"] * (1 << settings["block_bits"])
+        if codes == 1:
+            return float(0.5 * atoms * settings["width"] + 6 * blocks)
+        return float(8 * atoms * (settings["width"] + 12 * codes) + 8 * blocks)
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
         """Return settings with the width that belongs to the blocks."""
@@ -131,7 +138,7 @@ class LayeredFit(Fit):
     def __init__(self, job: Job, settings: Settings) -> None:
         self.job, self.settings = job, settings
         self.parts, self.bits, self.blocks = settings["codes"], settings["bits"], settings.get("blocks", 0)
-        self.ids = job.rows.draw(LEARN, job.generator)
+        self.ids = job.rows.draw(job.learn, job.generator)
         self.basis = self.begin()
         self.sample = self.basis.down(job.rows.take(self.ids))
         self.weights = job.importance[self.ids]
@@ -153,7 +160,7 @@ class LayeredFit(Fit):
         self.atoms = residual_start(self.sample[start], self.parts, self.bits, self.job.seed(), beam)
         self.store_atoms()
         self.codes: Codes = Encoder(self.atoms)(self.sample, seed=self.job.seed())
-        self.refine(ROUNDS)
+        self.refine(ROUNDS if self.parts > 1 else 2)
 
     def store_atoms(self) -> None:
         """Round the atoms to what is stored: codes are then found for the rounded ones."""

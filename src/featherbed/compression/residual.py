@@ -38,6 +38,10 @@ class Additive(Method):
                 found += fitting[-1:] if self.name == "rq" or (fitting and fitting[-1]["codes"] <= MOST_LOCAL) else []
         return sorted(found, key=lambda s: -s["codes"] * (s["bits"] + 0.02 * s["bits"] ** 2))
 
+    def work(self, dim: int, **settings: Any) -> float:
+        """Return how long a fit takes for each row: local search takes the longer the more codes there are."""
+        return float((18 if self.name == "rq" else 40 * settings["codes"]) * dim * settings["codes"] << settings["bits"])
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
         return AdditiveFit(job, settings | {"learn": self.name})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from featherbed.compression.choose import HEADER, Candidate, Choice, Trial, choose, finish, too_small
+from featherbed.compression.choose import HEADER, Candidate, Choice, Entry, Trial, choose, finish, too_small
 from featherbed.compression.method import Job, Settings, Tell, importance, quiet
 from featherbed.compression.methods import METHODS, method_of
 from featherbed.compression.plain import effective_rank
@@ -140,30 +140,30 @@ def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Ch
     rows, dim = trial.job.rows.count, trial.job.rows.dim
     fitting = method.settings(rows, dim, budget - HEADER, trial.job.rank)
     if asked:
-        fitting = [settings for settings in fitting if all(settings.get(k) == v for k, v in asked.items())] or _asked(
-            method, asked, rows, dim, trial.job.rank, budget
-        )
+        fitting = [settings for settings in fitting if asked.items() <= settings.items()]
+        fitting = fitting or _asked(method, asked, rows, dim, trial.job.rank, budget)
     if not fitting:
         raise ArgumentError(f"{method.name}: {too_small(rows, dim, budget, trial.job.rank, [method])}")
     listed = [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fitting[:3]]
     if len(listed) > 1:
-        listed = [max(listed, key=trial.on_sample)]
-    return finish(trial, listed)
+        listed = [max(map(trial.on_sample, listed), key=lambda entry: entry.quality).candidate]
+    return finish(trial, [Entry(listed[0])])
 
 
 def _asked(method: Any, asked: Settings, rows: int, dim: int, rank: int, budget: int) -> list[Settings]:
-    """Complete the settings that were asked for from those the method would choose with more bytes, if they fit."""
-    for larger in (budget, 2 * budget, 8 * budget, 64 * budget, rows * dim * 64):
-        for found in method.settings(rows, dim, larger - HEADER, rank):
-            wrong = [name for name in asked if name not in found]
-            if wrong:
-                raise ArgumentError(f"{method.name} has no setting {wrong[0]!r}: it has {', '.join(found)}")
-            settings = method.complete(found | asked, dim, rank)
-            size = method.size(rows, dim, **settings)
-            if size <= budget - HEADER:
-                return [settings]
-            raise ArgumentError(f"{method.name} with {asked} takes {size + HEADER:,} bytes: {budget:,} were asked for")
-    return []
+    """Return what was asked for, other settings as the method chooses them with enough bytes; refuse what is too large."""
+    enough = (budget, 2 * budget, 8 * budget, 64 * budget, rows * dim * 64)
+    offered: list[Settings] = next((found for size in enough if (found := method.settings(rows, dim, size - HEADER, rank))), [])
+    if not offered:
+        return []
+    wrong = [name for name in asked if name not in offered[0]]
+    if wrong:
+        raise ArgumentError(f"{method.name} has no setting {wrong[0]!r}: it has {', '.join(offered[0])}")
+    settings = method.complete(offered[0] | asked, dim, rank)
+    size = method.size(rows, dim, **settings)
+    if size > budget - HEADER:
+        raise ArgumentError(f"{method.name} with {asked} takes {size + HEADER:,} bytes: {budget:,} were asked for")
+    return [settings]
 
 
 def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> Choice:
@@ -192,8 +192,7 @@ def _promising(trial: Trial, named: tuple[Any, Settings] | None, budget: int, ta
     methods = [named[0]] if named else [METHODS[name] for name in ("layered", "int8", "int4", "int3", "int2")]
     for method in methods:
         for settings in method.settings(rows, dim, budget - HEADER, trial.job.rank)[:1]:
-            trial.on_sample(Candidate(method, settings, method.size(rows, dim, **settings)))
-            found = trial.curve[-1][target.measure]
+            found = trial.on_sample(Candidate(method, settings, method.size(rows, dim, **settings))).point[target.measure]
             if target.reached(found + 0.02 if target.measure == "recall" else found * 0.97):
                 return True
     return False

@@ -20,7 +20,7 @@ from featherbed.packed.codes import Fixed
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import Matrix, level_bits
 
-LEARN = 1 << 15  # rows the dictionary is learnt from
+LEARN = 1 << 15  # rows the dictionary is learnt from, at most
 HELD = 1 << 23  # floats held of a block of rows, of each kind: small products of matrices keep threads waiting
 LEVELLED = 1 << 20  # values the levels are chosen on
 ROUNDS = 8
@@ -59,6 +59,10 @@ class Sparse(Method):
                 shapes = [fixed | {"codes": s, "kind": kind} for s in counts for kind in ("int8", "float16")]
                 found += [s for s in shapes if self.size(rows, dim, **s) <= budget][-1:]
         return sorted(found, key=lambda s: -s["codes"] * width(s["anchors"]) ** 1.5)  # as errors on GloVe go
+
+    def work(self, dim: int, **settings: Any) -> float:
+        """Return how long a fit takes for each row: all atoms are tried for every code."""
+        return float(dim * settings["anchors"] * settings["codes"])
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -191,7 +195,7 @@ class SparseFit(Fit):
 
     def __init__(self, job: Job, settings: Settings, name: str) -> None:
         self.job, self.settings, self.name = job, settings, name
-        self.ids = job.rows.draw(LEARN, job.generator)
+        self.ids = job.rows.draw(min(LEARN, job.learn), job.generator)
         self.mean: Floats | None = moments(job)[0].astype(np.float32) if name == "ksvd" else None
         self.sample, self.weights = self._centred(job.rows.take(self.ids)), job.importance[self.ids]
         job.tell("first dictionary", 0.0)

@@ -14,6 +14,7 @@ from featherbed.packed.band import BLOCK_BITS, Band, Members
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
 
+LIKELY = 4  # settings of the inner method that are worth comparing
 HOT_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 
 
@@ -55,6 +56,10 @@ class Apart(Method):
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
         """Return what the inner method can do with the bytes the lengths leave."""
         return self.inner.settings(rows, dim, budget - matrix_size("int8", rows, 1, "column", 4), rank)
+
+    def work(self, dim: int, **settings: Any) -> float:
+        """Return how long a fit takes for each row."""
+        return self.inner.work(dim, **settings)
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the directions, then keep the lengths."""
@@ -102,15 +107,23 @@ class Hot(Method):
         return matrix_size(kind, hot, dim) + blocks * (BLOCK_BITS // 8 + 4)
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
-        """Return the inner method's best settings beside several numbers of hot rows."""
+        """Return beside several numbers of hot rows the quickest of the inner method's likely settings."""
         found = []
         for share in HOT_SHARES:
-            hot = max(1, round(share * rows))
             for kind in ("int8", "int4"):
-                left = budget - self._head(rows, dim, hot, kind)
-                inner = self.inner.settings(rows - hot, dim, left, rank) if left > 0 and hot < rows else []
-                found += [{"hot": hot, "hot_kind": kind, **inner[0]}] if inner else []
+                likely = self.beside(max(1, round(share * rows)), kind, rows, dim, budget, rank)
+                found += [min(likely, key=lambda s: self.work(dim, **s))] if likely else []
         return found
+
+    def beside(self, hot: int, kind: str, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
+        """Return the inner method's likely settings beside so many hot rows, the likeliest first."""
+        left = budget - self._head(rows, dim, hot, kind)
+        inner = self.inner.settings(rows - hot, dim, left, rank) if left > 0 and hot < rows else []
+        return [{"hot": hot, "hot_kind": kind, **settings} for settings in inner[:LIKELY]]
+
+    def work(self, dim: int, **settings: Any) -> float:
+        """Return how long a fit takes for each row."""
+        return self.inner.work(dim, **{name: value for name, value in settings.items() if name not in ("hot", "hot_kind")})
 
     def for_share(self, settings: Settings, share: float) -> Settings:
         """Return settings with the same share of hot rows."""
