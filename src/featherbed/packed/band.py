@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from featherbed.compose import combine
 from featherbed.errors import FormatError
 from featherbed.packed import engine
+from featherbed.packed.cells import Cell
 from featherbed.packed.codes import (
     IMPLICIT,
     MOST_CODES,
@@ -82,9 +83,9 @@ class Affine:
 
 @dataclass(eq=False)
 class Band:
-    """``rows`` rows: codes over a dictionary, combined, a second layer added, then the affine stage and the row's length.
+    """``rows`` rows: codes over a dictionary, combined, a cell, a layer added, then the affine stage and the row's length.
 
-    row = norms * affine(combine(dictionary[indices], values) + plus)
+    row = norms * affine(cell(combine(dictionary[indices], values)) + plus)
 
     >>> band = Band(2, Identity(), dictionary=Matrix.encode(np.eye(2, dtype=np.float32), "float32"))
     >>> band.lookup(np.array([1]), np.array([1]))
@@ -96,6 +97,7 @@ class Band:
     values: Matrix | None = None  # [rows, s], or [rows, K] with Every
     dictionary: Matrix | None = None  # [K, d']; None: the values are the row
     combine: str = "sum"
+    cell: Cell | None = None
     affine: Affine | None = None
     members: Members | None = None  # None: all the ids that are left
     norms: Matrix | None = None  # [rows, 1]: what each row is multiplied by at last
@@ -125,6 +127,8 @@ class Band:
                 count = self.codes.hashes
             case _:
                 count = 2
+        if self.cell is not None:
+            widths.append(8 * self.cell.width)
         own = max(*widths, 4 * count) if self.combine == "sum" else max(widths) * count
         return own if self.plus is None else max(own, self.plus.gathered)
 
@@ -138,7 +142,8 @@ class Band:
     @property
     def linear(self) -> bool:
         """Whether a score q . row is a sum over the codes of scores q . atom."""
-        return self.combine == "sum" and self.dictionary is not None and not isinstance(self.codes, Identity)
+        simple = self.combine == "sum" and self.cell is None
+        return simple and self.dictionary is not None and not isinstance(self.codes, Identity)
 
     def fetch(self, ids: Ids, positions: Ids) -> tuple[Ids, Floats | None]:  # -> indices [B, s], values [B, s] or None
         """Return indices and values of rows, whatever their layout."""
@@ -151,14 +156,19 @@ class Band:
 
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Compose the rows of ids that stand at ``positions`` in this band."""
-        rows = self.summed(ids, positions)
+        rows = self.composed(ids, positions)
         if self.plus is not None:
             rows = rows + self.plus.lookup(ids, positions)
         rows = rows if self.affine is None else self.affine(rows)
         return rows if self.norms is None else rows * self.norms.rows(positions)
 
-    def summed(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
-        """Compose this layer's own part of rows: what the codes say, before anything is added or multiplied."""
+    def composed(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+        """Compose this layer's own part of rows: what codes and cell say, before anything is added or multiplied."""
+        rows = self.combined(ids, positions)
+        return rows if self.cell is None else self.cell(rows)
+
+    def combined(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+        """Combine the atoms of rows."""
         if isinstance(self.codes, Every):
             assert self.values is not None
             rows = self.values.rows(positions)
@@ -217,6 +227,8 @@ class Band:
         if self.members is not None:
             yield from (("members.bitmap", self.members.bitmap), ("members.totals", self.members.totals))
         yield from ((f"codes.{name}", array) for name, array in arrays(self.codes))
+        if self.cell is not None:
+            yield from ((f"cell.{name}", array) for name, array in self.cell.arrays())
         weight = None if self.affine is None else self.affine.weight
         matrices = {"values": self.values, "dictionary": self.dictionary, "affine.weight": weight, "norms": self.norms}
         for name, matrix in matrices.items():

@@ -63,7 +63,7 @@ class Scorer:
     def _own(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
         band = self.band
         if self.atom_scores is None:
-            return self.queries @ band.summed(ids, positions).T
+            return self.queries @ band.composed(ids, positions).T
         if isinstance(band.codes, Every):
             assert band.values is not None
             return self.atom_scores @ band.values.rows(positions).T
