@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import featherbed as fb
+from featherbed.coding import Encoder, decode, least_squares
 from featherbed.compression import choose
-from featherbed.compression.additive import Encoder, decode, least_squares
 from featherbed.compression.method import Job
 from featherbed.compression.methods import METHODS, method_of
 from featherbed.compression.plain import effective_rank

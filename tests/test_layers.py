@@ -17,6 +17,7 @@ FLOORS = [
     ["compose", "hashing"],
     ["kernels"],
     ["packed"],
+    ["coding"],
     ["ops", "rows"],
     ["tables", "optim", "sharing", "anchors", "graphs", "theory"],
     ["compression", "view", "serve", "testing"],
@@ -24,7 +25,7 @@ FLOORS = [
     ["cli"],
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = ("version", "errors", "compose", "hashing", "kernels", "packed", "view", "serve", "cli", "__init__")
+WITHOUT_TORCH = ("version", "errors", "compose", "hashing", "kernels", "packed", "coding", "view", "serve", "cli", "__init__")
 
 
 def modules():

@@ -77,7 +77,7 @@ def test_replace_refuses_what_it_cannot_do():
         ("anchor", "needs anchors"),
         ("anchor:5", "keyword=value"),
         ("anchor:anchors=", "keyword=value"),
-        ("anchor:anchors=5,init=xavire(gain=2)", "halfnormal, xavier"),
+        ("anchor:anchors=5,init=xavire(gain=2)", "xavier"),
         ("anchor:anchors=5,init=xavier(gian=2)", "takes gain"),
         ("dense:)+(", "keyword=value"),
         ("dense:padding_idx=1)(padding_idx=2", "keyword=value"),

@@ -216,7 +216,23 @@ CHANGES = {
     fb.AnchorTable: [{"anchors": 6}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
     fb.DenseTable: [{"padding_idx": 1}],
     fb.HashedTable: [{"buckets": 9}, {"hashes": 3}, {"seed": 3}, {"padding_idx": 1}],
+    fb.KDTable: [
+        *(
+            {"choices": 3},
+            {"parts": 4},
+            {"code_dim": 5},
+            {"composer": "mlp"},
+            {"pool": "sum"},
+            {"shared": True},
+            {"padding_idx": 1},
+        ),
+        *({"relax": fb.Softmax()}, {"guide": fb.Online()}, {"logit_norm": False}, {"output_norm": True}, {"unique": True}),
+    ],
     fb.LowRankTable: [{"rank": 5}, {"padding_idx": 1}],
+    fb.ProductTable: [
+        *({"choices": 3}, {"parts": 2}, {"variant": "centroid"}, {"shared": True}, {"additive": True}, {"padding_idx": 1}),
+        *({"query_dim": 5}, {"temperature": 0.5}, {"normalise": False}),
+    ],
     fb.QuantizedTable: [{"bits": 2}, {"scales": "column"}, {"padding_idx": 1}],
     fb.RemainderTable: [{"divisor": 5}, {"combine": "sum"}, {"padding_idx": 1}],
     fb.SelectedTable: [{"keep": 9}, {"rest": 3}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
@@ -227,7 +243,15 @@ CHANGES = {
 def test_every_setting_changes_the_rows(method):
     def rows(**settings):
         merged = method.example | settings
-        return method(50, 8, generator=torch.Generator().manual_seed(0), **merged).weight
+        table = method(50, 8, generator=torch.Generator().manual_seed(0), **merged)
+        before = table.weight.detach().clone()
+        optimizer = torch.optim.SGD(table.parameters(), lr=3.0)
+        torch.manual_seed(0)
+        for _ in range(3):  # settings that matter in training only show after a few steps
+            optimizer.zero_grad()
+            (table(torch.arange(50)).square().mean() + fb.auxiliary_loss(table)).backward()
+            optimizer.step()
+        return torch.cat([before, table.eval().weight.detach()])
 
     covered = {"self", "num_embeddings", "embedding_dim", "generator", "dtype", "device"}
     for change in CHANGES[method]:
@@ -236,6 +260,12 @@ def test_every_setting_changes_the_rows(method):
     if method is fb.HashedTable:  # learnt weights start at one: the setting adds a parameter
         assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {"atoms", "weights"}
         covered.add("values")
+    if method is fb.KDTable:
+        assert method(50, 8, **method.example, sparse=True).sparse, "tested with row-sparse gradients in test_kd"
+        covered.add("sparse")
+    if method is fb.ProductTable:
+        assert not torch.equal(rows(variant="centroid"), rows(variant="centroid", commitment=0.5))
+        covered.add("commitment")
     assert covered == set(inspect.signature(method.__init__).parameters)
 
 

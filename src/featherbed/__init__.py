@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from featherbed.optim import GroupL1 as GroupL1
     from featherbed.optim import NonNegativeL1 as NonNegativeL1
     from featherbed.optim import Proximal as Proximal
+    from featherbed.optim import Several as Several
     from featherbed.optim import Yogi as Yogi
     from featherbed.packed.file import check as check
     from featherbed.packed.file import load as load
@@ -34,12 +35,21 @@ if TYPE_CHECKING:
     from featherbed.tables import AnchorTable as AnchorTable
     from featherbed.tables import DenseTable as DenseTable
     from featherbed.tables import HashedTable as HashedTable
+    from featherbed.tables import KDTable as KDTable
     from featherbed.tables import LowRankTable as LowRankTable
+    from featherbed.tables import ProductTable as ProductTable
     from featherbed.tables import QuantizedTable as QuantizedTable
     from featherbed.tables import RemainderTable as RemainderTable
     from featherbed.tables import SelectedTable as SelectedTable
     from featherbed.tables import Table as Table
     from featherbed.tables.bag import Bag as Bag
+    from featherbed.tables.guide import Online as Online
+    from featherbed.tables.guide import Pretrained as Pretrained
+    from featherbed.tables.model import auxiliary_loss as auxiliary_loss
+    from featherbed.tables.model import split_codes as split_codes
+    from featherbed.tables.relax import Softmax as Softmax
+    from featherbed.tables.relax import StraightThrough as StraightThrough
+    from featherbed.tables.relax import Temperature as Temperature
     from featherbed.tables.replace import replace_embeddings as replace_embeddings
     from featherbed.tables.sizes import Sizes as Sizes
     from featherbed.tables.spec import make_table as make_table
@@ -57,23 +67,28 @@ _HOMES = {
         "NotPackable",
         "UnknownKeyError",
     ),
-    "featherbed.optim": ("GroupL1", "L1", "NonNegativeL1", "Proximal", "Yogi"),
+    "featherbed.optim": ("GroupL1", "L1", "NonNegativeL1", "Proximal", "Several", "Yogi"),
     "featherbed.packed.file": ("check", "load", "save"),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.tables": (
         "AnchorTable",
         "DenseTable",
         "HashedTable",
+        "KDTable",
         "LowRankTable",
+        "ProductTable",
         "QuantizedTable",
         "RemainderTable",
         "SelectedTable",
         "Table",
     ),
     "featherbed.tables.bag": ("Bag",),
+    "featherbed.tables.guide": ("Online", "Pretrained"),
+    "featherbed.tables.relax": ("Softmax", "StraightThrough", "Temperature"),
     "featherbed.tables.replace": ("replace_embeddings",),
     "featherbed.tables.sizes": ("Sizes",),
     "featherbed.tables.spec": ("make_table",),
+    "featherbed.tables.model": ("auxiliary_loss", "split_codes"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from featherbed.errors import ArgumentError, FeatherbedError
 from featherbed.packed.file import check, load, save
+from featherbed.tables.model import auxiliary_loss
 from featherbed.tables.table import Table
 
 Make = Callable[..., Table]
@@ -53,9 +54,9 @@ def check_table(make: Make, *, compiled: bool = False) -> None:
 
 
 def seeded(make: Make, **settings: Any) -> Table:
-    """Make a table from a fixed seed, so that two calls give the same one."""
+    """Make a table from a fixed seed, so that two calls give the same one, in evaluation mode: there rows are as packed."""
     settings.setdefault("dtype", torch.float64)
-    return make(generator=torch.Generator().manual_seed(SEED), **settings)
+    return make(generator=torch.Generator().manual_seed(SEED), **settings).eval()
 
 
 def oracle(table: Table) -> Tensor:  # [V, d]
@@ -190,7 +191,7 @@ def check_seed(make: Make) -> None:
 def check_copies(make: Make) -> None:
     """state_dict, deepcopy and pickle round trips keep every row; eval mode is deterministic."""
     table = seeded(make, padding_idx=1)
-    fresh = make(padding_idx=1, dtype=torch.float64)
+    fresh = make(padding_idx=1, dtype=torch.float64).eval()
     fresh.load_state_dict(table.state_dict())
     for twin in (fresh, copy.deepcopy(table), pickle.loads(pickle.dumps(table)), table.eval()):
         assert torch.equal(twin(some_ids(table, 20)), table(some_ids(table, 20)))
@@ -198,9 +199,9 @@ def check_copies(make: Make) -> None:
 
 def check_sizes(make: Make) -> None:
     """The sizes are those of the file that is really written, and of the tensors that are really held."""
-    table = seeded(make, dtype=torch.float32)
+    table = seeded(make, dtype=torch.float32).train()
     optimizer = torch.optim.Adam(table.parameters())
-    table(some_ids(table, 9)).sum().backward()
+    (table(some_ids(table, 9)).sum() + auxiliary_loss(table)).backward()
     optimizer.step()
     sizes = table.sizes(optimizer)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.compression.additive import Codes, Encoder, decode, kmeans, least_squares, nearest, residual_start
+from featherbed.coding import Codes, Encoder, decode, kmeans, least_squares, nearest, residual_start
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.plain import principal
 from featherbed.compression.rows import Floats

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.additive import Codes, nearest, sums_by_code
+from featherbed.coding import Codes, nearest, sums_by_code
 from featherbed.compression.layered import Basis
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.rows import Floats

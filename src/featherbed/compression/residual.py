@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.additive import Codes, Encoder
+from featherbed.coding import Codes, Encoder
 from featherbed.compression.layered import Basis, LayeredFit
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.rows import Floats

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -122,14 +120,3 @@ def _weights(weights: ArrayLike | None, count: int) -> Floats:
         raise ArgumentError("weights must be finite, not negative, and not all zero: give counts or shares")
     scaled: Floats = (found / found.mean()).astype(np.float32)
     return scaled
-
-
-def in_threads(job: Any, count: int, threads: int) -> None:
-    """Call job(first, last) on ``threads`` even stretches of 0 .. count - 1 at once."""
-    if threads <= 1 or count < 2 * threads:
-        job(0, count)
-        return
-    cuts = np.linspace(0, count, 4 * threads + 1).astype(int).tolist()
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(job, a, b) for a, b in pairwise(cuts)]:
-            done.result()

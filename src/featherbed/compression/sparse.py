@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.additive import Codes, kmeans
+from featherbed.coding import Codes, kmeans
 from featherbed.compression.clusters import by_importance
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.plain import moments

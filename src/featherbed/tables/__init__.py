@@ -1,19 +1,24 @@
 """Tables: one file, one method."""
 
 from featherbed.tables.anchor import AnchorTable
+from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.hashed import HashedTable
+from featherbed.tables.kd import KDTable
 from featherbed.tables.lowrank import LowRankTable
+from featherbed.tables.product import ProductTable
 from featherbed.tables.quantized import QuantizedTable
 from featherbed.tables.remainder import RemainderTable
 from featherbed.tables.selected import SelectedTable
-from featherbed.tables.table import Codes, Table
+from featherbed.tables.table import Table
 
 METHODS: tuple[type[Table], ...] = (
     AnchorTable,
     DenseTable,
     HashedTable,
+    KDTable,
     LowRankTable,
+    ProductTable,
     QuantizedTable,
     RemainderTable,
     SelectedTable,
@@ -25,7 +30,9 @@ __all__ = [
     "Codes",
     "DenseTable",
     "HashedTable",
+    "KDTable",
     "LowRankTable",
+    "ProductTable",
     "QuantizedTable",
     "RemainderTable",
     "SelectedTable",

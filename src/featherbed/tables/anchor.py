@@ -13,8 +13,9 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
+from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, semi_nonnegative
-from featherbed.tables.table import Codes, Table, positive, to_numpy
+from featherbed.tables.table import Table, positive, to_numpy
 
 
 class AnchorTable(Table):

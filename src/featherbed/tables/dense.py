@@ -11,7 +11,8 @@ from torch import Tensor
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
-from featherbed.tables.table import Codes, Table, new_parameter, normal, to_numpy
+from featherbed.tables.codes import Codes
+from featherbed.tables.table import Table, new_parameter, normal, to_numpy
 
 
 class DenseTable(Table):

@@ -13,8 +13,9 @@ from featherbed.hashing import hash_codes
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Hash
 from featherbed.packed.matrix import Matrix
+from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import shared_atoms
-from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
 
 
 class HashedTable(Table):

@@ -11,8 +11,9 @@ from torch import Tensor
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
+from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank
-from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
 
 
 class LowRankTable(Table):

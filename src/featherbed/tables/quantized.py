@@ -12,7 +12,8 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, best_scales, pack_levels
-from featherbed.tables.table import Codes, Table, new_parameter, normal, to_numpy
+from featherbed.tables.codes import Codes
+from featherbed.tables.table import Table, new_parameter, normal, to_numpy
 
 
 class QuantizedTable(Table):

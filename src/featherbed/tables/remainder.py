@@ -11,8 +11,9 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Remainder
 from featherbed.packed.matrix import Matrix
+from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import quotient_remainder, shared_atoms
-from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
 
 
 class RemainderTable(Table):

@@ -13,8 +13,9 @@ from featherbed.hashing import hash_ids
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Hash, Identity
 from featherbed.packed.matrix import Matrix
+from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import shared_atoms
-from featherbed.tables.table import Codes, Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
 
 class SelectedTable(Table):

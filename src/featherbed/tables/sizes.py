@@ -21,6 +21,7 @@ class Sizes:
     training: int | None
     parameters: int
     dense: int  # bytes of the dense float32 table
+    code_bits: float | None = None  # N D log2 K of learnt codes, as their papers count (packed: ceil(log2 K) bits a code)
 
     @property
     def ratio(self) -> float:

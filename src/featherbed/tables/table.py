@@ -1,4 +1,4 @@
-"""Table, the module every method is, and Codes, what every method says a row is made of."""
+"""Table, the module every method is."""
 
 from __future__ import annotations
 
@@ -6,49 +6,22 @@ import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from featherbed.compose import combine
 from featherbed.errors import ArgumentError, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
+from featherbed.tables.codes import Codes
 from featherbed.tables.sizes import Sizes, measure
 
 BLOCK_ELEMENTS = 1 << 22  # elements of the dense table that logits may hold at once
-
-
-@dataclass(frozen=True)
-class Codes:
-    """What rows are made of: ``row = combine(dictionary[indices], values)``.
-
-    ``indices`` [..., s], None for every atom; ``values`` [..., s], None for ones; ``dictionary`` [K, d], None when the values
-    are the row itself.
-    """
-
-    indices: Tensor | None
-    values: Tensor | None
-    dictionary: Tensor | None
-    combine: str = "sum"
-
-    def rows(self) -> Tensor:  # [..., d]
-        """Compose the rows: the meaning every fast path must equal."""
-        if self.dictionary is None:
-            assert self.values is not None
-            return self.values
-        if self.indices is None:
-            assert self.values is not None
-            return self.values @ self.dictionary
-        rows: Tensor = combine(F.embedding(self.indices, self.dictionary), self.values, self.combine)
-        return rows
 
 
 class Table(nn.Module):
@@ -105,7 +78,23 @@ class Table(nn.Module):
         """Return the rows of ids."""
         if not isinstance(ids, Tensor):
             raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
-        return self.lookup(check_ids(ids, self.num_embeddings))
+        return self.seen(check_ids(ids, self.num_embeddings))
+
+    def seen(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
+        """Return what a model sees of the rows of ids: the rows; in training, for some methods, what they are relaxed to."""
+        return self.lookup(ids)
+
+    def code_bits(self) -> float | None:
+        """Return the bits of learnt codes as their papers count them (None for methods without)."""
+        return None
+
+    def code_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that only choose codes: they want an optimizer of their own and no clipping."""
+        return []
+
+    def auxiliary(self) -> Tensor | None:
+        """Return what the method adds to the loss for the rows seen since this was last asked (None for most methods)."""
+        return None
 
     @property
     def weight(self) -> Tensor:  # [V, d]
@@ -151,7 +140,7 @@ class Table(nn.Module):
         else:
             raise ArgumentError(f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.dim()}-D ids")
         ids = check_ids(ids, self.num_embeddings).reshape(-1)
-        rows = self.lookup(ids)
+        rows = self.seen(ids)
         if per_sample_weights is not None:
             rows = self.mask_padding(ids, rows * per_sample_weights.reshape(-1, 1).to(rows.dtype))
         pooled = rows.new_zeros(bags, self.embedding_dim).index_add(0, owner, rows)
@@ -182,7 +171,8 @@ class Table(nn.Module):
 
     def _through_atoms(self, count: int) -> bool:
         probe = self.codes(torch.zeros(1, dtype=torch.int64, device=self.device))
-        return probe.dictionary is not None and probe.combine == "sum" and count < self.embedding_dim
+        plain = probe.combine == "sum" and probe.then is None
+        return plain and probe.dictionary is not None and count < self.embedding_dim
 
     def _atom_logits(self, flat: Tensor) -> Tensor:  # [n, d] -> [n, V]
         ids = torch.arange(self.num_embeddings, device=flat.device)
@@ -229,6 +219,7 @@ class Table(nn.Module):
             training=None if optimizer is None else measure(self, optimizer),
             parameters=self.parameter_count(),
             dense=self.num_embeddings * self.embedding_dim * 4,
+            code_bits=self.code_bits(),
         )
 
     @classmethod

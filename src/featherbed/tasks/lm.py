@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tables.table import Table
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Corpus
@@ -94,14 +95,15 @@ def train_epoch(
 ) -> tuple[float, int]:
     """Read the text once, ``length`` words at a time; return perplexity and number of words. ``report`` sees each step."""
     model.train()
+    clipped = split_codes(model)[1]
     total, count, state = 0.0, 0, None
     for place in range(0, len(text) - 1, length):
         target = text[place + 1 : place + 1 + length]
         optimizer.zero_grad()
         logits, state = model(text[place : place + len(target)], detached(state))
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        (loss + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(clipped, clip)
         optimizer.step()
         total, count = total + float(loss.detach()) * target.numel(), count + target.numel()
         report(exp(total / count), count)

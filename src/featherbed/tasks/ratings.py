@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.tables.model import auxiliary_loss
 from featherbed.tables.table import Table
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
@@ -78,7 +79,7 @@ def train_epoch(
     for index in torch.split(torch.randperm(len(values), generator=generator), batch):
         optimizer.zero_grad()
         loss = F.mse_loss(model(users[index], items[index]), values[index])
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

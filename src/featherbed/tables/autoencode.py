@@ -1,0 +1,90 @@
+"""Codes of an existing matrix: additive quantisation finds them, least squares or gradient steps fit the composer to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featherbed.coding import Floats, learn_additive, learn_shared
+from featherbed.errors import MissingExtra
+from featherbed.tables.table import to_numpy
+
+if TYPE_CHECKING:
+    from featherbed.tables.kd import KDTable
+
+STEPS = 600  # of the composer's fit, where it is no least-squares problem
+BATCH = 2048
+RATE = 1e-2
+ROUNDS = 8
+
+
+def need_faiss(what: str) -> None:
+    """Say which extra is missing where codes are learnt from a matrix."""
+    try:
+        import faiss  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtra("faiss", "compress", what) from None
+
+
+@torch.no_grad()
+def autoencode(table: KDTable, matrix: Tensor, seed: int = 0) -> None:  # [V, d]
+    """Set codes, code vectors and composer of ``table`` so that its rows come near ``matrix``."""
+    need_faiss("KDTable.from_dense")
+    target = to_numpy(matrix)
+    mean = target.mean(0)
+    inside, basis = _basis(target - mean, table.code_dim) if table.composer == "linear" else (target - mean, None)
+    learn = learn_shared if table.shared else learn_additive
+    atoms, codes = learn(np.ascontiguousarray(inside), table.parts, table.choices, seed, ROUNDS)
+    ids = torch.arange(table.num_embeddings, device=table.device)
+    table.assign(ids, torch.from_numpy(codes.astype(np.int64)).to(table.device))
+    if table.last is not None:
+        table.last.reset()
+    scale = table.parts if table.pool == "mean" else 1
+    if table.composer == "linear":
+        spread = np.zeros((table.atoms.shape[0], table.code_dim), dtype=np.float32)
+        spread[:, : atoms.shape[2]] = scale * atoms.reshape(-1, atoms.shape[2])
+        if table.projection is None:
+            spread += scale * mean / table.parts
+        table.atoms.copy_(torch.from_numpy(spread))
+    if table.projection is not None and table.bias is not None:
+        table.bias.copy_(torch.from_numpy(mean))
+        if basis is not None:
+            wide = np.zeros((table.code_dim, table.embedding_dim), dtype=np.float32)
+            wide[: len(basis)] = basis
+            table.projection.copy_(torch.from_numpy(wide))
+    if table.composer != "linear":
+        fit_composer(table, matrix, table.codes_of(), seed)
+
+
+def _basis(rows: Floats, width: int) -> tuple[Floats, Floats | None]:
+    """Return rows in their ``width`` principal directions and these, [width, d]; all of them as they are where they fit."""
+    dim = rows.shape[1]
+    if width >= dim:
+        return rows, None if width == dim else np.eye(dim, dtype=np.float32)
+    _, vectors = np.linalg.eigh(rows.T.astype(np.float64) @ rows)
+    basis = vectors[:, ::-1][:, :width].T.astype(np.float32)
+    return rows @ basis.T, basis
+
+
+@torch.enable_grad()
+def fit_composer(table: KDTable, matrix: Tensor, codes: Tensor, seed: int, steps: int = STEPS) -> None:
+    """Fit code vectors and composer to the rows by Adam, the codes as they are."""
+    learnt = [p for name, p in table.named_parameters() if name.split(".")[0] in ("atoms", "cell", "projection", "bias")]
+    optimizer = torch.optim.Adam(learnt, lr=RATE)
+    cooling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.arange(table.parts, device=codes.device)
+    for _ in range(steps):
+        picked = torch.randint(len(matrix), (min(BATCH, len(matrix)),), generator=generator).to(matrix.device)
+        rows = table.compose(table.dictionary[parts, codes[picked]])
+        loss = F.mse_loss(rows, matrix[picked])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        cooling.step()
+    for parameter in learnt:
+        parameter.grad = None

@@ -1,0 +1,241 @@
+"""CodedTable: what tables with learnt discrete codes share. D parts, one of K choices each."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+from featherbed.tables.table import Table, positive
+
+BLOCK = 1 << 24  # responses held at once when the codes of all rows are taken
+
+
+@dataclass(frozen=True)
+class CodeHealth:
+    """How well the codes of a table are used.
+
+    ``used``: choices in use, of each part; ``entropy``: of the choices, in bits, of each part (at most log2 K);
+    ``duplicates``: rows whose whole code another row before them has.
+    """
+
+    used: tuple[int, ...]
+    entropy: tuple[float, ...]
+    duplicates: int
+    choices: int
+
+    @property
+    def utilisation(self) -> float:
+        """The share of all choices that are in use."""
+        return sum(self.used) / (len(self.used) * self.choices)
+
+    def __str__(self) -> str:
+        bits = sum(self.entropy) / len(self.entropy)
+        return (
+            f"{self.utilisation:.1%} of the choices in use, {bits:.2f} of {math.log2(self.choices):.2f} bits a part, "
+            f"{self.duplicates} duplicate codes"
+        )
+
+
+class Pending:
+    """What is still to be added to the loss; copies and pickles of a table start with nothing."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def add(self, part: Tensor) -> None:
+        """Add a part."""
+        self.total = part if self.total is None else self.total + part
+
+    def take(self) -> Tensor | None:
+        """Return the total and begin anew."""
+        total, self.total = self.total, None
+        return total
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
+        return Pending()
+
+    def __getstate__(self) -> dict[str, None]:
+        return {"total": None}
+
+
+class CodedTable(Table):
+    """A table whose rows have codes c in {0 .. K-1}^D, chosen as the largest response of each part.
+
+    A method says what the responses are and how a code becomes a row; codes, their health and repair follow.
+    """
+
+    parts: int
+    choices: int
+    unique: bool
+
+    def __init__(self, rows: int, dim: int, *, parts: int, choices: int, unique: bool, padding_idx: int | None) -> None:
+        super().__init__(rows, dim, padding_idx)
+        self.parts, self.choices, self.unique = positive("parts", parts), positive("choices", choices), bool(unique)
+        if self.choices < 2:
+            raise ArgumentError(f"choices={choices}: a part chooses among at least 2")
+        if self.unique and self.parts * math.log2(self.choices) < math.log2(rows):
+            raise ArgumentError(
+                f"unique codes of {rows:,} rows need choices ** parts >= {rows:,}: {self.choices} ** {self.parts} is "
+                f"{self.choices**self.parts:,}; take more parts or choices"
+            )
+        self.pending = Pending()
+
+    @abstractmethod
+    def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
+        """Return how well each choice answers for rows, in float32 at least, normalised as evaluation does it."""
+
+    @abstractmethod
+    def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
+        """Give rows codes: afterwards these are their largest responses."""
+
+    @abstractmethod
+    def move_atoms(self, part: int, into: Tensor, like: Tensor, generator: torch.Generator | None) -> None:
+        """Make the atoms ``into`` of a part near copies of the atoms ``like``."""
+
+    @torch.no_grad()
+    def codes_of(self, ids: Tensor | None = None) -> Tensor:  # int64 [...] -> int64 [..., D]
+        """Return the codes of ids (of all rows by default): always in float32 or wider, whatever autocast says.
+
+        >>> import featherbed as fb
+        >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
+        torch.Size([2, 6])
+        """
+        asked = torch.arange(self.num_embeddings, device=self.device) if ids is None else ids
+        flat = asked.reshape(-1)
+        step = max(1, BLOCK // (self.parts * self.choices))
+        blocks = [self.responses(flat[s : s + step]).argmax(-1) for s in range(0, len(flat), step)]
+        found = torch.cat(blocks) if blocks else flat.new_zeros(0, self.parts)
+        return found.reshape(*asked.shape, self.parts)
+
+    def rows_with(self, code: Tensor | list[int]) -> Tensor:  # [n], n <= D -> ids
+        """Return the ids whose code begins with ``code``: rows of a semantic id, or of its prefix."""
+        wanted = torch.as_tensor(code, device=self.device).reshape(-1)
+        if not 1 <= len(wanted) <= self.parts:
+            raise ArgumentError(f"a code of this table has {self.parts} parts, a prefix at least 1: got {len(wanted)}")
+        return (self.codes_of()[:, : len(wanted)] == wanted).all(1).nonzero()[:, 0]
+
+    def code_bits(self) -> float:
+        """Return N D log2 K, the bits of all codes as the papers count them."""
+        return self.num_embeddings * self.parts * math.log2(self.choices)
+
+    def health(self) -> CodeHealth:
+        """Count the choices in use, their entropy and duplicate codes."""
+        codes = self.codes_of()
+        counts = torch.stack([torch.bincount(column, minlength=self.choices) for column in codes.T]).double()
+        share = counts / len(codes)
+        entropy = -(share * share.clamp(min=1e-30).log2()).sum(1)
+        distinct = len(torch.unique(codes, dim=0))
+        used = tuple(int(n) for n in (counts > 0).sum(1))
+        return CodeHealth(used, tuple(entropy.tolist()), len(codes) - distinct, self.choices)
+
+    @torch.no_grad()
+    def revive(self, generator: torch.Generator | None = None) -> int:
+        """Bring choices nobody uses back, as near copies of much used ones that take half of their rows; return how many."""
+        codes, revived = self.codes_of(), 0
+        for part in range(self.parts):
+            counts = torch.bincount(codes[:, part], minlength=self.choices)
+            for dead in (counts == 0).nonzero()[:, 0].tolist():
+                largest = int(counts.argmax())
+                rows = (codes[:, part] == largest).nonzero()[:, 0]
+                if len(rows) < 2:
+                    break
+                moved = rows[torch.randperm(len(rows), generator=generator)[: len(rows) // 2].to(rows.device)]
+                self.move_atoms(part, torch.tensor([dead]), torch.tensor([largest]), generator)
+                codes[moved, part] = dead
+                counts[largest] -= len(moved)
+                counts[dead] = len(moved)
+                revived += 1
+        if revived:
+            self.assign(torch.arange(self.num_embeddings, device=self.device), codes)
+        return revived
+
+    @torch.no_grad()
+    def balance(self, slack: float = 0.0) -> None:
+        """Reassign codes so that no choice of a part has more than (1 + slack) V / K rows, at the least loss of response."""
+        ids = torch.arange(self.num_embeddings, device=self.device)
+        room = math.ceil(self.num_embeddings / self.choices * (1 + slack))
+        responses = self.responses(ids)
+        codes = torch.stack([balanced(responses[:, part], room) for part in range(self.parts)], dim=1)
+        self.assign(ids, codes)
+
+    @torch.no_grad()
+    def make_unique(self) -> int:
+        """Give rows that share a whole code codes of their own, changing as few and as little liked parts as will do."""
+        ids = torch.arange(self.num_embeddings, device=self.device)
+        codes = self.codes_of()
+        taken: set[tuple[int, ...]] = set()
+        again: list[int] = []
+        for row, code in enumerate(map(tuple, codes.tolist())):
+            if code in taken:
+                again.append(row)
+            taken.add(code)
+        for row in again:
+            fresh = free_code(self.responses(ids[row : row + 1])[0], taken)
+            taken.add(fresh)
+            codes[row] = torch.tensor(fresh, device=codes.device)
+        if again:
+            self.assign(ids[again], codes[again])
+        return len(again)
+
+    def auxiliary(self) -> Tensor | None:
+        """Return what the relaxation and the guide add to the loss for the rows seen since this was last asked."""
+        return self.pending.take()
+
+
+def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]:  # [D, K]
+    """Return the code of the greatest total response that is not taken, by best-first search.
+
+    >>> free_code(torch.tensor([[2.0, 1.0], [5.0, 1.0]]), {(0, 0)})
+    (1, 0)
+    """
+    import heapq
+
+    values, order = responses.double().sort(dim=1, descending=True)
+    loss, names = (values[:, :1] - values).tolist(), order.tolist()
+    start = (0,) * len(names)
+    heap, seen = [(0.0, start)], {start}
+    while heap:
+        cost, ranks = heapq.heappop(heap)
+        code = tuple(names[part][rank] for part, rank in enumerate(ranks))
+        if code not in taken:
+            return code
+        for part, rank in enumerate(ranks):
+            if rank + 1 < len(names[part]):
+                near = (*ranks[:part], rank + 1, *ranks[part + 1 :])
+                if near not in seen:
+                    seen.add(near)
+                    heapq.heappush(heap, (cost - loss[part][rank] + loss[part][rank + 1], near))
+    raise ArgumentError("there are no more codes than rows: take more parts or choices")
+
+
+def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
+    """Return choices with at most ``room`` rows each: rows that lose least by it go to their next best choice.
+
+    >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.9]]), room=2).tolist()
+    [0, 0, 1]
+    """
+    left = responses.clone()
+    chosen = left.argmax(1)
+    while True:
+        counts = torch.bincount(chosen, minlength=left.shape[1])
+        full = (counts > room).nonzero()[:, 0]
+        if not len(full):
+            return chosen
+        left[:, counts >= room] = torch.where(
+            torch.nn.functional.one_hot(chosen, left.shape[1]).bool()[:, counts >= room], left[:, counts >= room], -math.inf
+        )
+        for choice in full.tolist():
+            rows = (chosen == choice).nonzero()[:, 0]
+            own = left[rows, choice].clone()
+            others = left[rows].clone()
+            others[:, choice] = -math.inf
+            best = others.max(1)
+            leave = (own - best.values).argsort()[: int(counts[choice]) - room]
+            chosen[rows[leave]] = best.indices[leave]
+            left[rows[leave], choice] = -math.inf

@@ -1,0 +1,37 @@
+"""Codes, what every method says a row is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from featherbed.compose import combine
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What rows are made of: ``row = then(combine(dictionary[indices], values))``.
+
+    ``indices`` [..., s], None for every atom; ``values`` [..., s], None for ones; ``dictionary`` [K, d], None when the values
+    are the row itself; ``then`` a cell and what follows it, None for nothing.
+    """
+
+    indices: Tensor | None
+    values: Tensor | None
+    dictionary: Tensor | None
+    combine: str = "sum"
+    then: Callable[[Tensor], Tensor] | None = None
+
+    def rows(self) -> Tensor:  # [..., d]
+        """Compose the rows: the meaning every fast path must equal."""
+        if self.dictionary is None:
+            assert self.values is not None
+            return self.values
+        if self.indices is None:
+            assert self.values is not None
+            return self.values @ self.dictionary
+        rows: Tensor = combine(F.embedding(self.indices, self.dictionary), self.values, self.combine)
+        return rows if self.then is None else self.then(rows)

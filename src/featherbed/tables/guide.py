@@ -1,0 +1,127 @@
+"""Guidance: a full table that coded rows learn from while training (continuous distillation, Chen, Min and Sun 2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.tables.table import new_parameter, normal
+
+
+@dataclass(frozen=True)
+class Online:
+    """A trainable full table u beside the codes ("ODG"): the task sees the coded row v with probability ``keep``, else u.
+
+    loss += weight * mean (v - sg(u))². Published: weight 0.1, keep 0.5 for small models; 1000 and 0.3 for larger ones.
+
+    >>> Online(weight=0.1, keep=0.5)
+    Online(weight=0.1, keep=0.5)
+    """
+
+    weight: float = 0.1
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_weight("weight", self.weight)
+        if not 0 < self.keep <= 1:
+            raise ArgumentError(f"keep={self.keep!r}: the probability that the coded row is used is above 0, at most 1")
+
+    def module(self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any) -> Guidance:  # noqa: ARG002
+        """Return what a table trains with."""
+        return OnlineGuidance(self, rows, dim, generator, **where)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A fixed matrix u [V, d] that coded rows v are drawn to ("PDG"): loss += weight * mean (v - u)².
+
+    With ``autoencode`` an encoder also codes u itself, π_u = encoder(u), composed by the same composer to u^:
+    loss += reconstruct * mean (u - u^)² + agree * mean (π_u - π)².
+
+    >>> Pretrained(torch.zeros(5, 2), autoencode=True)
+    Pretrained(weight=1000.0, autoencode=True, reconstruct=100.0, agree=10.0)
+    """
+
+    matrix: Tensor = field(repr=False, compare=False)
+    weight: float = 1000.0
+    autoencode: bool = False
+    reconstruct: float = 100.0
+    agree: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "reconstruct", "agree"):
+            _check_weight(name, getattr(self, name))
+
+    def module(self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any) -> Guidance:
+        """Return what a table trains with."""
+        if tuple(self.matrix.shape) != (rows, dim):
+            raise ArgumentError(f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, {dim}]")
+        return PretrainedGuidance(self, dim, parts * choices, generator, **where)
+
+
+Guide = Online | Pretrained
+
+
+def _check_weight(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ArgumentError(f"{name}={value!r}: the weight of a loss is a number of at least 0")
+
+
+class Guidance(nn.Module):
+    """What a guide does in training: ``loss`` draws coded rows to the guide, ``mix`` says what the task sees."""
+
+    def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
+        """Return what is added to the task's loss."""
+        raise NotImplementedError
+
+    def mix(self, ids: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the rows the task sees."""
+        return rows
+
+
+class OnlineGuidance(Guidance):
+    """The full table of an ``Online`` guide."""
+
+    def __init__(self, guide: Online, rows: int, dim: int, generator: Any, **where: Any) -> None:
+        super().__init__()
+        self.guide = guide
+        self.rows = new_parameter((rows, dim), normal(1.0, generator), **where)
+
+    def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:  # noqa: ARG002
+        """Draw the coded rows to the full ones."""
+        return self.guide.weight * F.mse_loss(rows, self.rows[ids].detach())
+
+    def mix(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Use the coded row or the full one, by lot for each id of the batch."""
+        coded = torch.rand(ids.shape, device=ids.device) < self.guide.keep
+        return torch.where(coded[..., None], rows, self.rows[ids])
+
+
+class PretrainedGuidance(Guidance):
+    """The matrix of a ``Pretrained`` guide, and the encoder that codes it."""
+
+    matrix: Tensor
+
+    def __init__(self, guide: Pretrained, dim: int, choices: int, generator: Any, **where: Any) -> None:
+        super().__init__()
+        self.guide = guide
+        self.register_buffer("matrix", guide.matrix.detach().to(**{k: v for k, v in where.items() if v is not None}), False)
+        self.encoder: nn.Parameter | None = None
+        if guide.autoencode:
+            self.encoder = new_parameter((dim, choices), normal(1 / math.sqrt(dim), generator), **where)
+
+    def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
+        """Draw the coded rows to the matrix; with auto-encoding, the matrix's own codes to them too."""
+        target = self.matrix[ids]
+        total = self.guide.weight * F.mse_loss(rows, target)
+        if self.encoder is None:
+            return total
+        own = (target @ self.encoder).reshape(logits.shape).to(logits.dtype)
+        again = compose(own)
+        return total + self.guide.reconstruct * F.mse_loss(again, target) + self.guide.agree * F.mse_loss(own, logits)

@@ -1,0 +1,77 @@
+"""Batch normalisation of the last axis, with the settled form that evaluation and export use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MOMENTUM = 0.1
+EPS = 1e-5
+
+
+class Normalise(nn.Module):
+    """y = (x - mean) / sqrt(var + eps), times scale plus shift if ``learnt``; by the batch in training, by running means else.
+
+    >>> Normalise(3, learnt=False).settled(torch.ones(2, 3)).shape
+    torch.Size([2, 3])
+    """
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(
+        self, width: int, *, learnt: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        where: dict[str, Any] = {"dtype": wide, "device": device}
+        self.register_buffer("mean", torch.zeros(width, **where))
+        self.register_buffer("var", torch.ones(width, **where))
+        self.scale = nn.Parameter(torch.ones(width, **where)) if learnt else None
+        self.shift = nn.Parameter(torch.zeros(width, **where)) if learnt else None
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., width]
+        """Normalise by the batch and take it into the running statistics; a single vector is normalised by those alone."""
+        flat = x.reshape(-1, x.shape[-1])
+        if len(flat) < 2:
+            return self.settled(x)
+        wide = flat.to(self.mean.dtype)
+        found = F.batch_norm(wide, self.mean, self.var, self.scale, self.shift, True, MOMENTUM, EPS)
+        return found.reshape(x.shape).to(x.dtype)
+
+    def line(self) -> tuple[Tensor, Tensor]:  # [width], [width]
+        """Return scale and move of the settled form: y = x * scale + move."""
+        scale = (self.var + EPS).rsqrt()
+        scale = scale if self.scale is None else scale * self.scale
+        move = -self.mean * scale
+        return scale, move if self.shift is None else move + self.shift
+
+    def settled(self, x: Tensor) -> Tensor:  # [..., width]
+        """Normalise by the running statistics."""
+        scale, move = self.line()
+        return (x.to(scale.dtype) * scale + move).to(x.dtype)
+
+    def reset(self) -> None:
+        """Make the settled form leave everything as it is."""
+        with torch.no_grad():
+            self.mean.zero_()
+            self.var.fill_(1.0 - EPS)
+            if self.scale is not None and self.shift is not None:
+                self.scale.fill_(1.0)
+                self.shift.zero_()
+
+    def settle(self, rows: Tensor) -> None:  # [n, width]
+        """Take the statistics of all rows; scale and shift begin anew."""
+        self.reset()
+        with torch.no_grad():
+            wide = rows.to(self.mean.dtype)
+            self.mean.copy_(wide.mean(0))
+            self.var.copy_(wide.var(0, unbiased=False).clamp(min=1e-4))
+
+    def undo(self, y: Tensor) -> Tensor:  # [..., width]
+        """Return x whose settled form is y."""
+        scale, move = self.line()
+        return ((y.to(scale.dtype) - move) / scale).to(y.dtype)

@@ -1,0 +1,196 @@
+"""Differentiable product quantisation (DPQ): keys answer queries with codes, rows are the values of the codes side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featherbed.coding import kmeans, learn_additive, learn_shared, nearest
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Fixed
+from featherbed.packed.matrix import Matrix
+from featherbed.tables.autoencode import need_faiss
+from featherbed.tables.coded import CodedTable
+from featherbed.tables.codes import Codes
+from featherbed.tables.norm import Normalise
+from featherbed.tables.relax import harden
+from featherbed.tables.table import new_parameter, normal, positive, to_numpy
+
+VARIANTS = ("softmax", "centroid")
+
+
+class ProductTable(CodedTable):
+    """row = [V_1[c_1], ..., V_D[c_D]],  c_j = argmax_k response(q_j, K_jk): queries and keys serve training, values are kept.
+
+    ``softmax`` (DPQ-SX): response q . k, normalised over the batch for each k; one-hot going forward, softmax(response / τ)
+    going back; keys and values are apart. ``centroid`` (DPQ-VQ): response -||q - k||², keys are the values; going back the
+    query stands for the row, and loss += mean (value - sg(q))² + commitment * mean (q - sg(value))² (``fb.auxiliary_loss``).
+    Chen, Li and Sun 2020, "Differentiable Product Quantization for End-to-End Embedding Compression".
+
+    Args:
+        choices, parts: K and D; d must be a multiple of D unless ``additive``.
+        variant: "softmax" or "centroid".
+        shared: one set of keys and values for all parts.
+        additive: values are as wide as the row and averaged, not set side by side.
+        query_dim: width of queries and keys of a part (softmax only); as wide as the values by default.
+        temperature: τ of the softmax.
+        commitment: weight of the pull of queries to their centroids (centroid only).
+        normalise: batch normalisation of the responses; by default for softmax only.
+
+    >>> table = ProductTable(1000, 16, choices=8, parts=4)
+    >>> table(torch.tensor([3, 17])).shape, round(table.code_bits() / 8)
+    (torch.Size([2, 16]), 1500)
+    """
+
+    example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 4}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        choices: int,
+        parts: int,
+        variant: str = "softmax",
+        shared: bool = False,
+        additive: bool = False,
+        query_dim: int | None = None,
+        temperature: float = 1.0,
+        commitment: float = 0.0,
+        normalise: bool | None = None,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, parts=parts, choices=choices, unique=False, padding_idx=padding_idx)
+        if variant not in VARIANTS:
+            raise ArgumentError(f"variant={variant!r}: use one of {', '.join(VARIANTS)}")
+        if not additive and self.embedding_dim % self.parts:
+            fitting = [n for n in range(1, self.embedding_dim + 1) if self.embedding_dim % n == 0]
+            raise ArgumentError(f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or additive=True")
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ArgumentError(f"temperature={temperature!r}: give a number above 0 (at 0 the softmax is not defined)")
+        self.variant, self.shared, self.additive = variant, bool(shared), bool(additive)
+        self.temperature, self.commitment = float(temperature), float(commitment)
+        self.normalise = variant == "softmax" if normalise is None else bool(normalise)
+        self.width = self.embedding_dim if additive else self.embedding_dim // self.parts
+        self.query_dim = self.width if query_dim is None or variant == "centroid" else positive("query_dim", query_dim)
+        where: dict[str, Any] = {"dtype": dtype, "device": device}
+        sets, query = 1 if self.shared else self.parts, self.query_dim
+        self.queries = new_parameter((self.num_embeddings, self.parts * query), normal(1.0, generator), **where)
+        spread = math.sqrt(self.parts) if self.additive else 1.0
+        self.values = new_parameter((sets * self.choices, self.width), normal(spread, generator), **where)
+        shape = (sets * self.choices, query)
+        self.keys = new_parameter(shape, normal(1.0, generator), **where) if variant == "softmax" else None
+        self.norm = Normalise(self.choices, learnt=False, **where) if self.normalise else None
+
+    def _sets(self, flat: Tensor) -> Tensor:  # [sets * K, n] -> [D, K, n]
+        return flat.reshape(-1, self.choices, flat.shape[1]).expand(self.parts, -1, -1)
+
+    def _asked(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, query_dim], float32 at least
+        found = F.embedding(ids, self.queries)
+        wide = torch.promote_types(found.dtype, torch.float32)
+        return found.to(wide).reshape(*ids.shape, self.parts, self.query_dim)
+
+    def _responses(self, asked: Tensor) -> Tensor:  # [..., D, query_dim] -> [..., D, K]
+        keys = self._sets(self.values if self.keys is None else self.keys).to(asked.dtype)
+        match = torch.einsum("...jq,jkq->...jk", asked, keys)
+        return match if self.keys is not None else 2 * match - keys.square().sum(-1)  # -||q - k||², but for ||q||²
+
+    def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
+        """Return how well each key answers the queries of rows."""
+        with torch.autocast(ids.device.type, enabled=False):
+            found = self._responses(self._asked(ids))
+        return found if self.norm is None else self.norm.settled(found)
+
+    def codes(self, ids: Tensor) -> Codes:
+        """Say what rows are made of: the values of their codes, side by side (or their mean)."""
+        codes = self.codes_of(ids)
+        offset = 0 if self.shared else self.choices * torch.arange(self.parts, device=codes.device)
+        values = self.values / self.parts if self.additive else self.values
+        return Codes(codes + offset, None, values, "sum" if self.additive else "concat")
+
+    def seen(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
+        """Return the rows; in training with gradients to queries and keys, losses kept for ``auxiliary``."""
+        if not self.training:
+            return self.lookup(ids)
+        with torch.autocast(ids.device.type, enabled=False):
+            asked = self._asked(ids)
+            found = self._responses(asked)
+            found = found if self.norm is None else self.norm(found)
+            if self.keys is not None:
+                weights = harden((found / self.temperature).softmax(-1))
+                chosen = torch.einsum("...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.values))
+            else:
+                chosen = self._centroids(asked.to(self.dtype), found.argmax(-1))
+        rows = chosen.mean(-2) if self.additive else chosen.reshape(*ids.shape, self.embedding_dim)
+        return self.mask_padding(ids, rows)
+
+    def _centroids(self, asked: Tensor, codes: Tensor) -> Tensor:  # [..., D, w], [..., D] -> [..., D, w]
+        values = self._sets(self.values)[torch.arange(self.parts, device=codes.device), codes]
+        loss = F.mse_loss(values, asked.detach())
+        if self.commitment:
+            loss = loss + self.commitment * F.mse_loss(asked, values.detach())
+        self.pending.add(loss)
+        return asked + (values - asked).detach()
+
+    def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
+        """Give rows codes: their queries become the keys of these, all keys of one length; running means begin anew."""
+        with torch.no_grad():
+            if self.keys is not None:  # or a longer key would answer louder than the one that is asked
+                self.keys.div_(self.keys.norm(dim=1, keepdim=True).clamp(min=1e-6))
+            keys = self._sets(self.values if self.keys is None else self.keys)
+            chosen = keys[torch.arange(self.parts, device=codes.device), codes]
+            self.queries[ids] = chosen.reshape(len(ids), -1).to(self.queries.dtype)
+            if self.norm is not None:
+                self.norm.reset()
+
+    def move_atoms(self, part: int, into: Tensor, like: Tensor, generator: torch.Generator | None) -> None:
+        """Make keys and values of a part near copies of others; shared ones serve all parts and stay."""
+        if self.shared:
+            return
+        with torch.no_grad():
+            for stored in (self.values, self.keys):
+                if stored is not None:
+                    copied = stored[part * self.choices + like]
+                    noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(copied.device)
+                    stored[part * self.choices + into] = copied + 0.05 * stored.std() * noise
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - codes have no values
+        """Store bit-packed codes and values; queries and keys stay behind."""
+        coded = Fixed.encode(to_numpy(self.codes_of()).astype(np.int64), None, self.choices, parts=not self.shared)
+        stored = self.values / self.parts if self.additive else self.values
+        how = "sum" if self.additive else "concat"
+        return [Band(self.num_embeddings, coded, None, Matrix.encode(to_numpy(stored), dictionary), how)]
+
+    def parameter_count(self) -> int:
+        """Count the values, K d (K d / D when shared); the codes are bits (``code_bits``)."""
+        return self.values.numel()
+
+    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
+        """Find centroids and codes of the columns of each part by k-means (additive: by additive quantisation)."""
+        need_faiss("ProductTable.from_dense")
+        target = to_numpy(matrix)
+        if self.additive:
+            learn = learn_shared if self.shared else learn_additive
+            centroids, codes = learn(target, self.parts, self.choices, 0)
+            centroids = self.parts * centroids
+        else:
+            pieces = np.ascontiguousarray(target.reshape(len(target), self.parts, self.width).transpose(1, 0, 2))
+            groups = [pieces.reshape(-1, self.width)] if self.shared else list(pieces)
+            centroids = np.stack([kmeans(group, self.choices, number, rounds=25) for number, group in enumerate(groups)])
+            every = np.repeat(centroids, self.parts, axis=0) if self.shared else centroids
+            codes = np.stack([nearest(piece, atoms) for piece, atoms in zip(pieces, every, strict=True)], axis=1)
+        self.values.copy_(torch.from_numpy(centroids.reshape(-1, self.width)))
+        if self.keys is not None and self.query_dim == self.width:
+            around = self.values - self.values.mean(0)
+            self.keys.copy_(around + 0.01 * around.std() * self.keys)  # a little apart even where directions are the same
+        ids = torch.arange(self.num_embeddings, device=self.device)
+        self.assign(ids, torch.from_numpy(codes.astype(np.int64)).to(self.device))
