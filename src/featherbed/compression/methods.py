@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from featherbed.compression.clusters import Clusters
+from featherbed.compression.kd import KDCodes
 from featherbed.compression.layered import Layered
 from featherbed.compression.method import Method, Settings
 from featherbed.compression.plain import IntegerRows, LowRank
@@ -22,11 +23,12 @@ METHODS: dict[str, Method] = {
         Additive("rq"),
         Additive("lsq"),
         Layered(),
+        KDCodes(),
         *(Sparse(name) for name in ("ksvd", "hash", "hash+ksvd", "anchors")),
         Clusters(),
     )
 }
-CODED = ("pq", "opq", "rq", "lsq", "layered", "ksvd", "clusters")
+CODED = ("pq", "opq", "rq", "lsq", "layered", "kd", "ksvd", "clusters")
 
 
 def method_of(spec: str) -> tuple[Method, Settings]:

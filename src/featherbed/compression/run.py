@@ -56,7 +56,7 @@ def compress(
         budget: bytes of the file, such as 600_000 or "600KB".
         ratio: how many times smaller than V x d float32.
         quality: "recall:0.9" (at least) or "error:0.1" (at most), with as few bytes as do.
-        method: "auto", or one by name: int8, int4, int3, int2, lowrank, pq, opq, rq, lsq, layered, ksvd, hash, hash+ksvd,
+        method: "auto", or one by name: int8, int4, int3, int2, lowrank, pq, opq, rq, lsq, layered, kd, ksvd, hash, hash+ksvd,
             anchors, clusters; with lengths apart "rq+norms"; after hot rows "hot+layered"; with settings "rq:codes=8,bits=8".
         weights: how often each row is used, such as word counts.
         keys: a name for every row.

@@ -41,6 +41,14 @@ def autoencode(table: KDTable, matrix: Tensor, seed: int = 0) -> None:  # [V, d]
     atoms, codes = learn(np.ascontiguousarray(inside), table.parts, table.choices, seed, ROUNDS)
     ids = torch.arange(table.num_embeddings, device=table.device)
     table.assign(ids, torch.from_numpy(codes.astype(np.int64)).to(table.device))
+    set_composer(table, atoms, mean, basis)
+    if table.composer != "linear":
+        fit_composer(table, matrix, table.codes_of(), seed)
+
+
+@torch.no_grad()
+def set_composer(table: KDTable, atoms: Floats, mean: Floats, basis: Floats | None) -> None:
+    """Give a table the code vectors of additive codes, atoms [D, K, .] in ``basis`` around ``mean``; cells stay as they are."""
     if table.last is not None:
         table.last.reset()
     scale = table.parts if table.pool == "mean" else 1
@@ -56,8 +64,6 @@ def autoencode(table: KDTable, matrix: Tensor, seed: int = 0) -> None:  # [V, d]
             wide = np.zeros((table.code_dim, table.embedding_dim), dtype=np.float32)
             wide[: len(basis)] = basis
             table.projection.copy_(torch.from_numpy(wide))
-    if table.composer != "linear":
-        fit_composer(table, matrix, table.codes_of(), seed)
 
 
 def _basis(rows: Floats, width: int) -> tuple[Floats, Floats | None]:
