@@ -1,38 +1,105 @@
-"""Write the golden files of the current format version. Once a version is frozen its files are never made again."""
+"""Write the golden files of the current format version, each with its rows beside it: python tests/golden/make.py
+
+A version that is frozen is read for ever, so its files are never made again: a folder that is there is left alone.
+"""
 
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import featherbed as fb
+from featherbed.packed.band import Affine, Band
+from featherbed.packed.cells import Cell
+from featherbed.packed.codes import Every, Fixed, Ragged
+from featherbed.packed.header import VERSION
+from featherbed.packed.matrix import Matrix
+from featherbed.packed.table import PackedTable
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent / f"version{VERSION}"
+ROWS = 20
 
 
 def seed(number):
     return torch.Generator().manual_seed(number)
 
 
+def matrix(rng, rows, columns, kind="float32", scales="row", scale_kind="float32"):
+    return Matrix.encode(rng.normal(size=(rows, columns)).astype(np.float32), kind, scales, scale_kind)
+
+
+def vector(rng, length):
+    return rng.normal(size=length).astype(np.float32)
+
+
+def fixed(rng, count, choices, kind=None, parts=False):
+    values = None if kind is None else rng.normal(size=(ROWS, count)).astype(np.float32)
+    return Fixed.encode(rng.integers(0, choices, (ROWS, count)), values, choices, kind or "float32", parts)
+
+
+def wide(rng):
+    """Ragged codes with a directory of 64 bits, which a writer makes of 2^32 codes and more."""
+    counts = rng.integers(0, 4, ROWS)
+    row_of = np.repeat(np.arange(ROWS), counts)
+    codes = Ragged.encode(ROWS, row_of, rng.integers(0, 5, len(row_of)), vector(rng, len(row_of)), 5, "int4")
+    codes.directory = codes.directory.astype(np.uint64)
+    return [Band(ROWS, codes, None, matrix(rng, 5, 4, "int4", scale_kind="float16"))]
+
+
+def concat(rng):
+    return [Band(ROWS, fixed(rng, 3, 5, parts=True), None, matrix(rng, 15, 2), "concat")]
+
+
+def layered(rng):
+    plus = Band(ROWS, fixed(rng, 2, 8, parts=True), None, matrix(rng, 16, 3, "int2"), "concat", norms=matrix(rng, ROWS, 1))
+    affine = Affine(matrix(rng, 6, 4, "float16"), vector(rng, 4))
+    norms = matrix(rng, ROWS, 1, "int8", "column")
+    return [Band(ROWS, fixed(rng, 2, 7, "float16"), None, matrix(rng, 7, 6), affine=affine, norms=norms, plus=plus)]
+
+
+def mlp(rng):
+    cell = Cell("mlp", matrix(rng, 5, 6, "int8", scale_kind="float16"), vector(rng, 6))
+    return [Band(ROWS, fixed(rng, 3, 8, "int3"), None, matrix(rng, 8, 5), cell=cell, affine=Affine(matrix(rng, 6, 4)))]
+
+
+def recurrent(rng):
+    cell = Cell("recurrent", matrix(rng, 4, 16, "float16"), vector(rng, 16))
+    return [Band(ROWS, fixed(rng, 3, 6, parts=True), None, matrix(rng, 18, 4), "concat", cell)]
+
+
+def lstm(rng):
+    cell = Cell("lstm", matrix(rng, 4, 16), vector(rng, 16), matrix(rng, 3, 16, "int4", "column"))
+    plus = Band(ROWS, Every(), matrix(rng, ROWS, 2), matrix(rng, 2, 4))
+    return [Band(ROWS, fixed(rng, 4, 9, "float32"), None, matrix(rng, 9, 3), "concat", cell, plus=plus)]
+
+
 def main():
-    anchors = fb.AnchorTable(20, 4, anchors=6, generator=seed(0))
+    if FOLDER.exists():
+        sys.exit(f"{FOLDER} is there: the files of a version are made once")
+    FOLDER.mkdir()
+    anchors = fb.AnchorTable(ROWS, 4, anchors=6, generator=seed(0))
     with torch.no_grad():
-        anchors.transform *= torch.rand(20, 6, generator=seed(1)) > 0.6
+        anchors.transform *= torch.rand(ROWS, 6, generator=seed(1)) > 0.6
+    kept = {"keep": 5, "rest": 2, "counts": torch.arange(ROWS) % 7}
     tables = {
-        "ragged": (anchors.pack(layout="ragged"), [f"key {i}" for i in range(20)]),
-        "fixed": (anchors.pack(values="int8", dictionary="float16", layout="fixed"), None),
-        "every": (fb.LowRankTable(20, 4, rank=2, padding_idx=3, generator=seed(2)).pack(), None),
-        "identity": (fb.DenseTable(20, 4, generator=seed(3)).pack(dictionary="float16"), None),
-        "levels": (fb.QuantizedTable(20, 5, bits=3, scales="column", generator=seed(4)).pack(), None),
-        "hashed": (fb.HashedTable(20, 4, buckets=7, values="learnt", generator=seed(5)).pack(), None),
-        "remainder": (fb.RemainderTable(20, 4, divisor=6, generator=seed(6)).pack(), None),
-        "bands": (fb.SelectedTable(20, 4, keep=5, rest=2, counts=torch.arange(20) % 7, generator=seed(7)).pack(), None),
+        "ragged": anchors.pack(layout="ragged"),
+        "fixed": anchors.pack(values="int8", dictionary="float16", layout="fixed"),
+        "every": fb.LowRankTable(ROWS, 4, rank=2, padding_idx=3, generator=seed(2)).pack(),
+        "identity": fb.DenseTable(ROWS, 4, generator=seed(3)).pack(dictionary="float16"),
+        "levels": fb.QuantizedTable(ROWS, 5, bits=3, scales="column", generator=seed(4)).pack(),
+        "hashed": fb.HashedTable(ROWS, 4, buckets=7, values="learnt", generator=seed(5)).pack(),
+        "remainder": fb.RemainderTable(ROWS, 4, divisor=6, generator=seed(6)).pack(),
+        "bands": fb.SelectedTable(ROWS, 4, **kept, generator=seed(7)).pack(),
     }
-    rows = {}
-    for name, (packed, keys) in tables.items():
-        fb.save(packed, HERE / f"{name}.safetensors", keys=keys)
-        rows[name] = packed[:].tolist()
-    (HERE / "version0.json").write_text(json.dumps(rows) + "\n")
+    for number, make in enumerate((wide, concat, layered, mlp, recurrent, lstm)):
+        bands = make(np.random.default_rng(number))
+        dim = 6 if make is concat else 4
+        tables[make.__name__] = PackedTable(bands, dim, made_by={"table": make.__name__})
+    for name, packed in tables.items():
+        fb.save(packed, FOLDER / f"{name}.safetensors", keys=[f"key {i}" for i in range(ROWS)] if name == "ragged" else None)
+        (FOLDER / f"{name}.json").write_text(json.dumps(packed[:].tolist()) + "\n")
 
 
 if __name__ == "__main__":

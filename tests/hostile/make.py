@@ -28,6 +28,8 @@ def main():
         for name, (which, array, change, _) in cases.HOSTILE_ARRAYS.items():
             shrink = cases.fewer_atoms if array.endswith("dictionary") else None
             cases.rewritten(sources[which], HERE / name_of(name), shrink, cases.put(array, change))
+        for name, (which, *cell, _) in cases.HOSTILE_CELLS.items():
+            cases.rewritten(sources[which], HERE / name_of(name), *cases.claim_cell(*cell))
         for name, data in cases.HOSTILE_BYTES.items():
             if len(data) < 100_000:
                 (HERE / name_of(name)).write_bytes(data)

@@ -52,19 +52,19 @@ class Cell:
             return hidden
         step = self.step_width
         assert step is not None
-        atoms = rows.reshape(len(rows), -1, step)
+        atoms = rows.reshape(len(rows), rows.shape[1] // step, step)
+        weight, given = self.weight.dense(), None if self.input is None else self.input.dense()  # large ones are decoded anew
         state, memory = np.zeros((2, len(rows), self.width), dtype=np.float32)
         total = np.zeros_like(state)
         for j in range(atoms.shape[1]):
-            state, memory = self._step(atoms[:, j], state, memory)
+            seen = np.tile(atoms[:, j], 4) if given is None else atoms[:, j] @ given
+            state, memory = self._step(seen + (state @ weight + self.bias), memory)
             total += state
         mean: Floats = total / np.float32(atoms.shape[1])
         return mean
 
-    def _step(self, atoms: Floats, state: Floats, memory: Floats) -> tuple[Floats, Floats]:
-        inner = state @ self.weight.dense() + self.bias  # [B, 4 w]
-        seen = np.tile(atoms, 4) if self.input is None else atoms @ self.input.dense()
-        parts = np.split(inner + seen, 4, axis=1)
+    def _step(self, gates: Floats, memory: Floats) -> tuple[Floats, Floats]:  # [B, 4 w], m [B, w] -> h [B, w], m [B, w]
+        parts = np.split(gates, 4, axis=1)
         if self.kind == "recurrent":
             keep, take, show, fresh = parts
         else:

@@ -132,7 +132,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
     try:
         with safe_open(path, framework="numpy"):
             pass
-        header = json.loads(text)
+        header = _parsed(text)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise FormatError(f"{path.name} is no valid safetensors file: {str(error)[:200]}") from None
     if not isinstance(header, dict):
@@ -145,9 +145,24 @@ def _metadata(header: dict[str, Any]) -> Any:
     if ENTRY not in entries:
         raise FormatError("this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry")
     try:
-        return json.loads(entries[ENTRY])
+        return _parsed(entries[ENTRY])
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the featherbed metadata is not JSON: {str(error)[:100]}") from None
+
+
+def _parsed(text: str | bytes) -> Any:
+    """Return what JSON says; what readers differ in is refused: a name given twice, and Python's own NaN and Infinity."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            raise ValueError("a name stands twice in one object")
+        return fields
+
+    def unknown(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=unknown)
 
 
 def _array(mapped: mmap.mmap, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from featherbed.compose import COMBINES
 from featherbed.errors import FormatError
-from featherbed.packed import bits
 from featherbed.packed.band import BLOCK_BITS, Affine, Band, Members
-from featherbed.packed.codes import DIRECTORY_STEP, MOST_CODES, Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
-from featherbed.packed.levels import Levels
-from featherbed.packed.matrix import KINDS, Matrix, row_bytes
+from featherbed.packed.cells import Cell
+from featherbed.packed.codes import Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.matrix import Matrix
+from featherbed.packed.parts import (
+    MOST_DIM,
+    MOST_GATHERED,
+    MOST_ROWS,
+    Reader,
+    Take,
+    code_count,
+    read_cell,
+    read_codes,
+    read_matrix,
+)
 from featherbed.packed.table import PackedTable
 
-VERSION = 0
-MOST_ROWS = 1 << 40
-MOST_DIM = 1 << 16
+VERSION = 1  # frozen: a change of the format is a new version, and this one is read for ever
 MOST_BANDS = 64
 MOST_LAYERS = 8
+MOST_MEMBERS = (1 << 32) - 1  # what the running totals of a bitmap can count
 IMPLICIT_ROWS = 1 << 20  # rows that may share one atom where nothing is stored for a row
-
-Take = Callable[[str, str, tuple[int, ...]], NDArray[Any]]  # name, dtype, shape -> array
-_FLOATS = {"float32": "F32", "float16": "F16"}
 
 
 def describe(table: PackedTable) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def describe(table: PackedTable) -> dict[str, Any]:
         "padding_idx": table.padding_idx,
         "keys": table.keys is not None,
         "bands": [_describe_band(band) for band in table.bands],
-        "made_by": table.made_by,
+        "made_by": json.loads(json.dumps(table.made_by), parse_constant=str),  # JSON has no infinity: a word will do for people
     }
 
 
@@ -50,11 +53,17 @@ def _describe_band(band: Band) -> dict[str, Any]:
         "values": _describe_matrix(band.values),
         "dictionary": _describe_matrix(band.dictionary),
         "combine": band.combine,
-        "cell": "none",
+        "cell": _describe_cell(band.cell),
         "affine": None if affine is None else {"weight": _describe_matrix(affine.weight), "bias": affine.bias is not None},
         "norms": _describe_matrix(band.norms),
         "plus": None if band.plus is None else _describe_band(band.plus),
     }
+
+
+def _describe_cell(cell: Cell | None) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    return {"kind": cell.kind, "weight": _describe_matrix(cell.weight), "input": _describe_matrix(cell.input)}
 
 
 def _describe_matrix(matrix: Matrix | None) -> dict[str, Any] | None:
@@ -83,53 +92,10 @@ def _describe_codes(codes: Codes) -> dict[str, Any]:
             return {"layout": "ragged", **fields, "value": codes.levels.kind, "wide": codes.directory.itemsize == 8}
 
 
-class Reader:
-    """Reads one JSON object field by field; anything of the wrong type or out of range is a FormatError."""
-
-    def __init__(self, fields: Any, where: str) -> None:
-        if not isinstance(fields, dict):
-            raise FormatError(f"{where} must be an object, got {type(fields).__name__}")
-        self.fields, self.where = fields, where
-
-    def raw(self, name: str) -> Any:
-        """Return a field as it is."""
-        if name not in self.fields:
-            raise FormatError(f"{self.where} lacks the field {name!r}")
-        return self.fields[name]
-
-    def whole(self, name: str, low: int, high: int) -> int:
-        """Return a whole number within bounds."""
-        value = self.raw(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise FormatError(f"{self.where}.{name} must be a whole number from {low} to {high}, got {str(value)[:40]}")
-        return value
-
-    def flag(self, name: str) -> bool:
-        """Return a truth value."""
-        value = self.raw(name)
-        if not isinstance(value, bool):
-            raise FormatError(f"{self.where}.{name} must be true or false, got {str(value)[:40]}")
-        return value
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return one of the accepted words."""
-        value = self.raw(name)
-        if value not in choices:
-            raise FormatError(f"{self.where}.{name} must be one of {', '.join(choices)}, got {str(value)[:40]!r}")
-        return str(value)
-
-    def sub(self, name: str) -> Reader | None:
-        """Return a nested object, or None."""
-        value = self.fields.get(name) if name in ("norms", "plus") else self.raw(name)  # files of early versions lack the two
-        return None if value is None else Reader(value, f"{self.where}.{name}")
-
-
 def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None, bool, dict[str, Any]]:
     """Return bands, rows, dim, padding_idx, whether there are keys, and made_by, from metadata and arrays."""
     top = Reader(metadata, "metadata")
-    version = top.raw("version")
-    if version != VERSION or not isinstance(version, int) or isinstance(version, bool):
-        raise FormatError(f"format version {str(version)[:40]} is not known here: this featherbed reads version {VERSION}")
+    _check_version(top.raw("version"))
     rows, dim = top.whole("rows", 1, MOST_ROWS), top.whole("dim", 1, MOST_DIM)
     padding = None if top.raw("padding_idx") is None else top.whole("padding_idx", 0, rows - 1)
     listed = top.raw("bands")
@@ -143,8 +109,21 @@ def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None
     _check_implicit(bands, rows)
     if left:
         raise FormatError(f"the bands hold {rows - left} rows, the table says {rows}")
-    made_by = top.raw("made_by")
-    return bands, rows, dim, padding, top.flag("keys"), made_by if isinstance(made_by, dict) else {}
+    made_by, has_keys = top.raw("made_by"), top.flag("keys")
+    if not isinstance(made_by, dict):
+        raise FormatError(f"metadata.made_by must be an object, got {type(made_by).__name__}")
+    top.done()
+    return bands, rows, dim, padding, has_keys, made_by
+
+
+def _check_version(version: Any) -> None:
+    whole = isinstance(version, int) and not isinstance(version, bool)
+    if whole and version == VERSION:
+        return
+    found = f"format version {str(version)[:40]} is not known here, this featherbed reads version {VERSION}"
+    if whole and version == 0:
+        raise FormatError(f"{found}: version 0 was a draft, export the table again")
+    raise FormatError(f"{found}: a newer featherbed may read it" if whole and version > VERSION else found)
 
 
 def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool) -> Band:
@@ -152,6 +131,8 @@ def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool
     members = _members(name, take, left) if reader.flag("members") else None
     if last == (members is not None):
         raise FormatError(f"{reader.where}: every band but the last has members, the last has none")
+    if members is not None and rows > MOST_MEMBERS:
+        raise FormatError(f"{reader.where} has {rows} members: {MOST_MEMBERS} is the most")
     band, width = _layer(reader, name, take, rows, MOST_LAYERS)
     band.members = members
     if width != dim:
@@ -161,35 +142,43 @@ def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool
 
 def _layer(reader: Reader, name: str, take: Take, rows: int, deep: int) -> tuple[Band, int]:
     """Return a layer (with those that are added to it) and the width of its rows."""
-    dictionary = _matrix(reader.sub("dictionary"), f"{name}.dictionary", take)
-    values = _matrix(reader.sub("values"), f"{name}.values", take)
+    dictionary = read_matrix(reader.sub("dictionary"), f"{name}.dictionary", take)
+    values = read_matrix(reader.sub("values"), f"{name}.values", take)
     coded = reader.sub("codes")
     if coded is None:
         raise FormatError(f"{reader.where}.codes is missing")
-    codes = _codes(coded, f"{name}.codes", take, rows, 0 if dictionary is None else dictionary.shape[0])
-    reader.choice("cell", ("none",))
+    codes = read_codes(coded, f"{name}.codes", take, rows, 0 if dictionary is None else dictionary.shape[0])
     band = Band(rows, codes, values, dictionary, reader.choice("combine", COMBINES))
     width = _check_shapes(band, reader.where)
+    band.cell = read_cell(reader.sub("cell"), f"{name}.cell", take, band, width)
+    width = width if band.cell is None else band.cell.width
     added = reader.sub("plus")
     if added is not None:
-        if deep <= 1 or added.raw("members") or added.whole("rows", 0, MOST_ROWS) != rows:
+        if deep <= 1 or added.flag("members") or added.whole("rows", 0, MOST_ROWS) != rows:
             raise FormatError(f"{added.where}: at most {MOST_LAYERS} layers add up, of equal rows, without members")
         band.plus, other = _layer(added, f"{name}.plus", take, rows, deep - 1)
         if other != width:
             raise FormatError(f"{added.where} makes rows of width {other}, they are added to rows of width {width}")
-    affine = reader.sub("affine")
-    if affine is not None:
-        weight = _matrix(affine.sub("weight"), f"{name}.affine.weight", take)
-        if weight is not None:
-            if weight.shape[0] != width:
-                raise FormatError(f"{affine.where}.weight takes {weight.shape[0]} columns, rows have {width}")
-            width = weight.shape[1]
-        bias = take(f"{name}.affine.bias", "F32", (width,)) if affine.flag("bias") else None
-        band.affine = Affine(weight, bias)
-    band.norms = _matrix(reader.sub("norms"), f"{name}.norms", take)
+    band.affine, width = _affine(reader.sub("affine"), f"{name}.affine", take, width)
+    band.norms = read_matrix(reader.sub("norms"), f"{name}.norms", take)
     if band.norms is not None and band.norms.shape != (rows, 1):
         raise FormatError(f"{reader.where}.norms of shape {band.norms.shape} do not fit {rows} rows")
+    reader.done()
     return band, width
+
+
+def _affine(reader: Reader | None, name: str, take: Take, width: int) -> tuple[Affine | None, int]:
+    """Return the affine stage of rows of ``width``, and the width it makes of them."""
+    if reader is None:
+        return None, width
+    weight = read_matrix(reader.sub("weight"), f"{name}.weight", take)
+    if weight is not None:
+        if weight.shape[0] != width:
+            raise FormatError(f"{reader.where}.weight takes {weight.shape[0]} columns, rows have {width}")
+        width = weight.shape[1]
+    bias = take(f"{name}.bias", "F32", (width,)) if reader.flag("bias") else None
+    reader.done()
+    return Affine(weight, bias), width
 
 
 def _members(name: str, take: Take, left: int) -> Members:
@@ -198,60 +187,10 @@ def _members(name: str, take: Take, left: int) -> Members:
     return Members(bitmap, take(f"{name}.members.totals", "U32", (blocks,)))
 
 
-def _matrix(reader: Reader | None, name: str, take: Take) -> Matrix | None:
-    if reader is None:
-        return None
-    kind = reader.choice("kind", tuple(KINDS))
-    rows, columns = reader.whole("rows", 0, MOST_ROWS), reader.whole("columns", 1, MOST_DIM)
-    scaled = reader.sub("scale")
-    if (kind in _FLOATS) != (scaled is None):
-        raise FormatError(f"{reader.where}: levels have a scale, floats have none")
-    if scaled is None:
-        return Matrix(kind, (rows, columns), take(name, _FLOATS[kind], (rows, columns)))
-    axis = scaled.whole("axis", 0, 1)
-    scale = take(f"{name}.scale", _FLOATS[scaled.choice("kind", tuple(_FLOATS))], (rows if axis == 0 else columns,))
-    return Matrix(kind, (rows, columns), take(name, "U8", (rows, row_bytes(kind, columns))), scale, axis)
-
-
-def _levels(kind: str, name: str, take: Take) -> Levels:
-    return Levels(kind, None if kind in _FLOATS else take(f"{name}.levels", "F32", (2 ** KINDS[kind],)))
-
-
-def _codes(reader: Reader, name: str, take: Take, rows: int, atoms: int) -> Codes:
-    layout = reader.choice("layout", ("identity", "hash", "remainder", "every", "fixed", "ragged"))
-    if layout == "identity":
-        return Identity()
-    if layout == "hash":
-        return Hash(reader.whole("seed", 0, 2**32 - 1), reader.whole("hashes", 1, 256))
-    if layout == "remainder":
-        return Remainder(reader.whole("divisor", 1, MOST_ROWS))
-    if layout == "every":
-        return Every()
-    index_bits = reader.whole("index_bits", 0, 32)
-    count = reader.whole("count", 1, MOST_CODES) if layout == "fixed" else 1
-    parts = layout == "fixed" and reader.flag("parts")
-    if index_bits != bits.width(atoms // count if parts else atoms):
-        raise FormatError(f"{reader.where}.index_bits is {index_bits}: {atoms} atoms need another number")
-    if layout == "fixed":
-        kind = None if reader.raw("value") is None else reader.choice("value", tuple(KINDS))
-        if parts and atoms % count:
-            raise FormatError(f"{reader.where}: {atoms} atoms do not divide into {count} parts")
-        codes = Fixed(rows, count, index_bits, np.empty(0, np.uint32), None, parts)
-        codes.levels = None if kind is None else _levels(kind, name, take)
-        codes.stream = take(f"{name}.stream", "U32", (bits.word_count(rows, codes.record_bits),))
-        return codes
-    entries, count_bits = reader.whole("entries", 0, MOST_ROWS), reader.whole("count_bits", 0, 32)
-    levels = _levels(reader.choice("value", tuple(KINDS)), name, take)
-    directory = take(f"{name}.directory", "U64" if reader.flag("wide") else "U32", (-(-rows // DIRECTORY_STEP),))
-    counts = take(f"{name}.counts", "U32", (bits.word_count(rows, count_bits),))
-    stream = take(f"{name}.stream", "U32", (bits.word_count(entries, index_bits + levels.bits),))
-    return Ragged(rows, entries, index_bits, count_bits, counts, directory, stream, levels)
-
-
 def _check_shapes(band: Band, where: str) -> int:
     """Return the width of a band's rows before the affine stage; refuse parts that do not fit each other."""
     codes, dictionary, values = band.codes, band.dictionary, band.values
-    count = _code_count(band)
+    count = code_count(codes)
     stored = isinstance(codes, Fixed | Ragged)
     if values is not None and (stored or values.shape != (band.rows, count or values.shape[1])):
         raise FormatError(f"{where}.values of shape {values.shape} do not fit {band.rows} rows of {count} codes")
@@ -265,7 +204,12 @@ def _check_shapes(band: Band, where: str) -> int:
         raise FormatError(f"{where}: ragged codes are combined by sum")
     if isinstance(codes, Identity) and dictionary.shape[0] != band.rows:
         raise FormatError(f"{where}: {band.rows} rows stand on {dictionary.shape[0]} stored ones")
-    return dictionary.shape[1] * (count if band.combine == "concat" and count else 1)
+    if band.combine == "sum" or count is None:
+        return dictionary.shape[1]
+    if dictionary.shape[1] * count > MOST_GATHERED:
+        held = f"{count} atoms of width {dictionary.shape[1]}"
+        raise FormatError(f"{where}: {band.combine} of {held}: no more than {MOST_GATHERED} numbers stand side by side")
+    return dictionary.shape[1] * (count if band.combine == "concat" else 1)
 
 
 def _check_implicit(bands: list[Band], rows: int) -> None:
@@ -282,16 +226,3 @@ def _check_implicit(bands: list[Band], rows: int) -> None:
     )
     if len(bands) == 1 and nothing and alone.norms is None and rows > alone.atoms * IMPLICIT_ROWS:
         raise FormatError(f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them")
-
-
-def _code_count(band: Band) -> int | None:
-    match band.codes:
-        case Identity():
-            return 1
-        case Hash():
-            return band.codes.hashes
-        case Remainder():
-            return 2
-        case Fixed():
-            return band.codes.count
-    return None

@@ -45,6 +45,7 @@ def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
         "rows": band.rows,
         "codes": fields["codes"],
         "combine": band.combine,
+        "cell": None if band.cell is None else {**fields["cell"], "width": band.cell.width},
         "dictionary": fields["dictionary"],
         "values": fields["values"],
         "plus": None if band.plus is None else _band(band.plus, fields["plus"]),
@@ -94,11 +95,18 @@ def _codes(codes: dict[str, Any]) -> str:
     return f"{codes['layout']} codes" + (f" ({rest})" if rest else "")
 
 
+def _cell(cell: dict[str, Any]) -> str:
+    weight = cell["weight"]
+    return f"{cell['kind']} to width {cell['width']}, weight {weight['rows']:,} x {weight['columns']} in {weight['kind']}"
+
+
 def _layer_text(start: str, band: dict[str, Any]) -> list[str]:
     lines = [f"{start} {_codes(band['codes'])}, combined by {band['combine']}"]
     if band["dictionary"]:
         shape = band["dictionary"]
         lines += [f"  dictionary {shape['rows']:,} x {shape['columns']} in {shape['kind']}"]
+    if band["cell"]:
+        lines += [f"  cell {_cell(band['cell'])}"]
     lines += _histogram(band["codes_per_row"])
     return lines + ([] if band["plus"] is None else _layer_text("  plus", band["plus"]))
 
