@@ -3,8 +3,8 @@
     python benchmarks/compress.py glove [--folder DATA]    about an hour: every baseline at every setting that fits
     python benchmarks/compress.py large                     1,000,000 x 128 through the command line: time and memory
 
-Baselines are given every advantage: float16 codebooks, unit-norm and raw rows (residual and local-search codes: raw rows at
-their best setting only), as many parts as fit the bytes, 25 iterations, learning from all rows; their bytes count no
+Baselines are given every advantage: float16 codebooks, unit-norm and raw rows (opq, rq and lsq: raw rows at their best setting
+only), as many parts as fit the bytes, 25 iterations, learning from all rows; their bytes count no
 header, and norms dropped by unit rows cost them nothing. Ours are
 whole files, header included, and keep the norms. Results go to benchmarks/results, a point at a time, so that a run can
 be stopped and taken up again.
@@ -115,7 +115,7 @@ def baselines(rows, dim, budget):
 
 
 def coded(rows, dim, budget):
-    for bits in (8, 7, 6, 5, 4):
+    for bits in (6, 5, 7, 8, 4):  # the likeliest first, should the run be stopped
         fitting = [p for p in range(1, dim + 1) if dim % p == 0 and rows * p * bits / 8 + 2**bits * dim * 2 <= budget]
         if fitting:
             yield "pq", f"{fitting[-1]}x{bits}", lambda x, p=fitting[-1], b=bits: product(x, p, b, dim, False)
@@ -175,7 +175,7 @@ def glove(folder, only, mine):
 
         found = {}
         for family, label, make in baselines(rows, dim, budget):
-            slow = family in ("rq", "lsq")
+            slow = family in ("opq", "rq", "lsq")
             for name, source in (("unit", unit(matrix)), ("raw", matrix))[: 1 if slow else 2]:
                 point = kept.get(f"{ratio}x {family} {label} {name}", lambda make=make, source=source: measure(make(source)))
                 if slow and point["recall"] > found.get(family, (0,))[0]:
