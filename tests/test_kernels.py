@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import featherbed as fb
 from featherbed.kernels import pool
 from featherbed.packed.band import Affine, Band, Members
+from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
@@ -53,6 +54,20 @@ LAYOUTS = {
     "one code": lambda: [Band(V, fixed(None, 1), None, matrix(K, D))],
     "parts sum": lambda: [Band(V, fixed(None, 6, 8, parts=True), None, matrix(48, D))],
     "parts concat": lambda: [Band(V, fixed(None, 6, 8, parts=True), None, matrix(48, D), "concat")],
+    "concat bytes parts": lambda: [Band(V, fixed(None, 16, 256, parts=True), None, matrix(4096, 8), "concat")],
+    "concat bytes shared": lambda: [Band(V, fixed(None, 9, 256), None, matrix(256, 3, "float16"), "concat")],
+    "concat bytes few": lambda: [Band(V, fixed(None, 3, 200, parts=True), None, matrix(600, 33), "concat")],
+    "concat six bits": lambda: [Band(V, fixed(None, 5, K, parts=True), None, matrix(5 * K, 7, "int8"), "concat")],
+    "concat nine bits": lambda: [Band(V, fixed(None, 7, 500), None, matrix(500, 1), "concat")],
+    "concat wide": lambda: [Band(V, fixed(None, 2), None, matrix(K, 40), "concat")],
+    "concat one choice": lambda: [Band(V, fixed(None, 3, 1, parts=True), None, matrix(3, 5), "concat")],
+    "concat weighted": lambda: [Band(V, fixed("int8", 5), None, matrix(K, 7), "concat")],
+    "concat weighted parts": lambda: [Band(V, fixed("float16", 5, 8, parts=True), None, matrix(40, 2), "concat")],
+    "rotated": lambda: [Band(V, fixed(None, 5, 16, parts=True), None, matrix(80, 2), "concat", affine=turn())],
+    "layered": lambda: [layered()],
+    "layered norms": lambda: [layered(norms=matrix(V, 1, "int8", "column"))],
+    "layered rows": lambda: [layered(plus=Band(V, Every(), matrix(V, D, "int4")))],
+    "recurrent": lambda: [Band(V, fixed(None, 3, 8, parts=True), None, matrix(24, D), "concat", cell=cell())],
     "affine": lambda: [Band(V, fixed("int4"), None, matrix(K, 7), affine=Affine(matrix(7, D), np.arange(D, dtype=np.float32)))],
     "bias": lambda: [Band(V, fixed("int4"), None, matrix(K, D), affine=Affine(None, np.ones(D, np.float32)))],
     "bands": lambda: [
@@ -69,15 +84,29 @@ for kind in ("int8", "int4", "int3", "int2"):
         LAYOUTS[f"{kind} by {scales}"] = lambda kind=kind, scales=scales: [Band(V, Every(), matrix(V, D, kind, scales))]
 
 
+def turn():
+    return Affine(matrix(D, D), np.arange(D, dtype=np.float32))
+
+
+def layered(plus=None, norms=None):
+    blocks = Band(V, fixed(None, 5, 16), None, matrix(16, 2, "int8", "column"), "concat")
+    summed = fixed(None, 6, 8, parts=True)
+    return Band(V, summed, None, matrix(48, D), affine=turn(), norms=norms, plus=blocks if plus is None else plus)
+
+
+def cell():
+    return Cell("recurrent", matrix(D, 4 * D), np.zeros(4 * D, np.float32))
+
+
 def fixed_of(rows):
     return Fixed.encode(RNG.integers(K, size=(rows, 3)), RNG.normal(size=(rows, 3)), K, "int8")
 
 
 def table(name, padding=None):
     bands = LAYOUTS[name]()
-    width = D
-    if name == "parts concat":
-        width = 60
+    first, width = bands[0], D
+    if first.combine == "concat" and first.cell is None:
+        width = first.codes.count * first.dictionary.shape[1]
     return PackedTable(bands, width, padding_idx=padding)
 
 
@@ -93,7 +122,8 @@ def close(mine, theirs):  # a matrix product adds in another order for another n
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
     packed = table(name, padding=11)
-    same = close if name in ("dense values", "affine") else np.testing.assert_array_equal
+    products = ("dense values", "affine", "rotated", "layered", "layered norms", "layered rows", "recurrent")
+    same = close if name in products else np.testing.assert_array_equal
     ids = np.concatenate([RNG.integers(V, size=3000), [0, V - 1, 11]])
     queries = RNG.normal(size=(3, packed.dim)).astype(np.float32)
     engine("numpy")
@@ -173,6 +203,16 @@ def test_out_of_range_codes_are_found_by_both(engine):
                 packed[np.arange(V)]
             with pytest.raises(fb.FormatError, match="out of range"):
                 packed.logits(np.ones(D))
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_out_of_range_codes_laid_side_by_side_are_found_by_both(parts, engine):
+    packed = PackedTable([Band(V, fixed(None, 4, 32, parts=parts), None, matrix(80 if parts else 20, 3), "concat")], 12)
+    for name in ("numpy", "numba"):
+        engine(name)
+        for call in (lambda: packed[np.arange(V)], lambda: packed.logits(np.ones(12)), lambda: packed.codes_of(np.arange(V))):
+            with pytest.raises(fb.FormatError, match="out of range"):
+                call()
 
 
 def test_eight_threads_at_once(engine):

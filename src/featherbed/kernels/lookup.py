@@ -15,7 +15,7 @@ import numpy as np
 from numba import carray
 
 from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.vectors import load_word, pointer, prefetch, row_sum
+from featherbed.kernels.vectors import copy, load_word, pointer, prefetch, row_sum
 
 STEP = 16  # rows between two entries of a ragged directory
 MOST_CODES = 4096  # a row may have
@@ -176,6 +176,40 @@ def fixed_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: 
                 for j in range(count):
                     values[0, j] = _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
             _weigh(indices, values, 0, count, atoms, out, np.uint64(row))
+        return np.int64(good)
+
+    return rows
+
+
+@cache
+def concat_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: int, width: int) -> int:
+    """Make the job that lays the atoms of fixed codes side by side, ``width`` floats each: copies of a known size."""
+    record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
+    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
+
+    @job
+    def rows(address: Any, start: Any, stop: Any) -> Any:
+        block = _block(address)
+        source, levels, choices = np.uint64(block[0]), _flat(block, 2, np.float32), block[4]
+        base, positions, target = np.uint64(block[5]), _flat(block, 8, np.int64), np.uint64(block[10])
+        limit, good = np.uint32(min(choices, 2**32 - 1)), True
+        for row in range(start, min(start + AHEAD, stop)):
+            prefetch(source + np.uint64((positions[row] * record) >> 3))
+        for row in range(start, stop):
+            if row + AHEAD < stop:
+                prefetch(source + np.uint64((positions[row + AHEAD] * record) >> 3))
+            bit, place = positions[row] * record, target + np.uint64(row * count * size)
+            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+            for j in range(count):
+                index = _field(begin, rest + j * index_bits, mask)
+                if index >= limit:
+                    good, index = False, np.uint32(0)
+                atom, to = base + (np.uint64(index) + np.uint64(j * stride)) * np.uint64(size), place + np.uint64(j * size)
+                if kind == NO_VALUES:
+                    copy(to, atom, size)
+                else:
+                    weight = _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
+                    _set1(to, (atom,), (weight,), width)
         return np.int64(good)
 
     return rows

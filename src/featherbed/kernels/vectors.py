@@ -150,6 +150,20 @@ def prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def copy(typing_context: Any, out: Any, source: Any, size: Any) -> Any:  # noqa: ARG001
+    """Copy bytes from one address to another; of a size known when compiled, as a few vector moves."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I8.as_pointer(), _I64, ir.IntType(1)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.memcpy.p0.p0.i64")
+        places = [builder.inttoptr(address, _I8.as_pointer()) for address in arguments[:2]]
+        builder.call(function, [*places, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def load_word(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
     """Read the eight bytes at any address, aligned or not."""
 

@@ -129,7 +129,9 @@ class Band:
                 count = 2
         if self.cell is not None:
             widths.append(8 * self.cell.width)
-        own = max(*widths, 4 * count) if self.combine == "sum" else max(widths) * count
+        own = max(*widths, 4 * count)
+        if self.combine != "sum" and self.dictionary is not None:  # every atom of a row is held at once
+            own = max(own, self.dictionary.shape[1] * count)
         return own if self.plus is None else max(own, self.plus.gathered)
 
     @property
@@ -141,9 +143,15 @@ class Band:
 
     @property
     def linear(self) -> bool:
-        """Whether a score q . row is a sum over the codes of scores q . atom."""
-        simple = self.combine == "sum" and self.cell is None
-        return simple and self.dictionary is not None and not isinstance(self.codes, Identity)
+        """Whether a score q . row is a sum over the codes: of q . atom, or with concat of (the code's part of q) . atom."""
+        if self.cell is not None or self.dictionary is None or isinstance(self.codes, Identity):
+            return False
+        return self.combine == "sum" or self._side_by_side
+
+    @property
+    def _side_by_side(self) -> bool:
+        """Whether rows are atoms of fixed codes laid side by side (product quantisation)."""
+        return self.combine == "concat" and isinstance(self.codes, Fixed)
 
     def fetch(self, ids: Ids, positions: Ids) -> tuple[Ids, Floats | None]:  # -> indices [B, s], values [B, s] or None
         """Return indices and values of rows, whatever their layout."""
@@ -179,9 +187,11 @@ class Band:
         assert self.dictionary is not None
         if isinstance(self.codes, Identity) and self.values is None:
             return self.dictionary.rows(positions)
-        if not engine.kernels(len(ids)) or self.combine != "sum" or not keeps_decoded(self.dictionary):
+        coded = (self.combine == "sum" or self._side_by_side) and keeps_decoded(self.dictionary)
+        if not coded or not engine.kernels(len(ids)):
             return self._plain(ids, positions)
-        out = engine.empty(len(ids), self.dictionary.shape[1])
+        across = self.codes.count if isinstance(self.codes, Fixed) and self._side_by_side else 1
+        out = engine.empty(len(ids), across * self.dictionary.shape[1])
         if isinstance(self.codes, Fixed | Ragged):
             self._plan.run(out, np.ascontiguousarray(positions))
         else:
@@ -217,6 +227,9 @@ class Band:
             return engine.Plan("ragged_rows", *self.codes.arguments(), atoms)
         assert isinstance(self.codes, Fixed)
         known = self.codes.arguments(len(atoms))
+        if self._side_by_side:
+            sides = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
+            return engine.Plan("concat_rows", *known, atoms, shape=sides)
         if self.codes.bytewise:
             return engine.Plan("byte_rows", self.codes.records(), *known[1:], atoms)
         shape = (*self.codes.shape, self.codes.stride(len(atoms)))

@@ -126,10 +126,18 @@ class Fixed:
             widths += [levels.bits] * count
         return cls(rows, count, index_bits, bits.pack(np.concatenate(columns, axis=1), widths), levels, parts)
 
+    def field(self, positions: Ids, first: int, last: int) -> NDArray[np.unsignedinteger]:  # [B] -> [B, last - first]
+        """Read codes ``first`` to ``last - 1`` of rows as they are stored: choices within a part, unchecked."""
+        if self.index_bits == 8 and self.record_bits % 8 == 0:
+            length = self.record_bits // 8
+            records = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length].reshape(self.rows, length)
+            return records[:, first:last][positions]
+        start = positions[:, None] * self.record_bits + np.arange(first, last) * self.index_bits
+        return bits.unpack(self.stream, start, self.index_bits)
+
     def fetch(self, positions: Ids, atoms: int) -> tuple[Ids, Floats | None]:  # [B] -> indices [B, s], values [B, s]
         """Read the codes of rows; an index no atom stands behind is a FormatError."""
-        start = positions[:, None] * self.record_bits + np.arange(self.count) * self.index_bits
-        indices = bits.unpack(self.stream, start, self.index_bits).astype(np.int64)
+        indices = self.field(positions, 0, self.count).astype(np.int64)
         check_indices(indices, self.choices(atoms))
         indices += np.arange(self.count) * self.stride(atoms)
         if self.levels is None:

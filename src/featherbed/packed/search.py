@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,14 +12,15 @@ from numpy.typing import ArrayLike
 from featherbed.errors import ArgumentError
 from featherbed.packed import engine
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, Ids, Ragged
+from featherbed.packed.codes import Codes, Every, Fixed, Ids, Ragged
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:
     from featherbed.packed.table import PackedTable
 
 BLOCK_SCORES = 1 << 22  # scores held at once
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 18  # more would help no one, fewer would have threads meet more often
+FIRST_ROWS = 1 << 12
 
 
 def check_queries(queries: ArrayLike, dim: int) -> Floats:
@@ -34,12 +37,15 @@ def check_queries(queries: ArrayLike, dim: int) -> Floats:
 
 
 class Scorer:
-    """The scores of one band's rows for given queries: q . row = Σ_j v_j (q . a_j) where the composer is a sum."""
+    """The scores of one band's rows for given queries, through the atoms where the composer allows.
+
+    sum: q . row = Σ_j v_j (q . a_j);  concat: q . row = Σ_j v_j (q_j . a_j), q_j the part of q that code j fills
+    """
 
     def __init__(self, band: Band, queries: Floats) -> None:  # queries [n, d]
         self.band = band
         self.shift: Floats | None = None
-        self.atom_scores: Floats | None = None  # [n, K]
+        self.atom_scores: Floats | None = None  # [n, K], with concat [n, s*K]: a table for each part
         if band.affine is not None:
             if band.affine.bias is not None:
                 self.shift = (queries @ band.affine.bias)[:, None]
@@ -49,7 +55,16 @@ class Scorer:
         self.plus = None if band.plus is None else Scorer(band.plus, queries)
         if band.linear:
             assert band.dictionary is not None
-            self.atom_scores = queries @ band.dictionary.dense().T
+            atoms = band.dictionary.dense()
+            self.atom_scores = part_scores(band.codes, atoms, queries) if band.combine == "concat" else queries @ atoms.T
+
+    @property
+    def stride(self) -> int:
+        """How far apart in ``atom_scores`` the tables of two neighbouring codes are: 0 where all codes share one."""
+        codes = self.band.codes
+        if not isinstance(codes, Fixed):
+            return 0
+        return codes.choices(self.band.atoms) if self.band.combine == "concat" else codes.stride(self.band.atoms)
 
     def __call__(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
         """Score rows given by ids and their positions in the band."""
@@ -68,33 +83,61 @@ class Scorer:
             assert band.values is not None
             return self.atom_scores @ band.values.rows(positions).T
         indices, values = band.fetch(ids, positions)
+        if isinstance(band.codes, Fixed):  # with parts, fetch has told the parts apart already
+            indices += np.arange(band.codes.count) * (self.stride - band.codes.stride(band.atoms))
         total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
         for j in range(indices.shape[1]):
             part = self.atom_scores[:, indices[:, j]]
             total += part if values is None else part * values[:, j]
         return total
 
+    @cached_property
+    def _plan(self) -> tuple[engine.Plan, Floats]:
+        """The compiled loop over this band's codes, and the atoms' scores as long as any code it could read."""
+        codes, scores = self.band.codes, self.atom_scores
+        assert scores is not None
+        if isinstance(codes, Ragged):
+            return engine.Plan("ragged_scores", *codes.arguments()), np.ascontiguousarray(scores)
+        assert isinstance(codes, Fixed)
+        padded = np.zeros((len(scores), scores.shape[1] + 2**codes.index_bits), dtype=np.float32)
+        padded[:, : scores.shape[1]] = scores
+        plan = engine.Plan("fixed_scores", *codes.arguments(self.band.atoms), shape=(*codes.shape, self.stride))
+        return plan, padded
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there are compiled loops for every layer of the band."""
+        mine = self.atom_scores is not None and isinstance(self.band.codes, Fixed | Ragged)
+        return mine and (self.plus is None or self.plus.compiled)
+
     def fill(self, first: int, out: Floats) -> bool:  # out [n, B]
         """Score the rows from position ``first`` on into ``out`` by a compiled loop; say whether there is one for them."""
-        codes = self.band.codes
-        if self.plus is not None or self.band.norms is not None:
+        if not self.compiled or not engine.kernels(out.shape[1]):
             return False
-        if self.atom_scores is None or not isinstance(codes, Fixed | Ragged) or not engine.kernels(out.shape[1]):
-            return False
-        atoms = self.atom_scores.shape[1]
-        if isinstance(codes, Ragged):
-            plan = engine.Plan("ragged_scores", *codes.arguments(), first)
-        else:
-            shape = (*codes.shape, codes.stride(atoms))
-            plan = engine.Plan("fixed_scores", *codes.arguments(atoms), first, shape=shape)
-        length = atoms if isinstance(codes, Ragged) else atoms + 2**codes.index_bits
-        padded = np.zeros((len(self.queries), length), dtype=np.float32)
-        padded[:, :atoms] = self.atom_scores
-        for query, scores in enumerate(padded):
-            plan.run(out[query], scores)
+        plan, tables = self._plan
+        for query, scores in enumerate(tables):
+            plan.run(out[query], first, scores)
+        if self.plus is not None:
+            layer = np.empty_like(out)
+            self.plus.fill(first, layer)
+            out += layer
         if self.shift is not None:
             out += self.shift
+        if self.band.norms is not None:
+            out *= self.band.norms.rows(slice(first, first + out.shape[1]))[:, 0]
         return True
+
+
+def part_scores(codes: Codes, atoms: Floats, queries: Floats) -> Floats:  # [K or s*K, d/s], [n, d] -> [n, s*K]
+    """Return the score of every choice of every part: the dot product of an atom with its part of the query."""
+    assert isinstance(codes, Fixed)
+    count, width = codes.count, atoms.shape[1]
+    choices, parts = codes.choices(len(atoms)), queries.reshape(len(queries), count, width)
+    if not codes.parts:
+        return (parts.reshape(-1, width) @ atoms.T).reshape(len(queries), count * choices)
+    blocks = atoms[: count * choices].reshape(count, choices, width)
+    scores: Floats = parts.transpose(1, 0, 2) @ blocks.transpose(0, 2, 1)  # [s, n, K]
+    return scores.transpose(1, 0, 2).reshape(len(queries), count * choices)
 
 
 def score_block(table: PackedTable, scorers: list[Scorer], start: int, out: Floats) -> None:  # out [n, B]
@@ -139,8 +182,7 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
     """Return the k best rows of every query, best first, ties by the smaller id."""
     if metric not in ("dot", "cosine"):
         raise ArgumentError(f"metric={metric!r}: use dot or cosine")
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ArgumentError(f"k={k!r}: ask for a whole number of rows, at least one")
+    check_count(k)
     array = check_queries(queries, table.dim)
     wide = np.atleast_2d(array)
     if metric == "cosine":
@@ -148,28 +190,83 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
         lengths[lengths == 0] = 1
         wide = wide / lengths
     scorers = [Scorer(band, wide) for band in table.bands]
-    step = max(64, min(BLOCK_ROWS, BLOCK_SCORES // max(1, len(wide))))
-    best_ids = np.empty((len(wide), 0), dtype=np.int64)
-    best = np.empty((len(wide), 0), dtype=np.float32)
-    for start in range(0, table.rows, step):
-        ids = np.arange(start, min(start + step, table.rows))
-        scores = np.empty((len(wide), len(ids)), dtype=np.float32)
-        score_block(table, scorers, start, scores)
+
+    def scored(start: int, out: Floats) -> None:
+        score_block(table, scorers, start, out)
         if metric == "cosine":
-            scores = np.divide(scores, norms(table)[ids], dtype=np.float32)
-        scores[np.isnan(scores)] = -np.inf  # rows that are not numbers are nobody's neighbours
-        best_ids, best = keep_best(best_ids, best, np.broadcast_to(ids, scores.shape), scores, k)
-    order = np.lexsort((best_ids, -best), axis=1)
-    best_ids, best = np.take_along_axis(best_ids, order, 1), np.take_along_axis(best, order, 1)
+            out /= norms(table)[start : start + out.shape[1]]
+
+    best_ids, best = best_rows(table.rows, len(wide), int(k), scored)
     return (best_ids[0], best[0]) if array.ndim == 1 else (best_ids, best)
 
 
-def keep_best(best_ids: Ids, best: Floats, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:  # all [n, .]
-    """Merge a block's scores into the k best so far (ids rise from block to block, so earlier ones win ties)."""
-    best_ids, best = np.concatenate([best_ids, ids], axis=1), np.concatenate([best, scores], axis=1)
-    if best.shape[1] <= k:
-        return best_ids, best
-    edge = -np.partition(-best, k - 1, axis=1)[:, k - 1 : k]  # the k-th best score
-    rank = np.where(best > edge, 0, np.where(best == edge, 1, 2))
-    chosen = np.sort(np.argsort(rank, axis=1, kind="stable")[:, :k], axis=1)
-    return np.take_along_axis(best_ids, chosen, 1), np.take_along_axis(best, chosen, 1)
+def check_count(k: int) -> None:
+    """Refuse a number of neighbours that is none."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ArgumentError(f"k={k!r}: ask for a whole number of rows, at least one")
+
+
+def best_rows(rows: int, queries: int, k: int, scored: Callable[[int, Floats], None]) -> tuple[Ids, Floats]:
+    """Return ids and scores [n, k] of the best rows, best first, ties by the smaller id.
+
+    ``scored(start, out)`` fills in the scores [n, B] of the rows from ``start`` on. The first block is short: it only has to
+    find a threshold that keeps most of the others' scores from being looked at again.
+    """
+    step = max(64, min(BLOCK_ROWS, BLOCK_SCORES // max(1, queries)))
+    best = Best(queries, k)
+    start, size = 0, min(step, FIRST_ROWS)
+    while start < rows:
+        scores = np.empty((queries, min(size, rows - start)), dtype=np.float32)
+        scored(start, scores)
+        best.add(start, scores)
+        start, size = start + scores.shape[1], step
+    return best.sorted()
+
+
+class Best:
+    """The k best rows so far of each query.
+
+    Blocks come with rising ids, so that a score that only equals the k-th best comes too late: it loses the tie.
+
+    >>> best = Best(1, 2)
+    >>> best.add(0, np.array([[1.0, 3.0, 2.0]], dtype=np.float32))
+    >>> best.add(3, np.array([[2.0, 3.0]], dtype=np.float32))
+    >>> best.sorted()
+    (array([[1, 4]]), array([[3., 3.]], dtype=float32))
+    """
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.k = k
+        self.ids = [np.empty(0, dtype=np.int64)] * queries  # ascending
+        self.scores = [np.empty(0, dtype=np.float32)] * queries
+        self.edge = np.full(queries, -np.inf, dtype=np.float32)  # the k-th best score, once there are k
+        self.seen = 0
+
+    def add(self, start: int, scores: Floats) -> None:  # [n, B]
+        """Take in the scores of the rows from ``start`` on; a score that is not a number counts as the lowest."""
+        if self.seen < self.k:
+            low = np.where(np.isnan(scores), np.float32(-np.inf), scores)
+            for query, mine in enumerate(low):
+                self._merge(query, np.arange(start, start + len(mine)), mine)
+        else:
+            better = scores > self.edge[:, None]  # false where the score is not a number
+            for query in np.flatnonzero(better.any(axis=1)).tolist():
+                columns = np.flatnonzero(better[query])
+                self._merge(query, start + columns, scores[query, columns])
+        self.seen += scores.shape[1]
+
+    def _merge(self, query: int, ids: Ids, scores: Floats) -> None:
+        ids, scores = np.concatenate([self.ids[query], ids]), np.concatenate([self.scores[query], scores])
+        if len(scores) >= self.k:
+            edge = np.partition(scores, len(scores) - self.k)[len(scores) - self.k]
+            above, level = np.flatnonzero(scores > edge), np.flatnonzero(scores == edge)
+            chosen = np.sort(np.concatenate([above, level[: self.k - len(above)]]))
+            ids, scores, self.edge[query] = ids[chosen], scores[chosen], edge
+        self.ids[query], self.scores[query] = ids, scores
+
+    def sorted(self) -> tuple[Ids, Floats]:  # [n, k] each
+        """Return ids and scores, best first, ties by the smaller id."""
+        shape = (len(self.ids), min(self.k, self.seen))
+        ids, scores = np.array(self.ids, dtype=np.int64).reshape(shape), np.array(self.scores, dtype=np.float32).reshape(shape)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import FormatError, IdError, UnknownKeyError
-from featherbed.packed import bag, search
+from featherbed.packed import bag, nearby, search
 from featherbed.packed.band import Band, check_bands
 from featherbed.packed.codes import Ids
 from featherbed.packed.matrix import Floats
@@ -71,7 +71,7 @@ class PackedTable:
     def __getitem__(self, ids: Any) -> Floats:  # int, key, slice, or any array of ids or keys -> [..., d]
         if isinstance(ids, slice):
             ids = np.arange(*ids.indices(self.rows))
-        wanted = np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
+        wanted = self._wanted(ids)
         flat = wanted.reshape(-1)
         if len(flat) <= self._chunk:
             rows = self._compose(flat)
@@ -80,6 +80,9 @@ class PackedTable:
         for start in range(0, len(flat), self._chunk):
             out[start : start + self._chunk] = self._compose(flat[start : start + self._chunk])
         return out.reshape(*wanted.shape, self.dim)
+
+    def _wanted(self, ids: Any) -> Ids:
+        return np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
 
     def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
         """Return the id of a key, or the ids of several."""
@@ -140,6 +143,64 @@ class PackedTable:
     def search(self, queries: ArrayLike, k: int = 10, *, metric: str = "dot") -> tuple[Ids, Floats]:
         """Return ids and scores of the k best rows by "dot" or "cosine", best first, exactly. [d] -> [k], [n, d] -> [n, k]."""
         return search.top(self, queries, k, metric)
+
+    def codes_of(self, ids: Any) -> Ids:  # int, key, or any array of ids or keys -> [..., s]
+        """Return the codes of rows, c(i) = (c_1, ..., c_s): of the first layer, each the choice within its part.
+
+        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.matrix import Matrix
+        >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # two choices for each of two parts
+        >>> codes = Fixed.encode(np.array([[0, 1], [1, 1], [0, 0], [0, 1]]), None, choices=2, parts=True)
+        >>> packed = PackedTable([Band(4, codes, dictionary=atoms, combine="concat")], dim=2)
+        >>> packed.codes_of([2, 0]).tolist(), packed[[2, 0]].tolist()
+        ([[0, 0], [0, 1]], [[0.0, 0.0], [0.0, 3.0]])
+        """
+        return nearby.codes_of(self, self._wanted(ids))
+
+    def rows_with(self, code: ArrayLike) -> Ids:
+        """Return the ids of all rows whose codes start with ``code`` [j], ascending: {i : c_1(i) .. c_j(i) = code}.
+
+        Codes learnt stage by stage name ever smaller groups of similar rows: the "semantic ids" of generative recommenders
+        (Rajput et al. 2023), which write codes one by one and need the rows they stand for.
+
+        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.matrix import Matrix
+        >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # two choices for each of two parts
+        >>> codes = Fixed.encode(np.array([[0, 1], [1, 1], [0, 0], [0, 1]]), None, choices=2, parts=True)
+        >>> packed = PackedTable([Band(4, codes, dictionary=atoms, combine="concat")], dim=2)
+        >>> packed.rows_with([0]).tolist(), packed.rows_with([0, 1]).tolist()
+        ([0, 2, 3], [0, 3])
+        """
+        return nearby.rows_with(self, code)
+
+    def near_codes(self, codes: ArrayLike, k: int = 10) -> tuple[Ids, Ids]:
+        """Return ids and distances of the k rows whose codes differ in the fewest parts, Σ_j [c_j(i) ≠ codes_j], exactly.
+
+        Ties go to the smaller id. [s] -> [k], [n, s] -> [n, k]. How well it stands in for ``search``: ``code_recall``.
+
+        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.matrix import Matrix
+        >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # two choices for each of two parts
+        >>> codes = Fixed.encode(np.array([[0, 1], [1, 1], [0, 0], [0, 1]]), None, choices=2, parts=True)
+        >>> packed = PackedTable([Band(4, codes, dictionary=atoms, combine="concat")], dim=2)
+        >>> ids, distances = packed.near_codes([1, 1], k=3)
+        >>> ids.tolist(), distances.tolist()
+        ([1, 0, 3], [0, 1, 1])
+        """
+        return nearby.near_codes(self, codes, k)
+
+    def code_recall(self, ids: Any, k: int = 10, *, metric: str = "cosine") -> float:
+        """Return how much of exact search ``near_codes`` finds: |k nearest rows ∩ k nearest codes| / k over ids, self left out.
+
+        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.matrix import Matrix
+        >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # two choices for each of two parts
+        >>> codes = Fixed.encode(np.array([[0, 1], [1, 1], [0, 0], [0, 1]]), None, choices=2, parts=True)
+        >>> packed = PackedTable([Band(4, codes, dictionary=atoms, combine="concat")], dim=2)
+        >>> packed.code_recall([0, 1, 3], k=1)  # the cosine of 0 and 3 is 1, and they have the same codes
+        1.0
+        """
+        return nearby.code_recall(self, self._wanted(ids), k, metric)
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
