@@ -250,7 +250,7 @@ def test_a_sample_stands_for_a_large_matrix(monkeypatch, large):
     assert stages.count("refined") == 1
     assert small.report.quality["recall"] > 0.4
     assert all(0 <= share <= 1 for _, share in told)
-    shares = [share for what, share in told if what == "comparing on a sample"]
+    shares = [share for what, share in told if what == "comparing"]
     assert shares == sorted(shares)
 
 

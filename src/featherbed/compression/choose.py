@@ -160,7 +160,7 @@ def _ranked(trial: Trial, listed: list[Candidate], known: list[Entry], kept: int
     """Measure candidates on the sample, return them among those known, the best first; the best keep their fits."""
     works = np.array([trial.work(candidate) + SLOW / 100 for candidate in listed])
     for number, candidate in enumerate(listed):
-        trial.job.tell(f"comparing on a sample: {candidate.method.name}", works[:number].sum() / works.sum())
+        trial.job.tell(f"comparing: {candidate.method.name}", works[:number].sum() / works.sum())
         known = sorted([*known, trial.on_sample(candidate)], key=lambda entry: -entry.quality)
         for entry in known[kept:]:  # their fits would fill the memory
             entry.fit, entry.bands = None, []

@@ -163,7 +163,9 @@ def _curve(report: Report) -> str:
         figures = (_figure(key, point[key]) for key in ("recall", "error"))
         rows.append((name, _text(point["stage"]), f"{point['bytes']:,}", *figures))
     table = _table("", ("method", "fit", "bytes", "recall", "error"), rows)
-    note = "Hollow marks are estimates from a sample of the rows, solid ones are fits of all rows; the ring is the one chosen."
+    note = (
+        "Hollow marks are quick fits (of a sample, if there are many rows), solid ones full fits; the ring is the one chosen."
+    )
     every = f"<details><summary>The same as a table</summary>{table}</details>"
     return f"<h2>What was tried</h2><p class=soft>{note}</p>{plot}{every}"
 
