@@ -1,6 +1,6 @@
 """Look-up and search on codes, side by side with faiss, torch and numpy on the same rows:
 
-    python benchmarks/codes.py all [--rows N] [--folder DATA]    or one part: lookup, search, recall
+    python benchmarks/codes.py all [--rows N] [--folder DATA]    or one part: lookup, search, recall, glove
 
 Prints ratios of medians measured in one run; absolute times are those of this machine at this moment. Results go to
 benchmarks/results/codes.json and codes.txt, each part replacing what it wrote before. Recall of Hamming search is of codes
@@ -195,9 +195,59 @@ def recall(page, folder):
             page.figures[f"{name} {label}"] = {"hamming_exact": share, "hamming_original": close, "exact_original": exact}
 
 
+def glove(page, folder):
+    """KD codes of GloVe at the bytes of faiss OPQ 10 x 8: neighbours kept, and word similarities."""
+    from featherbed.compression.words import score_words
+
+    with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
+        words, rows = file["words"].item().decode().split("\n"), np.ascontiguousarray(file["vectors"], dtype=np.float32)
+    files = [folder / "word-similarity" / f"EN-{name}.txt" for name in ("WS-353-ALL", "MEN-TR-3k", "SIMLEX-999")]
+    ids = np.sort(np.random.default_rng(0).choice(20_000, 500, replace=False))
+    known = nearest(rows, ids)
+    budget = len(rows) * 10 + 2 * 256 * 50 + 2 * 50 * 50  # codes, float16 codebooks and rotation
+
+    def report(label, back, size):
+        kept = float(np.mean([len(np.intersect1d(a, b)) for a, b in zip(known, nearest(back, ids), strict=True)])) / K
+        scores = [found["score"] for found in score_words(lambda i: back[i], words, files)]
+        page.line(f"{label:<34}{size:>9,}{kept:>9.4f}" + "".join(f"{score:>9.3f}" for score in scores))
+        page.figures[label] = {"bytes": size, "recall": kept, "spearman": scores}
+
+    page.line(f"{'':<34}{'bytes':>9}{'recall':>9}{'WS-353':>9}{'MEN':>9}{'SimLex':>9}")
+    report("float32", rows, rows.nbytes)
+    for label, source in (("OPQ 10 x 8, raw rows", rows), ("OPQ 10 x 8, unit rows", unit(rows))):
+        report(label, turned(source), budget)
+    for method in ("kd:parts=13,bits=6", "kd:parts=16,bits=5", "kd:parts=13,bits=6,composer=mlp", "layered"):
+        table = fb.compress(rows, budget=budget, method=method)
+        report(method, table[np.arange(len(rows))], table.report.data["chosen"]["bytes"])
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def nearest(rows, ids):
+    scores = unit(rows)[ids] @ unit(rows).T
+    scores[np.arange(len(ids)), ids] = -np.inf
+    return np.argpartition(-scores, K, axis=1)[:, :K]
+
+
+def turned(rows):
+    """Rows as faiss OPQ 10 x 8 keeps them: 25 iterations, float16 codebooks."""
+    rotation = faiss.OPQMatrix(50, 10)
+    rotation.niter, rotation.pq = 25, faiss.ProductQuantizer(50, 10, 8)
+    rotation.train(rows)
+    inside = rotation.apply(rows)
+    quantiser = faiss.ProductQuantizer(50, 10, 8)
+    quantiser.train(inside)
+    codes = quantiser.compute_codes(inside)
+    centroids = faiss.vector_to_array(quantiser.centroids).astype(np.float16).astype(np.float32)
+    faiss.copy_array_to_vector(centroids, quantiser.centroids)
+    return rotation.reverse_transform(quantiser.decode(codes))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["lookup", "search", "recall", "all"])
+    parser.add_argument("part", choices=["lookup", "search", "recall", "glove", "all"])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, default=Path(os.environ.get("FEATHERBED_DATA", "../shared/data")))
     given = parser.parse_args()
@@ -207,6 +257,7 @@ def main():
         "lookup": lambda page: lookup(page, given.rows),
         "search": lambda page: search(page, given.rows),
         "recall": lambda page: recall(page, given.folder),
+        "glove": lambda page: glove(page, given.folder),
     }
     versions = f"featherbed {fb.__version__}, torch {torch.__version__}, faiss {faiss.__version__}"
     for name, run in parts.items():
