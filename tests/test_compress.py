@@ -27,9 +27,9 @@ from featherbed.packed.table import PackedTable
 
 NAMES = [
     *METHODS,
-    "kd:composer=mlp",
-    "kd:composer=recurrent",
-    "kd:composer=lstm",
+    "kd:parts=10,bits=6,composer=mlp",
+    "kd:parts=10,bits=6,composer=recurrent",
+    "kd:parts=10,bits=6,composer=lstm",
     "pq+norms",
     "opq+norms",
     "rq+norms",
@@ -60,6 +60,14 @@ def relative(matrix, table):
 
 def run(*words, **more):
     return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **more)
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch):
+    """What is tested here holds whatever is compared: a few shapes and rounds do."""
+    monkeypatch.setattr(choose, "LAYERED", 3)
+    monkeypatch.setattr(choose, "FIRST_ROUNDS", 3)
+    monkeypatch.setattr(choose, "ROUNDS", 6)
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +248,6 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
 def test_a_sample_stands_for_a_large_matrix(monkeypatch, large):
     monkeypatch.setattr(choose, "LEARN", 1000)
     monkeypatch.setattr(choose, "LARGE", large)
-    monkeypatch.setattr(choose, "LAYERED", 4)
     monkeypatch.setattr(choose, "SAMPLE_NUMBERS", 1)  # the sample is then the 6,000 rows that are compared at least
     matrix = clustered(7000)
     told = []
@@ -322,6 +329,14 @@ def test_bad_arguments_are_named(matrix):
         ({"ratio": 4, "budget": "1KB"}, "exactly one of"),
         ({"ratio": 4, "method": "magic"}, "layered"),
         ({"ratio": 4, "method": "rq:speed=3"}, "has no setting 'speed'"),
+        ({"ratio": 4, "method": "pq:parts=0"}, "from 1 to"),
+        ({"ratio": 4, "method": "pq:parts=2.5"}, "whole number"),
+        ({"ratio": 4, "method": "kd:parts=-1"}, "from 1 to"),
+        ({"ratio": 4, "method": "kd:composer=foo"}, "linear, lstm, mlp, recurrent"),
+        ({"ratio": 4, "method": "int8:scales=foo"}, "column, row"),
+        ({"ratio": 4, "method": "pq:parts=8,parts=4"}, "twice"),
+        ({"ratio": 4, "method": None}, "name"),
+        ({"ratio": 4, "weights": "often"}, "zipf"),
         ({"ratio": 4, "weights": [1, 2]}, "weights have shape"),
         ({"ratio": 4, "keys": ["a"]}, "1 keys"),
         ({"budget": 200}, "the smallest possible takes"),
@@ -331,6 +346,8 @@ def test_bad_arguments_are_named(matrix):
     ):
         with pytest.raises(fb.FeatherbedError, match=message):
             fb.compress(matrix, **given)
+    with pytest.raises(fb.DataError, match="scale the matrix down"):
+        fb.compress(matrix * np.float32(1e30), ratio=4)
     for bad in (np.zeros((0, 4), np.float32), np.zeros((4, 0), np.float32)):
         with pytest.raises(fb.DataError, match="empty"):
             fb.compress(bad, ratio=2)
@@ -352,6 +369,8 @@ def test_settings_that_are_asked_for(matrix):
     small = fb.compress(matrix, budget=60_000, method="rq:codes=3,bits=5")
     assert small.made_by["codes"] == 3
     assert small.made_by["bits"] == 5
+    small = fb.compress(matrix, ratio=4, method="rq:codes=6")
+    assert small.nbytes > matrix.nbytes / 8, "what is not asked for follows from the bytes"
     with pytest.raises(fb.ArgumentError, match="bytes"):
         fb.compress(matrix, budget=10_000, method="rq:codes=30,bits=8")
 

@@ -319,6 +319,10 @@ def test_proposition_2_the_recurrent_table_has_the_higher_rank():
         (lambda: kd(relax="softmax"), "fb.StraightThrough"),
         (lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant="hard"), "softmax, centroid"),
         (lambda: fb.Several(), "at least one"),
+        (lambda: kd(guide="online"), "fb.Online"),
+        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, commitment=0.5), "centroid"),
+        (lambda: kd().rows_with([99]), "0 to 3"),
+        (lambda: fb.KDTable.from_dense(torch.nn.Embedding(3, 4), choices=4, parts=4), "its weight"),
     ],
 )
 def test_bad_settings_say_what_to_do(make, says):

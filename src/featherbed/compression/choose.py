@@ -228,5 +228,5 @@ def too_small(rows: int, dim: int, budget: int, rank: int, methods: list[Method]
             low = middle + 1
     return (
         f"nothing fits {rows:,} x {dim} into {budget:,} bytes: the smallest possible takes about {low:,} "
-        f"({rows * dim * 4 / low:.0f} times smaller than float32); ask for that or more"
+        f"({rows * dim * 4 / low:.1f} times smaller than float32); ask for that or more"
     )

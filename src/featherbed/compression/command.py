@@ -80,6 +80,7 @@ def run(
         console=Console(stderr=True),
         disable=quiet,
     )
+    told = Told(bar)
     with bar, ending_at_once():
         table = compress(
             source.matrix,
@@ -94,8 +95,9 @@ def run(
             words=words,
             name=source.name,
             command=shlex.join(["featherbed", *sys.argv[1:]]),
-            tell=Told(bar),
+            tell=told,
         )
+        told("done", 1.0)
     table.save(out)
     if report is not None:
         table.report.save(report)

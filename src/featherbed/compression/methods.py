@@ -38,6 +38,8 @@ def method_of(spec: str) -> tuple[Method, Settings]:
     >>> method.name, settings
     ('hash', {'anchors': 500, 'codes': 10})
     """
+    if not isinstance(spec, str):
+        raise ArgumentError(f"method={spec!r}: give the name of one, or auto")
     name, _, rest = spec.partition(":")
     if name in METHODS:
         method = METHODS[name]
@@ -50,11 +52,17 @@ def method_of(spec: str) -> tuple[Method, Settings]:
             f"method={spec!r}: use auto, {', '.join(METHODS)}; or one of {', '.join(CODED)} with lengths kept apart (pq+norms) "
             "or after hot rows (hot+layered)"
         )
-    return method, dict(_setting(spec, text) for text in rest.split(",") if text)
+    settings: Settings = {}
+    for text in filter(None, rest.split(",")):
+        name, value = _setting(spec, text)
+        if name in settings:
+            raise ArgumentError(f"method={spec!r} gives {name} twice")
+        settings[name] = value
+    return method, settings
 
 
 def _setting(spec: str, text: str) -> tuple[str, int | str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise ArgumentError(f"method={spec!r}: settings are written name=value and parted by commas, got {text!r}")
-    return name, int(value) if value.isdecimal() else value
+    return name, int(value) if value.removeprefix("-").isdecimal() else value

@@ -13,6 +13,7 @@ from featherbed.errors import ArgumentError, DataError
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 BLOCK_BYTES = 32 << 20
+LONGEST = 1e15  # a row may be: squares and their sums must stay within float32
 
 
 class Rows:
@@ -84,7 +85,11 @@ class Rows:
         """Return the length of every row; refuse rows that are not numbers, and rows of zeros, which have no direction."""
         lengths = np.empty(self.count, dtype=np.float32)
         for start, rows in self.blocks():
-            lengths[start : start + len(rows)] = np.sqrt(np.einsum("vd,vd->v", rows, rows, dtype=np.float64))
+            with np.errstate(over="ignore", invalid="ignore"):
+                lengths[start : start + len(rows)] = np.sqrt(np.einsum("vd,vd->v", rows, rows, dtype=np.float64))
+        large = np.flatnonzero(lengths > LONGEST)
+        if len(large) and np.isfinite(lengths[large]).all():
+            raise DataError(f"{_some(large)} longer than {LONGEST:.0e}, too long to compute with: scale the matrix down first")
         wrong = np.flatnonzero(~np.isfinite(lengths))
         if len(wrong):
             raise DataError(

@@ -34,7 +34,7 @@ def compress(
     ratio: float | None = None,
     quality: str | None = None,
     method: str = "auto",
-    weights: ArrayLike | None = None,
+    weights: ArrayLike | str | None = None,
     keys: Iterable[str] | None = None,
     generator: np.random.Generator | int | None = None,
     padding_idx: int | None = None,
@@ -58,7 +58,7 @@ def compress(
         quality: "recall:0.9" (at least) or "error:0.1" (at most), with as few bytes as do.
         method: "auto", or one by name: int8, int4, int3, int2, lowrank, pq, opq, rq, lsq, layered, kd, ksvd, hash, hash+ksvd,
             anchors, clusters; with lengths apart "rq+norms"; after hot rows "hot+layered"; with settings "rq:codes=8,bits=8".
-        weights: how often each row is used, such as word counts.
+        weights: how often each row is used, such as word counts; "zipf" where rows are sorted by use.
         keys: a name for every row.
         generator: a numpy generator or a seed; 0 by default, so that results repeat.
         padding_idx: this row is zero and stays so.
@@ -72,6 +72,10 @@ def compress(
     """
     started = time.perf_counter()
     _need_faiss()
+    if isinstance(weights, str):
+        if weights != "zipf":
+            raise ArgumentError(f"weights={weights!r}: give one number for each row, or 'zipf' (row i: 1 / (i + 1))")
+        weights = 1.0 / np.arange(1, len(matrix) + 1)
     rows = Rows(matrix, weights)
     target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4)
     found_keys = None if keys is None else Keys.of(keys)
@@ -151,19 +155,36 @@ def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Ch
 
 
 def _asked(method: Any, asked: Settings, rows: int, dim: int, rank: int, budget: int) -> list[Settings]:
-    """Return what was asked for, other settings as the method chooses them with enough bytes; refuse what is too large."""
-    enough = (budget, 2 * budget, 8 * budget, 64 * budget, rows * dim * 64)
-    offered: list[Settings] = next((found for size in enough if (found := method.settings(rows, dim, size - HEADER, rank))), [])
+    """Return what was asked for, the other settings as the method chooses them: of those that fit, the largest first."""
+    sizes = (budget // 8, budget // 2, budget, 2 * budget, 8 * budget, 64 * budget, rows * dim * 64)
+    offered = [found for size in sizes for found in method.settings(rows, dim, size - HEADER, rank)]
     if not offered:
         return []
-    wrong = [name for name in asked if name not in offered[0]]
-    if wrong:
-        raise ArgumentError(f"{method.name} has no setting {wrong[0]!r}: it has {', '.join(offered[0])}")
-    settings = method.complete(offered[0] | asked, dim, rank)
-    size = method.size(rows, dim, **settings)
-    if size > budget - HEADER:
-        raise ArgumentError(f"{method.name} with {asked} takes {size + HEADER:,} bytes: {budget:,} were asked for")
-    return [settings]
+    for name, value in asked.items():
+        _check_setting(method.name, name, value, offered)
+    whole = [method.complete(found | asked, dim, rank) for found in offered]
+    taken = [(method.size(rows, dim, **settings), settings) for settings in whole]
+    fitting = sorted((pair for pair in taken if pair[0] <= budget - HEADER), key=lambda pair: -pair[0])
+    if not fitting:
+        least = min(size for size, _ in taken) + HEADER
+        raise ArgumentError(f"{method.name} with {asked} takes at least {least:,} bytes: {budget:,} were asked for")
+    return [settings for _, settings in fitting[:1]]
+
+
+def _check_setting(method: str, name: str, value: int | str, offered: list[Settings]) -> None:
+    """Refuse a setting the method does not have, or a value none of its kind could be."""
+    if name not in offered[0]:
+        raise ArgumentError(f"{method} has no setting {name!r}: it has {', '.join(offered[0])}")
+    known = offered[0][name]
+    if isinstance(known, str):
+        words = {found[name] for found in offered} | ({"int8", "float16"} if name == "kind" else set())
+        if value not in words:
+            raise ArgumentError(f"{method}: {name}={value!r}: use one of {', '.join(sorted(words))}")
+        return
+    least = 0 if name in ("blocks", "block_bits") else 1
+    most = {"bits": 12, "block_bits": 16}.get(name, 1 << 24)
+    if not isinstance(value, int) or not least <= value <= most:
+        raise ArgumentError(f"{method}: {name}={value!r}: give a whole number from {least} to {most:,}")
 
 
 def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> Choice:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STEPS = 600  # of the composer's fit, where it is no least-squares problem
 BATCH = 2048
 RATE = 1e-2
+SMALL = 1 << 18  # numbers of a step below which one thread is faster
 ROUNDS = 8
 
 
@@ -51,8 +52,8 @@ def set_composer(table: KDTable, atoms: Floats, mean: Floats, basis: Floats | No
     """Give a table the code vectors of additive codes, atoms [D, K, .] in ``basis`` around ``mean``; cells stay as they are."""
     if table.last is not None:
         table.last.reset()
-    scale = table.parts if table.pool == "mean" else 1
-    if table.composer == "linear":
+    if table.composer == "linear" or starts_linear(table):
+        scale = table.parts if table.pool == "mean" or table.composer == "mlp" else 1
         spread = np.zeros((table.atoms.shape[0], table.code_dim), dtype=np.float32)
         spread[:, : atoms.shape[2]] = scale * atoms.reshape(-1, atoms.shape[2])
         if table.projection is None:
@@ -79,8 +80,38 @@ def _basis(rows: Floats, width: int) -> tuple[Floats, Floats | None]:
 @torch.enable_grad()
 def fit_composer(table: KDTable, matrix: Tensor, codes: Tensor, seed: int, steps: int = STEPS) -> None:
     """Fit code vectors and composer to the rows by Adam, the codes as they are."""
+    if starts_linear(table):
+        begin_linear(table)
+    threads = torch.get_num_threads()
+    if min(BATCH, len(matrix)) * table.code_dim < SMALL:
+        torch.set_num_threads(1)  # small steps: a second thread only waits for a busy core
+    try:
+        _descend(table, matrix, codes, seed, steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def starts_linear(table: KDTable) -> bool:
+    """Whether the composer is one that can begin as a sum."""
+    return table.composer == "mlp" and table.code_dim == table.embedding_dim
+
+
+def begin_linear(table: KDTable) -> None:
+    """Start an mlp as the sum it comes from: relu(x + c) - c, with c beyond what x falls below 0."""
+    assert table.cell is not None
+    assert table.projection is not None
+    assert table.bias is not None
+    with torch.no_grad():
+        eye, above = torch.eye(table.code_dim, dtype=table.dtype, device=table.device), float(4 * table.atoms.std())
+        table.cell.weight.copy_(eye)
+        table.projection.copy_(eye)
+        table.cell.bias.fill_(above)
+        table.bias.sub_(above)
+
+
+def _descend(table: KDTable, matrix: Tensor, codes: Tensor, seed: int, steps: int) -> None:
     learnt = [p for name, p in table.named_parameters() if name.split(".")[0] in ("atoms", "cell", "projection", "bias")]
-    optimizer = torch.optim.Adam(learnt, lr=RATE)
+    optimizer = torch.optim.Adam(learnt, lr=RATE / 10 if starts_linear(table) else RATE)
     cooling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     parts = torch.arange(table.parts, device=codes.device)

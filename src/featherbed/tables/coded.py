@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
+from featherbed.ops import check_ids
 from featherbed.tables.table import Table, positive
 
 BLOCK = 1 << 24  # responses held at once when the codes of all rows are taken
@@ -99,14 +100,15 @@ class CodedTable(Table):
         """Make the atoms ``into`` of a part near copies of the atoms ``like``."""
 
     @torch.no_grad()
-    def codes_of(self, ids: Tensor | None = None) -> Tensor:  # int64 [...] -> int64 [..., D]
+    def codes_of(self, ids: Tensor | list[int] | None = None) -> Tensor:  # int64 [...] -> int64 [..., D]
         """Return the codes of ids (of all rows by default): always in float32 or wider, whatever autocast says.
 
         >>> import featherbed as fb
         >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
         torch.Size([2, 6])
         """
-        asked = torch.arange(self.num_embeddings, device=self.device) if ids is None else ids
+        asked = torch.arange(self.num_embeddings, device=self.device) if ids is None else torch.as_tensor(ids)
+        asked = check_ids(asked, self.num_embeddings)
         flat = asked.reshape(-1)
         step = max(1, BLOCK // (self.parts * self.choices))
         blocks = [self.responses(flat[s : s + step]).argmax(-1) for s in range(0, len(flat), step)]
@@ -116,6 +118,8 @@ class CodedTable(Table):
     def rows_with(self, code: Tensor | list[int]) -> Tensor:  # [n], n <= D -> ids
         """Return the ids whose code begins with ``code``: rows of a semantic id, or of its prefix."""
         wanted = torch.as_tensor(code, device=self.device).reshape(-1)
+        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.choices:
+            raise ArgumentError(f"code {wanted.tolist()} is none of this table: choices go from 0 to {self.choices - 1}")
         if not 1 <= len(wanted) <= self.parts:
             raise ArgumentError(f"a code of this table has {self.parts} parts, a prefix at least 1: got {len(wanted)}")
         return (self.codes_of()[:, : len(wanted)] == wanted).all(1).nonzero()[:, 0]

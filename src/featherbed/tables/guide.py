@@ -55,6 +55,8 @@ class Pretrained:
     agree: float = 10.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.matrix, Tensor):
+            object.__setattr__(self, "matrix", torch.as_tensor(self.matrix))
         for name in ("weight", "reconstruct", "agree"):
             _check_weight(name, getattr(self, name))
 

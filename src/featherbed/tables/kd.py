@@ -17,7 +17,7 @@ from featherbed.tables.autoencode import autoencode
 from featherbed.tables.cells import CELLS, CodeCell
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
-from featherbed.tables.guide import Guidance, Guide
+from featherbed.tables.guide import Guidance, Guide, Online, Pretrained
 from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import Softmax, StraightThrough
 from featherbed.tables.table import new_parameter, normal, positive, to_numpy
@@ -84,6 +84,8 @@ class KDTable(CodedTable):
         self.relax: Softmax = StraightThrough() if relax is None else relax
         if not isinstance(self.relax, Softmax):
             raise ArgumentError(f"relax={relax!r}: give fb.StraightThrough(...) or fb.Softmax(...)")
+        if not isinstance(guide, Online | Pretrained | None):
+            raise ArgumentError(f"guide={guide!r}: give fb.Online(...) or fb.Pretrained(matrix, ...)")
         self.guide, self.logit_norm, self.output_norm = guide, bool(logit_norm), bool(output_norm)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         flat = (self.num_embeddings, self.parts * self.choices)

@@ -77,6 +77,8 @@ class ProductTable(CodedTable):
             raise ArgumentError(f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or additive=True")
         if not (math.isfinite(temperature) and temperature > 0):
             raise ArgumentError(f"temperature={temperature!r}: give a number above 0 (at 0 the softmax is not defined)")
+        if not (math.isfinite(commitment) and commitment >= 0) or (commitment and variant != "centroid"):
+            raise ArgumentError(f"commitment={commitment!r}: a number of at least 0, and with variant='centroid' only")
         self.variant, self.shared, self.additive = variant, bool(shared), bool(additive)
         self.temperature, self.commitment = float(temperature), float(commitment)
         self.normalise = variant == "softmax" if normalise is None else bool(normalise)

@@ -225,6 +225,10 @@ class Table(nn.Module):
     @classmethod
     def from_dense(cls, matrix: Tensor, **settings: Any) -> Self:  # [V, d]
         """Make a table of this method that comes near ``matrix``; ``settings`` are the constructor's."""
+        if isinstance(matrix, np.ndarray):
+            matrix = torch.from_numpy(matrix)
+        if not isinstance(matrix, Tensor):
+            raise ArgumentError(f"from_dense takes a matrix [V, d], got {type(matrix).__name__} (of a module, give its weight)")
         if matrix.dim() != 2:
             raise ArgumentError(f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}")
         if not matrix.is_floating_point():
