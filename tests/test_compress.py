@@ -27,9 +27,9 @@ from featherbed.packed.table import PackedTable
 
 NAMES = [
     *METHODS,
-    "kd:parts=10,bits=6,composer=mlp",
-    "kd:parts=10,bits=6,composer=recurrent",
-    "kd:parts=10,bits=6,composer=lstm",
+    "kd:parts=9,bits=5,composer=mlp",
+    "kd:parts=9,bits=5,composer=recurrent",
+    "kd:parts=9,bits=5,composer=lstm",
     "pq+norms",
     "opq+norms",
     "rq+norms",
