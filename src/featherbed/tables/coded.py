@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.ops import check_ids
 from featherbed.tables.table import Table, positive
 
 BLOCK = 1 << 24  # responses held at once when the codes of all rows are taken
+NEAR = 0.02  # spread of a revived choice around the one it copies, of that of all choices
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class CodedTable(Table):
     parts: int
     choices: int
     unique: bool
+    shared: bool
 
     def __init__(self, rows: int, dim: int, *, parts: int, choices: int, unique: bool, padding_idx: int | None) -> None:
         super().__init__(rows, dim, padding_idx)
@@ -96,8 +99,15 @@ class CodedTable(Table):
         """Give rows codes: afterwards these are their largest responses."""
 
     @abstractmethod
-    def move_atoms(self, part: int, into: Tensor, like: Tensor, generator: torch.Generator | None) -> None:
-        """Make the atoms ``into`` of a part near copies of the atoms ``like``."""
+    def choice_parameters(self) -> list[nn.Parameter]:
+        """Return what is held for every choice, [D * K, .] each: code vectors, values, keys."""
+
+    def _copy_choice(self, part: int, into: int, like: int, generator: torch.Generator | None) -> None:
+        """Make one choice of a part a near copy of another; shared choices serve all parts and stay."""
+        for stored in [] if self.shared else self.choice_parameters():
+            copied = stored[part * self.choices + like]
+            noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(copied.device)
+            stored[part * self.choices + into] = copied + NEAR * stored.std() * noise
 
     @torch.no_grad()
     def codes_of(self, ids: Tensor | list[int] | None = None) -> Tensor:  # int64 [...] -> int64 [..., D]
@@ -150,7 +160,7 @@ class CodedTable(Table):
                 if len(rows) < 2:
                     break
                 moved = rows[torch.randperm(len(rows), generator=generator)[: len(rows) // 2].to(rows.device)]
-                self.move_atoms(part, torch.tensor([dead]), torch.tensor([largest]), generator)
+                self._copy_choice(part, dead, largest, generator)
                 codes[moved, part] = dead
                 counts[largest] -= len(moved)
                 counts[dead] = len(moved)
@@ -198,8 +208,6 @@ def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]
     >>> free_code(torch.tensor([[2.0, 1.0], [5.0, 1.0]]), {(0, 0)})
     (1, 0)
     """
-    import heapq
-
     values, order = responses.double().sort(dim=1, descending=True)
     loss, names = (values[:, :1] - values).tolist(), order.tolist()
     start = (0,) * len(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,9 +79,9 @@ def _check_weight(name: str, value: float) -> None:
 class Guidance(nn.Module):
     """What a guide does in training: ``loss`` draws coded rows to the guide, ``mix`` says what the task sees."""
 
+    @abstractmethod
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
         """Return what is added to the task's loss."""
-        raise NotImplementedError
 
     def mix(self, ids: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Return the rows the task sees."""

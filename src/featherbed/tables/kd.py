@@ -144,13 +144,12 @@ class KDTable(CodedTable):
         if self.cell is None:
             return self._linear_codes(codes)
         offset = 0 if self.shared else self.choices * torch.arange(self.parts, device=codes.device)
-        flat = self.atoms
 
         def then(joined: Tensor) -> Tensor:
             rows = self.compose(joined.reshape(*joined.shape[:-1], self.parts, self.code_dim))
             return rows if self.last is None else self.last.settled(rows)
 
-        return Codes(codes + offset, None, flat, "concat", then)
+        return Codes(codes + offset, None, self.atoms, "concat", then)
 
     def _linear_codes(self, codes: Tensor) -> Codes:
         """Fold everything after the code vectors into them: row = Σ_j A_j[c_j] + shift, the shift one atom more."""
@@ -204,14 +203,9 @@ class KDTable(CodedTable):
                 hot = self.norm.undo(hot)
             self.code_logits[ids] = hot.reshape(len(ids), -1).to(self.code_logits.dtype)
 
-    def move_atoms(self, part: int, into: Tensor, like: Tensor, generator: torch.Generator | None) -> None:
-        """Make atoms of a part near copies of others; shared code vectors serve all parts and stay."""
-        if self.shared:
-            return
-        with torch.no_grad():
-            copied = self.atoms[part * self.choices + like]
-            noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(copied.device)
-            self.atoms[part * self.choices + into] = copied + 0.01 * self.atoms.std() * noise
+    def choice_parameters(self) -> list[nn.Parameter]:
+        """Return the code vectors."""
+        return [self.atoms]
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - codes have no values
         """Store bit-packed codes and code vectors; logits, normalisations and the guide stay behind."""

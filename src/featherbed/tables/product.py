@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from featherbed.coding import kmeans, learn_additive, learn_shared, nearest
 from featherbed.errors import ArgumentError
@@ -154,16 +154,9 @@ class ProductTable(CodedTable):
             if self.norm is not None:
                 self.norm.reset()
 
-    def move_atoms(self, part: int, into: Tensor, like: Tensor, generator: torch.Generator | None) -> None:
-        """Make keys and values of a part near copies of others; shared ones serve all parts and stay."""
-        if self.shared:
-            return
-        with torch.no_grad():
-            for stored in (self.values, self.keys):
-                if stored is not None:
-                    copied = stored[part * self.choices + like]
-                    noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(copied.device)
-                    stored[part * self.choices + into] = copied + 0.05 * stored.std() * noise
+    def choice_parameters(self) -> list[nn.Parameter]:
+        """Return the values, and the keys where they are apart."""
+        return [self.values] if self.keys is None else [self.values, self.keys]
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - codes have no values
         """Store bit-packed codes and values; queries and keys stay behind."""

@@ -76,10 +76,9 @@ class Softmax:
     straight = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.temperature, Temperature):
-            if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
-                raise ArgumentError(f"temperature={self.temperature!r}: give a number above 0 or a fb.Temperature")
-            Temperature(start=float(self.temperature), kind="constant", floor=min(0.01, self.temperature))
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float | Temperature):
+            raise ArgumentError(f"temperature={self.temperature!r}: give a number above 0 or a fb.Temperature")
+        _ = self.schedule  # refuses what is no temperature
         if not (math.isfinite(self.entropy) and self.entropy >= 0):
             raise ArgumentError(f"entropy={self.entropy!r}: the weight of the entropy is a number of at least 0")
 
