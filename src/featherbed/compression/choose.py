@@ -132,16 +132,7 @@ def _listed(method: Method, rows: int, dim: int, settings: list[Settings]) -> li
     return [Candidate(method, one, method.size(rows, dim, **one)) for one in settings]
 
 
-@dataclass
-class Choice:
-    """The method that was chosen, its bands, and what it is worth."""
-
-    candidate: Candidate
-    bands: list[Band]
-    quality: float
-
-
-def choose(trial: Trial, budget: int) -> Choice:
+def choose(trial: Trial, budget: int) -> Entry:
     """Compare candidates on the sample, fit the best ones in full, refine the best of those."""
     job = trial.job
     listed = candidates(trial, budget - HEADER)
@@ -175,7 +166,7 @@ def _more_hot(trial: Trial, best: Candidate, budget: int) -> list[Candidate]:
     return [candidate for candidate in listed if trial.work(candidate) < SLOW]
 
 
-def finish(trial: Trial, finalists: list[Entry]) -> Choice:
+def finish(trial: Trial, finalists: list[Entry]) -> Entry:
     """Fit finalists to the whole matrix and refine them, refine the best further, return the best of what was seen."""
     best: Entry | None = None
     several = len(finalists) > 1
@@ -201,7 +192,7 @@ def finish(trial: Trial, finalists: list[Entry]) -> Choice:
         refined = trial.measured(best.candidate, "refined", best.fit, trial.judge)
         best = refined if refined.quality > best.quality else best
     best.point["chosen"] = True
-    return Choice(best.candidate, best.bands, best.quality)
+    return best
 
 
 def _rest_of_curve(trial: Trial, budget: int) -> None:

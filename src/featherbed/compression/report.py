@@ -15,7 +15,7 @@ from featherbed.version import __version__
 from featherbed.view.compression import compression_page, compression_text
 
 if TYPE_CHECKING:
-    from featherbed.compression.choose import Choice, Trial
+    from featherbed.compression.choose import Entry, Trial
     from featherbed.compression.target import Target
     from featherbed.packed.table import PackedTable
 
@@ -31,7 +31,7 @@ class Report:
         cls,
         table: PackedTable,
         trial: Trial,
-        choice: Choice,
+        choice: Entry,
         target: Target,
         name: str,
         command: str | None,

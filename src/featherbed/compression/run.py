@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from featherbed.compression.choose import HEADER, Candidate, Choice, Entry, Trial, choose, finish, too_small
+from featherbed.compression.choose import HEADER, Candidate, Entry, Trial, choose, finish, too_small
 from featherbed.compression.method import Job, Settings, Tell, importance, quiet
 from featherbed.compression.methods import METHODS, method_of
 from featherbed.compression.plain import effective_rank
@@ -98,7 +98,7 @@ def compress(
     return table
 
 
-def _table(trial: Trial, choice: Choice, padding: int | None = None, keys: Keys | None = None) -> PackedTable:
+def _table(trial: Trial, choice: Entry, padding: int | None = None, keys: Keys | None = None) -> PackedTable:
     made_by: dict[str, Any] = {"table": "compress", "method": choice.candidate.method.name, **choice.candidate.settings}
     return PackedTable(choice.bands, trial.job.rows.dim, padding_idx=padding, keys=keys, made_by=made_by)
 
@@ -123,7 +123,7 @@ def _job(rows: Rows, target: Target, generator: np.random.Generator | int | None
     return replace(job, rank=effective_rank(job))
 
 
-def _fit(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Choice:
+def _fit(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Entry:
     """Return the best table within the budget; should its file be larger than foreseen, ask for less."""
     asked = budget
     for _ in range(4):
@@ -136,7 +136,7 @@ def _fit(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Choic
     raise ArgumentError(f"no table of {budget:,} bytes was found for this matrix: ask for a little more")
 
 
-def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Choice:
+def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Entry:
     """Return the best table of all methods, or of the one that was named, that should take no more than the budget."""
     if named is None:
         return choose(trial, budget)
@@ -187,11 +187,11 @@ def _check_setting(method: str, name: str, value: int | str, offered: list[Setti
         raise ArgumentError(f"{method}: {name}={value!r}: give a whole number from {least} to {most:,}")
 
 
-def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> Choice:
+def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> Entry:
     """Return the smallest table that is good enough: up the sizes by what the sample promises, then by what is measured."""
     dense = trial.job.rows.count * trial.job.rows.dim * 4
     budgets = [int(dense / ratio) for ratio in RATIOS]
-    best: Choice | None = None
+    best: Entry | None = None
     for budget in budgets:
         if not _promising(trial, named, budget, target):
             continue
