@@ -19,7 +19,7 @@ FLOORS = [
     ["packed"],
     ["coding"],
     ["ops", "rows"],
-    ["tables", "optim", "sharing", "anchors", "graphs", "theory"],
+    ["tables", "optim", "sharing", "anchors", "graphs", "theory", "losses"],
     ["compression", "view", "serve", "testing"],
     ["tasks"],
     ["cli"],

@@ -236,13 +236,6 @@ def test_bad_optimizer_settings(make_it, named):
         make_it(table, torch.optim.SGD(table.parameters(), lr=0.1))
 
 
-def test_sparse_gradients_are_refused_with_the_way_out():
-    embedding = torch.nn.Embedding(5, 2, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(fb.ArgumentError, match="sparse=False"):
-        fb.Yogi(embedding.parameters()).step()
-
-
 @pytest.mark.parametrize("wrap", ["yogi", "proximal"])
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
 def test_copied_optimizers_go_on_with_the_copied_parameters(wrap, copied):

@@ -15,6 +15,13 @@ from featherbed.tables.spec import method_name
 VARIANTS = {
     "anchor signed": lambda **kw: fb.AnchorTable(50, 8, anchors=5, nonnegative=False, **kw),
     "anchor xavier": lambda **kw: fb.AnchorTable(50, 8, anchors=12, init=fb.Xavier(), **kw),
+    "anchor sparse": lambda **kw: fb.AnchorTable(50, 8, anchors=5, sparse=True, **kw),
+    "anchor slots": lambda **kw: fb.AnchorTable(50, 8, anchors=9, slots=3, **kw),
+    "anchor slots signed": lambda **kw: fb.AnchorTable(50, 8, anchors=300, slots=2, nonnegative=False, **kw),
+    "dense sparse": lambda **kw: fb.DenseTable(50, 8, sparse=True, **kw),
+    "lowrank sparse": lambda **kw: fb.LowRankTable(50, 8, rank=3, sparse=True, **kw),
+    "hashed sparse": lambda **kw: fb.HashedTable(50, 8, buckets=6, values="learnt", sparse=True, **kw),
+    "quantized sparse": lambda **kw: fb.QuantizedTable(50, 8, bits=4, sparse=True, **kw),
     "hashed learnt": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=3, values="learnt", **kw),
     "hashed one": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=1, **kw),
     "remainder sum": lambda **kw: fb.RemainderTable(50, 8, divisor=7, combine="sum", **kw),
@@ -37,9 +44,9 @@ def test_conformance(name):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("method", METHODS, ids=method_name)
-def test_compiled(method):
-    testing.check_compiled(lambda **kw: method(50, 8, **method.example, **kw))
+@pytest.mark.parametrize("name", [*map(method_name, METHODS), "anchor sparse", "anchor slots"])
+def test_compiled(name):
+    testing.check_compiled(VARIANTS[name])
 
 
 def test_every_method_is_public_and_listed():
@@ -213,7 +220,7 @@ def test_remainder_uses_whole_numbers_only():
 
 
 CHANGES = {
-    fb.AnchorTable: [{"anchors": 6}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
+    fb.AnchorTable: [{"anchors": 6}, {"slots": 2}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
     fb.DenseTable: [{"padding_idx": 1}],
     fb.HashedTable: [{"buckets": 9}, {"hashes": 3}, {"seed": 3}, {"padding_idx": 1}],
     fb.KDTable: [
@@ -258,11 +265,17 @@ def test_every_setting_changes_the_rows(method):
         assert not torch.equal(rows(), rows(**change)), change
         covered |= set(change)
     if method is fb.HashedTable:  # learnt weights start at one: the setting adds a parameter
-        assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {"atoms", "weights"}
+        assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {"atoms", "weights.weight"}
         covered.add("values")
-    if method is fb.KDTable:
-        assert method(50, 8, **method.example, sparse=True).sparse, "tested with row-sparse gradients in test_kd"
+    if "sparse" in inspect.signature(method.__init__).parameters:  # the same rows, gradients of another kind
+        learnt = {"values": "learnt"} if method is fb.HashedTable else {}
+        for sparse in (False, True):
+            table = method(50, 8, **method.example, **learnt, sparse=sparse)
+            table(torch.arange(3)).sum().backward()
+            assert any(p.grad is not None and p.grad.is_sparse for p in table.parameters()) == sparse
         covered.add("sparse")
+    if method is fb.AnchorTable:
+        covered.add("scan_every")  # in test_rows: when anchors come in
     if method is fb.ProductTable:
         assert not torch.equal(rows(variant="centroid"), rows(variant="centroid", commitment=0.5))
         covered.add("commitment")

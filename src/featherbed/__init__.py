@@ -22,16 +22,25 @@ if TYPE_CHECKING:
     from featherbed.errors import MissingExtra as MissingExtra
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import UnknownKeyError as UnknownKeyError
+    from featherbed.losses import NCE as NCE
+    from featherbed.losses import LogUniform as LogUniform
+    from featherbed.losses import SampledSoftmax as SampledSoftmax
+    from featherbed.losses import Uniform as Uniform
     from featherbed.optim import L1 as L1
+    from featherbed.optim import SGD as SGD
+    from featherbed.optim import Adagrad as Adagrad
+    from featherbed.optim import AdamW as AdamW
     from featherbed.optim import GroupL1 as GroupL1
     from featherbed.optim import NonNegativeL1 as NonNegativeL1
     from featherbed.optim import Proximal as Proximal
     from featherbed.optim import Several as Several
     from featherbed.optim import Yogi as Yogi
+    from featherbed.optim import clip_grad_norm_ as clip_grad_norm_
     from featherbed.packed.file import check as check
     from featherbed.packed.file import load as load
     from featherbed.packed.file import save as save
     from featherbed.packed.table import PackedTable as PackedTable
+    from featherbed.rows.parameter import settle as settle
     from featherbed.tables import AnchorTable as AnchorTable
     from featherbed.tables import DenseTable as DenseTable
     from featherbed.tables import HashedTable as HashedTable
@@ -67,9 +76,22 @@ _HOMES = {
         "NotPackable",
         "UnknownKeyError",
     ),
-    "featherbed.optim": ("GroupL1", "L1", "NonNegativeL1", "Proximal", "Several", "Yogi"),
+    "featherbed.losses": ("LogUniform", "NCE", "SampledSoftmax", "Uniform"),
+    "featherbed.optim": (
+        "Adagrad",
+        "AdamW",
+        "GroupL1",
+        "L1",
+        "NonNegativeL1",
+        "Proximal",
+        "SGD",
+        "Several",
+        "Yogi",
+        "clip_grad_norm_",
+    ),
     "featherbed.packed.file": ("check", "load", "save"),
     "featherbed.packed.table": ("PackedTable",),
+    "featherbed.rows.parameter": ("settle",),
     "featherbed.tables": (
         "AnchorTable",
         "DenseTable",

@@ -69,7 +69,7 @@ def _value(source: Any, bit: Any, value_bits: Any, kind: Any, levels: Any) -> An
 
 
 @compiled
-def _weigh(indices: Any, values: Any, row: Any, count: Any, atoms: Any, out: Any, to: Any) -> None:
+def weigh(indices: Any, values: Any, row: Any, count: Any, atoms: Any, out: Any, to: Any) -> None:
     """out[to] = Σ_j values[row, j] * atoms[indices[row, j]], up to eight codes in one pass over the row, added in order."""
     width = out.shape[1]
     size = np.uint64(width * 4)
@@ -175,7 +175,7 @@ def fixed_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: 
             if kind != NO_VALUES:
                 for j in range(count):
                     values[0, j] = _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
-            _weigh(indices, values, 0, count, atoms, out, np.uint64(row))
+            weigh(indices, values, 0, count, atoms, out, np.uint64(row))
         return np.int64(good)
 
     return rows
@@ -272,7 +272,7 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
             indices[0, j] = index
             values[0, j] = _value(source, bit + index_bits, value_bits, kind, levels)
             bit += entry
-        _weigh(indices, values, 0, count, atoms, out, np.uint64(row))
+        weigh(indices, values, 0, count, atoms, out, np.uint64(row))
     return np.int64(good)
 
 
@@ -283,5 +283,5 @@ def gathered_rows(address: Any, start: Any, stop: Any) -> Any:
     indices, values = _grid(block, 0, np.int64), _grid(block, 3, np.float32)
     atoms, out = _grid(block, 6, np.float32), _grid(block, 9, np.float32)
     for row in range(start, stop):
-        _weigh(indices, values, row, indices.shape[1], atoms, out, np.uint64(row))
+        weigh(indices, values, row, indices.shape[1], atoms, out, np.uint64(row))
     return np.int64(1)

@@ -1,8 +1,24 @@
-"""Optimisers that know about penalties."""
+"""Optimisers that know about penalties, and about gradients of few rows."""
 
+from featherbed.optim.adagrad import Adagrad
+from featherbed.optim.adamw import AdamW
+from featherbed.optim.clip import clip_grad_norm_
 from featherbed.optim.penalties import L1, GroupL1, NonNegativeL1, Penalty
 from featherbed.optim.proximal import Proximal
 from featherbed.optim.several import Several
+from featherbed.optim.sgd import SGD
 from featherbed.optim.yogi import Yogi
 
-__all__ = ["L1", "GroupL1", "NonNegativeL1", "Penalty", "Proximal", "Several", "Yogi"]
+__all__ = [
+    "L1",
+    "SGD",
+    "Adagrad",
+    "AdamW",
+    "GroupL1",
+    "NonNegativeL1",
+    "Penalty",
+    "Proximal",
+    "Several",
+    "Yogi",
+    "clip_grad_norm_",
+]

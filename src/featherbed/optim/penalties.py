@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Real
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,15 @@ Step = float | Tensor
 
 
 class Penalty(ABC):
-    """h(x) = lam * something; ``lam`` may be changed between steps."""
+    """h(x) = lam * something; ``lam`` may be changed between steps.
+
+    The prox depends on lam and the step by their product alone, and two after each other are one: shrink(shrink(x, a), b) =
+    shrink(x, a + b), at least where a and b are single numbers. ``separable``: that holds element by element.
+    """
 
     _lam: float
+    separable: ClassVar[bool] = True
+    kind: ClassVar[str | None] = None  # by which compiled loops know it
 
     def __init__(self, lam: float) -> None:
         self.lam = lam
@@ -44,8 +51,12 @@ class Penalty(ABC):
         """Return h(x), a scalar."""
 
     @abstractmethod
+    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+        """Return the proximal point of x for threshold = lam * step."""
+
     def prox(self, x: Tensor, step: Step) -> Tensor:
         """Return the proximal point of x."""
+        return self.shrink(x, self.lam * step)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(lam={self.lam:g})"
@@ -58,13 +69,15 @@ class L1(Penalty):
     tensor([-2., 0., 1.])
     """
 
+    kind = "l1"
+
     def value(self, x: Tensor) -> Tensor:
         """lam Σ|x|."""
         return self.lam * x.abs().sum()
 
-    def prox(self, x: Tensor, step: Step) -> Tensor:
-        """sign(x) max(|x| - lam s, 0)."""
-        return torch.sign(x) * (x.abs() - self.lam * step).clamp(min=0)
+    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+        """sign(x) max(|x| - threshold, 0)."""
+        return torch.sign(x) * (x.abs() - threshold).clamp(min=0)
 
 
 class NonNegativeL1(Penalty):
@@ -76,13 +89,15 @@ class NonNegativeL1(Penalty):
     tensor([0., 0., 1.])
     """
 
+    kind = "nonnegative"
+
     def value(self, x: Tensor) -> Tensor:
         """lam Σ x, or infinity."""
         return torch.where((x < 0).any(), torch.full((), math.inf, dtype=x.dtype, device=x.device), self.lam * x.sum())
 
-    def prox(self, x: Tensor, step: Step) -> Tensor:
-        """max(x - lam s, 0)."""
-        return (x - self.lam * step).clamp(min=0)
+    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+        """max(x - threshold, 0)."""
+        return (x - threshold).clamp(min=0)
 
 
 class GroupL1(Penalty):
@@ -96,22 +111,24 @@ class GroupL1(Penalty):
             [0.0000, 0.0000]])
     """
 
+    separable = False
+
     def value(self, x: Tensor) -> Tensor:
         """lam Σ_r ||x_r||."""
         total: Tensor = self.lam * x.reshape(len(x), -1).norm(dim=1).sum()
         return total
 
-    def prox(self, x: Tensor, step: Step) -> Tensor:
-        """Shrink every row's length."""
+    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+        """Shrink every row's length; thresholds are one number, one for each row [V, 1], or one for each element."""
         rows = x.reshape(len(x), -1)
-        if not isinstance(step, Tensor) or step.dim() == 0:
+        if not isinstance(threshold, Tensor) or threshold.dim() == 0 or threshold.shape == (len(x), 1):
             length = rows.norm(dim=1, keepdim=True)
-            share = (1 - self.lam * step / length.clamp(min=torch.finfo(x.dtype).tiny)).clamp(min=0)
+            share = (1 - threshold / length.clamp(min=torch.finfo(x.dtype).tiny)).clamp(min=0)
             shrunk: Tensor = rows * share
             return shrunk.reshape(x.shape)
-        if self.lam == 0:
+        weight: Tensor = threshold.expand_as(x).reshape(rows.shape)
+        if not bool(weight.any()):
             return x.clone()
-        weight: Tensor = self.lam * step.expand_as(x).reshape(rows.shape)
         low, high = torch.zeros_like(rows[:, :1]), rows.norm(dim=1, keepdim=True)
         for _ in range(60):
             middle = (low + high) / 2

@@ -234,13 +234,24 @@ def arrays(codes: Codes) -> Iterator[tuple[str, NDArray[np.generic]]]:
 
 
 def sparse_layout(
-    values: NDArray[np.floating], layout: str, kind: str
-) -> tuple[Codes, NDArray[np.floating] | None]:  # values [V, K] -> layout, values left over for a matrix
-    """Choose how to store a sparse matrix of values: "fixed", "ragged", "all" (dense), or "auto", the smallest of them."""
+    values: NDArray[np.floating],  # [V, K], or [V, s] with a support
+    layout: str,
+    kind: str,
+    support: NDArray[np.integer] | None = None,  # [V, s], distinct in a row
+    atoms: int | None = None,  # K
+) -> tuple[Codes, NDArray[np.floating] | None]:
+    """Choose how to store a sparse matrix of values: "fixed", "ragged", "all" (dense), or "auto", the smallest of them.
+
+    Returns the layout, and the values left over for a matrix.
+    """
     if layout not in ("auto", "fixed", "ragged", "all"):
         raise ArgumentError(f"layout={layout!r}: use auto, fixed, ragged or all")
-    rows, atoms = values.shape
-    row_of, indices = np.nonzero(values)
+    rows, atoms = len(values), atoms or values.shape[1]
+    row_of, at = np.nonzero(values)
+    entries, indices = values[row_of, at], at if support is None else support[row_of, at].astype(np.int64)
+    if support is not None:
+        order = np.lexsort((indices, row_of))
+        indices, entries = indices[order], entries[order]
     counts = np.bincount(row_of, minlength=rows)
     most, entry = int(counts.max(initial=0)), bits.width(atoms) + level_bits(kind)
     sizes = {
@@ -255,11 +266,13 @@ def sparse_layout(
     if layout == "auto":
         layout = min(sizes, key=lambda name: sizes[name])
     if layout == "all":
-        return Every(), values
+        dense = np.zeros((rows, atoms), dtype=values.dtype)
+        dense[row_of, indices] = entries
+        return Every(), dense
     if layout == "ragged":
-        return Ragged.encode(rows, row_of, indices, values[row_of, indices], atoms, kind), None
+        return Ragged.encode(rows, row_of, indices, entries, atoms, kind), None
     slots = np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
     wide_indices = np.zeros((rows, max(most, 1)), dtype=np.int64)
     wide_values = np.zeros((rows, max(most, 1)), dtype=np.float32)
-    wide_indices[row_of, slots], wide_values[row_of, slots] = indices, values[row_of, indices]
+    wide_indices[row_of, slots], wide_values[row_of, slots] = indices, entries
     return Fixed.encode(wide_indices, wide_values, atoms, kind), None

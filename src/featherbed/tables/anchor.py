@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
@@ -13,9 +13,15 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
+from featherbed.rows import HeldRows, RowParameter, new_rows, row_parameter
+from featherbed.rows.operators import slot_rows
+from featherbed.rows.slots import Slots
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank, semi_nonnegative
+from featherbed.tables.fitting import low_rank, semi_nonnegative, strongest
 from featherbed.tables.table import Table, positive, to_numpy
+
+ENTRIES = 2  # anchors that may come into a row at once
+BLOCK = 1 << 20  # rows started at once
 
 
 class AnchorTable(Table):
@@ -25,13 +31,25 @@ class AnchorTable(Table):
     business: ``fb.Yogi(parameters, penalties={table.transform: fb.NonNegativeL1(lam)})``. ``nonnegative`` decides how the
     transform starts and how ``from_dense`` fits it.
 
+    Args:
+        anchors: K.
+        sparse: gradients of the transform hold the rows of the batch only (their appendix H); with an optimizer of this
+            library a step then costs in those rows, and gives what dense gradients give.
+        slots: keep at most so many (anchor, weight) pairs a row: ``transform`` is [V, slots], ``support`` says which anchors.
+            Training memory is O(V slots), whatever K. Implies ``sparse``.
+        scan_every: how often the anchors a row lacks are scored (with slots); the best come in for the weakest.
+
     >>> import torch
     >>> table = AnchorTable(1000, 16, anchors=8)
     >>> table.transform.shape, table.atoms.shape, table(torch.tensor([3])).shape
     (torch.Size([1000, 8]), torch.Size([8, 16]), torch.Size([1, 16]))
+    >>> AnchorTable(1000, 16, anchors=500, slots=4).transform.shape
+    torch.Size([1000, 4])
     """
 
     example: ClassVar[dict[str, Any]] = {"anchors": 5}
+    transform = HeldRows()
+    support: Tensor | None
 
     def __init__(
         self,
@@ -40,6 +58,9 @@ class AnchorTable(Table):
         *,
         anchors: int,
         nonnegative: bool = True,
+        sparse: bool = False,
+        slots: int | None = None,
+        scan_every: int = 16,
         padding_idx: int | None = None,
         init: AnchorInit | None = None,
         generator: torch.Generator | None = None,
@@ -47,23 +68,69 @@ class AnchorTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        self.anchors = positive("anchors", anchors)
-        self.nonnegative = nonnegative
+        self.anchors, self.scan_every = positive("anchors", anchors), positive("scan_every", scan_every)
+        self.nonnegative, self.slots = bool(nonnegative), None if slots is None else positive("slots", slots)
+        self.sparse = bool(sparse) or self.slots is not None
+        if self.slots is not None and self.slots > self.anchors:
+            raise ArgumentError(
+                f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots out to keep all"
+            )
         if init is not None and not hasattr(init, "fill"):
             raise ArgumentError(f"init={init!r}: give an object such as fb.HalfNormal() or fb.Xavier()")
         self.init: AnchorInit = HalfNormal() if init is None else init
         self.atoms = nn.Parameter(torch.empty(anchors, embedding_dim, dtype=dtype, device=device))  # [K, d]
-        self.transform = nn.Parameter(torch.empty(num_embeddings, anchors, dtype=dtype, device=device))  # [V, K]
+        width = self.anchors if self.slots is None else self.slots
+        transform = torch.empty(num_embeddings, width, dtype=dtype, device=device)  # [V, K] or [V, s]
         with torch.no_grad():
-            self.init.fill(self.atoms, self.transform, nonnegative, generator)
+            self.init.fill(self.atoms, transform, self.nonnegative, generator)
+        self.transform = new_rows(transform, self.sparse)
+        support = None if self.slots is None else random_support(self.num_embeddings, self.slots, anchors, generator)
+        self.register_buffer("support", None if support is None else support.to(device))  # [V, s]
+        if self.slots is not None:
+            self._rows.slots = Slots(self, self.scan_every, min(ENTRIES, self.slots))
+
+    @property
+    def _rows(self) -> RowParameter:
+        return row_parameter(self, "transform")
+
+    @property
+    def slot_group(self) -> Any:
+        """The process group whose rows are scored together: set it with DistributedDataParallel and slots."""
+        return None if self._rows.slots is None else self._rows.slots.group
+
+    @slot_group.setter
+    def slot_group(self, group: Any) -> None:
+        if self._rows.slots is None:
+            raise ArgumentError("slot_group is for tables with slots")
+        self._rows.slots.group = group
 
     def codes(self, ids: Tensor) -> Codes:
-        """Every anchor, weighted by the row of the transform."""
-        return Codes(None, F.embedding(ids, self.transform), self.atoms)
+        """Every anchor, weighted by the row of the transform; with slots those of the support."""
+        indices = None if self.support is None else self.support[ids].long()
+        return Codes(indices, self._rows(ids), self.atoms)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Compose rows; with slots every distinct id once."""
+        if self.support is None:
+            return super().lookup(ids)
+        return self._fused(ids.reshape(-1), None, None, 0).reshape(*ids.shape, self.embedding_dim)
+
+    def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
+        """Sum rows into bags; with slots without making the rows of all ids first."""
+        if self.support is None:
+            return super().pooled(ids, owner, bags, weights)
+        return self._fused(ids, owner, weights, bags)
+
+    def _fused(self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int) -> Tensor:
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        held, support = self._rows, self.support
+        rows: Tensor = slot_rows(held.weight, support, self.atoms, ids, owner, weights, bags, padding, held.number)[0]
+        return rows
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Sparse codes over the anchors, in the layout asked for or the smallest."""
-        codes, left = sparse_layout(to_numpy(self.transform), layout, values)
+        support = None if self.support is None else self.support.cpu().numpy()
+        codes, left = sparse_layout(to_numpy(self.transform), layout, values, support, self.anchors)
         matrix = None if left is None else Matrix.encode(left, values)
         return [Band(self.num_embeddings, codes, matrix, Matrix.encode(to_numpy(self.atoms), dictionary))]
 
@@ -72,8 +139,32 @@ class AnchorTable(Table):
         return int(torch.count_nonzero(self.transform)) + self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor) -> None:
-        """Fit T A to the matrix: semi-non-negative factorisation, or truncated SVD where T may be negative."""
+        """Fit T A to the matrix: semi-non-negative factorisation, or truncated SVD where T may be negative; then the slots."""
         fit = semi_nonnegative if self.nonnegative else low_rank
         transform, atoms = fit(matrix, self.anchors)
-        self.transform.copy_(transform)
         self.atoms.copy_(atoms)
+        if self.support is None:
+            self.transform.copy_(transform)
+            return
+        support, values = strongest(matrix, transform, atoms, self.transform.shape[1], self.nonnegative)
+        self.support.copy_(support)
+        self.transform.copy_(values)
+
+
+def random_support(rows: int, slots: int, anchors: int, generator: torch.Generator | None) -> Tensor:  # -> int [V, s]
+    """Return distinct anchors for every row: a random first one, then a random stride that meets every anchor once.
+
+    >>> random_support(3, 4, 4, None).sort().values
+    tensor([[0, 1, 2, 3],
+            [0, 1, 2, 3],
+            [0, 1, 2, 3]], dtype=torch.uint8)
+    """
+    strides = torch.tensor([n for n in range(1, max(2, anchors)) if math.gcd(n, anchors) == 1], dtype=torch.int32)
+    kind = torch.uint8 if anchors <= 256 else torch.int16 if anchors <= 32768 else torch.int32
+    support = torch.empty(rows, slots, dtype=kind)
+    for start in range(0, rows, BLOCK):
+        count = min(BLOCK, rows - start)
+        first = torch.randint(anchors, (count, 1), generator=generator)
+        stride = strides[torch.randint(len(strides), (count, 1), generator=generator)]
+        support[start : start + count] = ((first + stride * torch.arange(slots)) % anchors).to(kind)
+    return support

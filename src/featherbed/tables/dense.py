@@ -11,6 +11,7 @@ from torch import Tensor
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
+from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.table import Table, new_parameter, normal, to_numpy
 
@@ -19,18 +20,21 @@ class DenseTable(Table):
     """nn.Embedding in featherbed's clothes: row(i) = E[i].
 
     The yardstick of every comparison, and a step on the way: it loads an nn.Embedding's ``weight`` and packs to any
-    precision.
+    precision. ``sparse``: gradients hold the rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> DenseTable(10, 4)(torch.tensor([1, 2])).shape
     torch.Size([2, 4])
     """
 
+    rows = HeldRows()  # [V, d]
+
     def __init__(
         self,
         num_embeddings: int,
         embedding_dim: int,
         *,
+        sparse: bool = False,
         padding_idx: int | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -38,7 +42,8 @@ class DenseTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         shape = (num_embeddings, embedding_dim)
-        self.rows = new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device)  # [V, d]
+        self.sparse = bool(sparse)
+        self.rows = new_rows(new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse)
         if self.padding_idx is not None:
             with torch.no_grad():
                 self.rows[self.padding_idx] = 0
@@ -49,6 +54,8 @@ class DenseTable(Table):
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Gather."""
+        if self.sparse:
+            return self.mask_padding(ids, row_parameter(self, "rows")(ids))
         return F.embedding(ids, self.rows, padding_idx=self.padding_idx)
 
     @property
@@ -78,10 +85,11 @@ class DenseTable(Table):
         self.rows.copy_(matrix)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "weight" in state_dict and prefix + "rows" not in state_dict:
-            state_dict[prefix + "rows"] = state_dict.pop(prefix + "weight")
-        rows = state_dict.get(prefix + "rows")
+        held = prefix + "rows.weight"
+        if prefix + "weight" in state_dict and held not in state_dict:
+            state_dict[held] = state_dict.pop(prefix + "weight")
+        rows = state_dict.get(held)
         if self.padding_idx is not None and rows is not None and rows.shape == self.rows.shape and rows[self.padding_idx].any():
-            state_dict[prefix + "rows"] = rows.clone()
-            state_dict[prefix + "rows"][self.padding_idx] = 0  # torch allows another row there, a table does not
+            state_dict[held] = rows.clone()
+            state_dict[held][self.padding_idx] = 0  # torch allows another row there, a table does not
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -54,6 +54,33 @@ def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tens
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
 
 
+def strongest(
+    matrix: Tensor,  # [V, d]
+    values: Tensor,  # [V, K]
+    atoms: Tensor,  # [K, d]
+    count: int,
+    nonnegative: bool,
+    rounds: int = 30,
+) -> tuple[Tensor, Tensor]:  # [V, s], [V, s]
+    """Return the atoms that weigh most in each row, and their values fitted anew, one after the other.
+
+    >>> strongest(torch.tensor([[3.0, 1.0]]), torch.tensor([[3.0, 1.0]]), torch.eye(2), 1, True)
+    (tensor([[0]]), tensor([[3.]]))
+    """
+    support = (values.abs() * atoms.norm(dim=1)).topk(count, dim=1).indices
+    fitted = values.gather(1, support)
+    target, gram = (matrix @ atoms.T).gather(1, support), atoms @ atoms.T
+    pairs = gram[support[:, :, None], support[:, None, :]]  # [V, s, s]
+    own = pairs.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
+    for _ in range(rounds):
+        for j in range(count):
+            left = target[:, j] - (pairs[:, j] * fitted).sum(1)
+            fitted[:, j] += left / own[:, j]
+            if nonnegative:
+                fitted[:, j].clamp_(min=0)
+    return support, fitted
+
+
 def _closer(values: Tensor, matrix: Tensor, atoms: Tensor) -> Tensor:
     """Return values that come nearer to the matrix and stay non-negative: the multiplicative update."""
     target, gram = matrix @ atoms.T, atoms @ atoms.T

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
@@ -13,6 +12,7 @@ from featherbed.hashing import hash_codes
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Hash
 from featherbed.packed.matrix import Matrix
+from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import shared_atoms
 from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
@@ -22,7 +22,8 @@ class HashedTable(Table):
     """row(i) = Σ_j v_ij A[h_j(i)] with ``hashes`` hash functions into ``buckets`` shared rows.
 
     ``values="unit"`` is the hashing trick (one hash; Weinberger et al. 2009) or Bloom embeddings (several; Serrà and
-    Karatzoglou 2017), ``values="learnt"`` hash embeddings with importance weights (Svenstrup et al. 2017).
+    Karatzoglou 2017), ``values="learnt"`` hash embeddings with importance weights (Svenstrup et al. 2017);
+    ``sparse``: their gradients hold the rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> HashedTable(1000, 16, buckets=50)(torch.tensor([3])).shape
@@ -30,6 +31,7 @@ class HashedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"buckets": 6}
+    weights = HeldRows()  # [V, k], learnt values
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class HashedTable(Table):
         hashes: int = 2,
         values: str = "unit",
         seed: int = 0,
+        sparse: bool = False,
         padding_idx: int | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -54,10 +57,12 @@ class HashedTable(Table):
         self.values, self.seed = values, seed
         spread = normal(share_of_unit_rows(hashes), generator)
         self.atoms = new_parameter((buckets, embedding_dim), spread, dtype=dtype, device=device)  # [m, d]
-        self.weights: Tensor | None = None  # [V, k]
+        self.sparse = bool(sparse)
         if values == "learnt":
             shape = (num_embeddings, hashes)
-            self.weights = new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device)
+            self.weights = new_rows(
+                new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device), self.sparse
+            )
 
     def get_extra_state(self) -> dict[str, int]:
         """The hash functions belong to the state: other ones would give other rows."""
@@ -71,18 +76,18 @@ class HashedTable(Table):
     def codes(self, ids: Tensor) -> Codes:
         """The buckets of an id, and its weights if they are learnt."""
         found = hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=self.buckets)
-        values = None if self.weights is None else F.embedding(ids, self.weights)
+        values = None if self.values == "unit" else row_parameter(self, "weights")(ids)
         return Codes(torch.stack(found, dim=-1), values, self.atoms)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its indices are implicit
         """Implicit codes: nothing is stored for a row but learnt weights."""
-        weights = None if self.weights is None else Matrix.encode(to_numpy(self.weights), values)
+        weights = None if self.values == "unit" else Matrix.encode(to_numpy(self.weights), values)
         atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
         return [Band(self.num_embeddings, Hash(self.seed, self.hashes), weights, atoms)]
 
     def parameter_count(self) -> int:
         """m d, and V k for learnt weights."""
-        return self.atoms.numel() + (0 if self.weights is None else self.weights.numel())
+        return self.atoms.numel() + (0 if self.values == "unit" else self.weights.numel())
 
     def fit_dense(self, matrix: Tensor) -> None:
         """Least squares for the shared rows, by conjugate gradients; the weights stay 1."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
+from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank
 from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
@@ -19,12 +19,15 @@ from featherbed.tables.table import Table, new_parameter, normal, positive, shar
 class LowRankTable(Table):
     """E = B A with B [V, r] and A [r, d].
 
+    ``sparse``: gradients of B hold the rows of the batch only, for optimizers of this library.
+
     >>> import torch
     >>> LowRankTable(1000, 16, rank=4)(torch.tensor([3])).shape
     torch.Size([1, 16])
     """
 
     example: ClassVar[dict[str, Any]] = {"rank": 3}
+    values = HeldRows()  # [V, r]
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class LowRankTable(Table):
         embedding_dim: int,
         *,
         rank: int,
+        sparse: bool = False,
         padding_idx: int | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -39,13 +43,16 @@ class LowRankTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.rank = positive("rank", rank)
-        self.values = new_parameter((num_embeddings, rank), normal(1.0, generator), dtype=dtype, device=device)  # [V, r]
+        self.sparse = bool(sparse)
+        self.values = new_rows(
+            new_parameter((num_embeddings, rank), normal(1.0, generator), dtype=dtype, device=device), self.sparse
+        )
         spread = normal(share_of_unit_rows(rank), generator)
         self.atoms = new_parameter((rank, embedding_dim), spread, dtype=dtype, device=device)  # [r, d]
 
     def codes(self, ids: Tensor) -> Codes:
         """Every atom, weighted by the row of B."""
-        return Codes(None, F.embedding(ids, self.values), self.atoms)
+        return Codes(None, row_parameter(self, "values")(ids), self.atoms)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its values are dense
         """Dense values over the atoms."""

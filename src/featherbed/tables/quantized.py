@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, best_scales, pack_levels
+from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.table import Table, new_parameter, normal, to_numpy
 
@@ -21,7 +21,8 @@ class QuantizedTable(Table):
 
     Trained with straight-through rounding and learnt scales (Esser et al. 2020, LSQ): the gradient passes the rounding,
     and unlike there the clipping too, as if it were not there. ``from_dense`` quantises after training, scales chosen by
-    squared error. The float ``rows`` exist in training only; the packed file holds levels and scales.
+    squared error. The float ``rows`` exist in training only; the packed file holds levels and scales. ``sparse``: gradients
+    of rows and their scales hold the rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> table = QuantizedTable.from_dense(torch.randn(1000, 16), bits=4)
@@ -30,6 +31,7 @@ class QuantizedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"bits": 4}
+    rows, scale = HeldRows(), HeldRows()  # [V, d], [V, 1] or [1, d]
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class QuantizedTable(Table):
         *,
         bits: int = 8,
         scales: str = "row",
+        sparse: bool = False,
         padding_idx: int | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -50,18 +53,20 @@ class QuantizedTable(Table):
             raise ArgumentError(f"scales={scales!r}: use row or column")
         self.bits, self.scales = bits, scales
         shape = (num_embeddings, embedding_dim)
-        self.rows = new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device)  # [V, d]
+        self.sparse = bool(sparse)
+        self.rows = new_rows(new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse)
         scale_shape = (num_embeddings, 1) if scales == "row" else (1, embedding_dim)
-        self.scale = nn.Parameter(torch.ones(scale_shape, dtype=self.rows.dtype, device=self.rows.device))
+        ones = torch.ones(scale_shape, dtype=self.rows.dtype, device=self.rows.device)
+        self.scale = new_rows(ones, self.sparse) if scales == "row" else nn.Parameter(ones)
         if self.rows.device.type != "meta":
             with torch.no_grad():
                 self.fit_dense(self.rows.detach().clone())
 
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: levels times scale, rounded straight through."""
-        scale = F.embedding(ids, self.scale) if self.scales == "row" else self.scale[0]
+        scale = row_parameter(self, "scale")(ids) if self.scales == "row" else self.scale[0]
         top = 2**self.bits - 1
-        rows = F.embedding(ids, self.rows)
+        rows = row_parameter(self, "rows")(ids)
         exact = torch.clamp(rows / scale + top / 2, 0, top)
         levels = exact + (torch.round(exact) - exact).detach()
         clipped = (rows / scale).abs() > top / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.rows import RowParameter
 from featherbed.tables.bag import Bag
 from featherbed.tables.sizes import Sizes
 from featherbed.tables.spec import parse_spec, table_from_dense
@@ -56,7 +57,10 @@ def replace_embeddings(
     chosen = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Embedding) and name and (where is None or where(name, module))
+        if isinstance(module, Embedding)
+        and not isinstance(module, RowParameter)
+        and name
+        and (where is None or where(name, module))
     }
     for name, module in chosen.items():
         _refuse(name, module, model)

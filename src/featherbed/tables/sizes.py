@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from featherbed.rows import RowParameter
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -35,10 +37,18 @@ class Sizes:
 
 
 def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of parameters, their gradients, buffers and the optimizer's state for them (call after a step)."""
+    """Return the bytes of parameters, their gradients, buffers and the optimizer's state for them (call after a step).
+
+    A row-sparse gradient counts as what it is; what tells how far each row has come counts too.
+    """
     total = sum(buffer.nbytes for buffer in module.buffers())
+    total += sum(m.ledger.stamps.nbytes for m in module.modules() if isinstance(m, RowParameter) and m.ledger is not None)
     for parameter in module.parameters():
-        total += parameter.nbytes * (2 if parameter.requires_grad else 1)
+        grad = parameter.grad
+        if grad is not None and grad.is_sparse:
+            total += parameter.nbytes + grad._values().nbytes + grad._indices().nbytes
+        else:
+            total += parameter.nbytes * (2 if parameter.requires_grad else 1)
         state = optimizer.state.get(parameter, {})
         total += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
     return total

@@ -140,15 +140,19 @@ class Table(nn.Module):
         else:
             raise ArgumentError(f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.dim()}-D ids")
         ids = check_ids(ids, self.num_embeddings).reshape(-1)
-        rows = self.seen(ids)
-        if per_sample_weights is not None:
-            rows = self.mask_padding(ids, rows * per_sample_weights.reshape(-1, 1).to(rows.dtype))
-        pooled = rows.new_zeros(bags, self.embedding_dim).index_add(0, owner, rows)
+        pooled = self.pooled(ids, owner, bags, None if per_sample_weights is None else per_sample_weights.reshape(-1))
         if mode == "sum":
             return pooled
         counted = torch.ones_like(ids) if self.padding_idx is None else (ids != self.padding_idx).long()
         sizes = torch.zeros(bags, dtype=torch.int64, device=ids.device).index_add(0, owner, counted)
         return pooled / sizes.clamp(min=1)[:, None].to(pooled.dtype)
+
+    def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
+        """Sum the rows of checked ids [n] into the bags ``owner`` [n] says, each times its weight."""
+        rows = self.seen(ids)
+        if weights is not None:
+            rows = self.mask_padding(ids, rows * weights[:, None].to(rows.dtype))
+        return rows.new_zeros(bags, self.embedding_dim).index_add(0, owner, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Return hidden . row(i) for every id: a softmax tied to this table.

@@ -1,0 +1,58 @@
+"""Adagrad for dense and row-sparse gradients, with penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featherbed.optim.penalties import Penalty
+from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer, check_number
+
+
+class Adagrad(RowOptimizer):
+    """Adagrad (Duchi, Hazan and Singer 2011), as torch.optim.Adagrad.
+
+        v ← v + g²,   p ← p - lr_t g / (sqrt(v) + eps),   lr_t = lr / (1 + (t - 1) lr_decay),   then the prox with step lr_t
+
+    Rows without a gradient do not move but for the prox, which reaches every row at every step.
+
+    >>> import torch, featherbed as fb
+    >>> table = fb.DenseTable(100, 8, sparse=True)
+    >>> optimizer = fb.Adagrad(table.parameters(), lr=0.1)
+    >>> table(torch.tensor([1, 2])).sum().backward(); optimizer.step()
+    """
+
+    rule = "adagrad"
+    holds = ("v",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        *,
+        lr_decay: float = 0.0,
+        eps: float = 1e-10,
+        initial_accumulator: float = 0.0,
+        penalties: Mapping[nn.Parameter, Penalty] | None = None,
+    ) -> None:
+        settings = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "initial_accumulator": initial_accumulator}
+        super().__init__(params, {name: check_number(name, value) for name, value in settings.items()}, penalties)
+
+    def coefficients(self, group: Group, step: int) -> Coefficients:
+        """The rate falls with the steps."""
+        rate = float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
+        return Coefficients(rate, rate, eps=float(group["eps"]))
+
+    def fresh(self, name: str, like: Tensor, group: Group) -> Tensor:  # noqa: ARG002 - there is only v
+        """v starts at a constant."""
+        return torch.full_like(like, group["initial_accumulator"])
+
+    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
+        """Step in place."""
+        state["v"].addcmul_(grad, grad)
+        scale = state["v"].sqrt().add_(c.eps)
+        p.addcdiv_(grad, scale, value=-c.rate)
+        return scale

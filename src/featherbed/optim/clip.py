@@ -1,0 +1,47 @@
+"""clip_grad_norm_ for dense and row-sparse gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale all gradients in place so that their norm, taken over all of them, is at most ``max_norm``; return the norm.
+
+    torch.nn.utils.clip_grad_norm_, which refuses sparse gradients, for both kinds. Rows that are in a gradient more than once
+    are summed first.
+
+    >>> import torch, featherbed as fb
+    >>> table = fb.DenseTable(10, 4, sparse=True)
+    >>> table(torch.tensor([3, 3])).sum().backward()
+    >>> float(clip_grad_norm_(table.parameters(), 1.0)), float(table.rows.grad.to_dense().norm().round(decimals=4))
+    (4.0, 1.0)
+    """
+    if not max_norm >= 0:
+        raise ArgumentError(f"max_norm={max_norm!r}: give a number of at least 0")
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    held = [p for p in given if p.grad is not None]
+    for parameter in held:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+    grads = [p.grad.values() if p.grad.is_sparse else p.grad for p in held if p.grad is not None]
+    if not grads:
+        return torch.tensor(0.0)
+    home = grads[0].device
+    total: Tensor = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g, norm_type).to(home) for g in grads]), norm_type
+    )
+    if error_if_nonfinite and not bool(total.isfinite()):
+        raise ArgumentError(f"the norm of the gradients is {float(total)}: nothing was changed; lower the learning rate")
+    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(factor.to(grad.device))
+    return total

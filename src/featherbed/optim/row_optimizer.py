@@ -1,0 +1,304 @@
+"""RowOptimizer: what the optimizers here share. Dense and row-sparse gradients, penalties, rows that catch up."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import featherbed.rows.fast as fast
+from featherbed.errors import ArgumentError
+from featherbed.optim.penalties import Penalty, check_penalties
+from featherbed.rows.ledger import Account, Ledger
+from featherbed.rows.registry import holder_of
+from featherbed.rows.slots import Proposal
+
+Group = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The numbers of one step: p ← decay p - rate m / s, with m ← keep m + add g; ``prox`` is the step of the penalty."""
+
+    rate: float
+    prox: float
+    decay: float = 1.0
+    keep: float = 0.0
+    add: float = 1.0
+    second: float = 0.0
+    eps: float = 0.0
+    correction: float = 1.0
+
+
+class RowOptimizer(Optimizer):
+    """Steps parameters by dense and by row-sparse gradients, then takes the prox of the penalised ones.
+
+    A rule says what a step does (``coefficients``, ``advance``). A row-sparse gradient changes its own rows only; what the rule
+    would have done to the others is kept in a ledger and done when they are next looked up, stepped, copied or saved, so
+    that every row is what it would be with dense gradients. NaN or infinity in any gradient is refused before anything changes.
+    """
+
+    rule: ClassVar[str]
+    holds: ClassVar[tuple[str, ...]] = ()  # the tensors kept for a parameter
+    preconditioned: ClassVar[bool] = False  # whether rows without a gradient move by m / (sqrt(v) + eps)
+    coupled: ClassVar[bool] = False  # whether weight decay is added to the gradient
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        penalties: Mapping[nn.Parameter, Penalty] | None,
+        metric: bool = False,
+    ) -> None:
+        super().__init__(params, defaults)
+        held = {id(p) for group in self.param_groups for p in group["params"]}
+        self.penalties = check_penalties(penalties or {}, held)
+        self.metric = metric
+        self._ledgers: dict[nn.Parameter, Ledger] = {}
+
+    @abstractmethod
+    def coefficients(self, group: Group, step: int) -> Coefficients:
+        """Return the numbers of the step of this number, from 1."""
+
+    @abstractmethod
+    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor | float:
+        """Step values by their gradients, with the tensors kept for them, all in place; return the preconditioner."""
+
+    def fresh(self, name: str, like: Tensor, group: Group) -> Tensor:  # noqa: ARG002 - some rules start elsewhere
+        """Return a kept tensor as it is before the first step."""
+        return torch.zeros_like(like, memory_format=torch.contiguous_format)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient, then take the prox of the penalised ones."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for parameter, group in work:
+            self._check(parameter, group)
+        proposals = {p: self._propose(p) for p, _ in work if p.grad.is_sparse}
+        for parameter, group in work:
+            state = self._state_of(parameter, group)
+            state["step"] += 1
+            c = self.coefficients(group, state["step"])
+            if parameter.grad.is_sparse:
+                self._step_rows(parameter, group, state, c)
+                self._let_in(parameter, group, state, c, proposals[parameter])
+            else:
+                self._step_dense(parameter, group, state, c)
+        return loss
+
+    def _check(self, parameter: nn.Parameter, group: Group) -> None:
+        grad = parameter.grad
+        assert grad is not None
+        values = grad._values() if grad.is_sparse else grad
+        if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+            raise ArgumentError(
+                f"the gradient of the parameter of shape {tuple(parameter.shape)} holds NaN or infinity; nothing was changed: "
+                "lower the learning rate, or look for what made the loss so large"
+            )
+        penalty = self.penalties.get(parameter)
+        if grad.is_sparse and penalty is not None and self.metric and not penalty.separable:
+            raise ArgumentError(
+                f"{penalty!r} joins the elements of a row, which a row-sparse parameter cannot catch up in the metric of its "
+                "optimizer: use prox='scalar'"
+            )
+        lags = penalty is not None or self._lags(group)
+        if grad.is_sparse and lags and holder_of(parameter) is None:
+            raise ArgumentError(
+                f"the parameter of shape {tuple(parameter.shape)} has row-sparse gradients, but is no table of featherbed, "
+                "whose rows could catch up with the steps they miss: use fb.DenseTable(..., sparse=True) in place of "
+                "nn.Embedding(..., sparse=True)"
+            )
+
+    def _lags(self, group: Group) -> bool:
+        """Whether rows without a gradient move."""
+        c = self.coefficients(group, 1)
+        return c.decay != 1.0 or self._beta(group) > 0
+
+    def _beta(self, group: Group) -> float:  # noqa: ARG002 - some rules have one
+        """Return how much of its momentum a row without a gradient keeps at each step, 0 if it does not move."""
+        return 0.0
+
+    def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            for name in self.holds:
+                state[name] = self.fresh(name, parameter, group)
+        return state
+
+    def _tensors(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        return {name: state[name] for name in self.holds}
+
+    def _step_dense(self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients) -> None:
+        ledger, grad = self._ledgers.get(parameter), parameter.grad
+        assert grad is not None
+        if ledger is not None:
+            ledger.settle()
+            ledger.steps = state["step"]
+        if self.coupled and group["weight_decay"]:
+            grad = grad + group["weight_decay"] * parameter
+        scale = self.advance(parameter, grad, self._tensors(state), c)
+        penalty = self.penalties.get(parameter)
+        if penalty is not None:
+            parameter.copy_(penalty.prox(parameter, c.prox / scale if self.metric else c.prox))
+
+    def _step_rows(self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients) -> None:
+        ledger, penalty = self._ledger_of(parameter, group, state), self.penalties.get(parameter)
+        ids, grad = self._summed(parameter)
+        if self.coupled and group["weight_decay"]:
+            grad = grad + group["weight_decay"] * ledger.settled(ids)
+        threshold = penalty.lam * c.prox if penalty is not None else 0.0
+        idle = c.decay == 1.0 and threshold == 0.0 and ledger.beta == 0.0 and penalty is None
+        stamp = ledger.now + (not idle)
+        if ledger.account.kind is not None and fast.keeps_rows(parameter, grad):
+            numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
+            fast.update_rows(ledger, self.rule, ids, grad, numbers, state.get("m"), state.get("v"), stamp)
+        else:
+            ledger.settle(ids)
+            kept = {name: tensor[ids] for name, tensor in self._tensors(state).items()}
+            rows = parameter.detach()[ids]
+            scale = self.advance(rows, grad, kept, c)
+            if penalty is not None:
+                rows = penalty.prox(rows, c.prox / scale if self.metric else c.prox)
+            parameter[ids] = rows
+            for name, tensor in kept.items():
+                state[name][ids] = tensor
+            ledger.stamps[ids] = stamp
+        ledger.steps = state["step"]
+        if not idle:
+            ledger.history.push(c.decay, c.rate if ledger.beta else 0.0, threshold)
+            if ledger.history.full:
+                ledger.settle()
+
+    def _summed(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
+        """Return the distinct rows of a row-sparse gradient and their gradients."""
+        grad = parameter.grad
+        assert grad is not None
+        ids, rows = grad._indices()[0], grad._values()
+        if rows.dim() == 2 and fast.in_kernels(rows) and ids.device.type == "cpu":
+            return fast.summed(ids.contiguous(), rows)
+        joined = grad.coalesce()
+        return joined.indices()[0], joined.values()
+
+    def _ledger_of(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> Ledger:
+        ledger, penalty, beta = self._ledgers.get(parameter), self.penalties.get(parameter), self._beta(group)
+        if ledger is not None and ledger.beta == beta and ledger.account.penalty is penalty:
+            return ledger
+        holder = holder_of(parameter)
+        if ledger is not None:
+            ledger.settle()
+        elif holder is not None:
+            holder.settle()  # what another optimizer has left to do
+        kind = "none" if penalty is None else penalty.kind
+        moving = state["m"] if beta > 0 else None
+        second = state["v"] if self.preconditioned else None
+        account = Account(moving, second, float(group.get("eps", 0.0)), self.metric, penalty, kind)
+        self._ledgers[parameter] = ledger = Ledger(parameter, account, beta, state["step"] - 1)
+        if holder is not None:
+            holder.ledger = ledger
+        return ledger
+
+    def _propose(self, parameter: nn.Parameter) -> Proposal | None:
+        holder = holder_of(parameter)
+        if holder is None or holder.slots is None:
+            return None
+        assert parameter.grad is not None
+        return holder.slots.propose(parameter.grad)
+
+    def _let_in(
+        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients, proposal: Proposal | None
+    ) -> None:
+        """Let atoms into rows: the best into the weakest slot, the next into the next, if their first step makes more of it."""
+        holder = holder_of(parameter)
+        if proposal is None or holder is None or holder.slots is None:
+            return
+        penalty, ids = self.penalties.get(parameter), proposal.ids
+        support = holder.slots.table.support
+        weak = parameter.detach()[ids].abs().topk(proposal.atoms.shape[1], dim=1, largest=False)
+        grad = proposal.gradients
+        first = torch.zeros_like(grad)
+        kept = {name: self.fresh(name, grad, group) for name in self.holds}
+        scale = self.advance(first, grad, kept, c)
+        if penalty is not None:
+            first = penalty.prox(first, c.prox / scale if self.metric else c.prox)
+        elif holder.slots.table.nonnegative:
+            first = first.clamp(min=0)
+        better = (first.abs() > weak.values) & (grad != 0)
+        row, place = better.nonzero(as_tuple=True)
+        at = ids[row], weak.indices[row, place]
+        parameter[at] = first[row, place]
+        support[at] = proposal.atoms[row, place].to(support.dtype)
+        for name, tensor in kept.items():
+            state[name][at] = tensor[row, place]
+
+    def settle(self) -> None:
+        """Bring every row of every parameter up to date where it is stored."""
+        for ledger in self._ledgers.values():
+            ledger.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, every row up to date: save the model's state with it."""
+        self.settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take in a state; one of other shapes is refused before anything changes."""
+        groups = state_dict["param_groups"]
+        mine = [len(group["params"]) for group in self.param_groups]
+        if [len(group["params"]) for group in groups] != mine:
+            raise ArgumentError(
+                f"the state is of groups of {[len(g['params']) for g in groups]} parameters, this optimizer has {mine}"
+            )
+        names = [number for group in groups for number in group["params"]]
+        for number, parameter in zip(names, (p for g in self.param_groups for p in g["params"]), strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise ArgumentError(
+                        f"the state's {name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: it was "
+                        "saved by a model of another size"
+                    )
+        self._drop_ledgers()
+        super().load_state_dict(state_dict)
+
+    def _drop_ledgers(self) -> None:
+        self.settle()
+        for parameter in self._ledgers:
+            holder = holder_of(parameter)
+            if holder is not None:
+                holder.ledger = None
+        self._ledgers.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles keep the penalties, on the copied parameters."""
+        self.settle()
+        return {**super().__getstate__(), "penalties": list(self.penalties.items()), "metric": self.metric}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take in a copy's state, or a checkpoint's, which has no penalties of its own."""
+        if "penalties" in state:
+            state = {**state, "penalties": dict(state["penalties"]), "_ledgers": {}}
+        super().__setstate__(state)
+
+
+def check_number(name: str, value: float) -> float:
+    """Refuse a setting that is no finite number of at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ArgumentError(f"{name}={value!r}: give a finite number of at least 0")
+    return value
+
+
+def check_betas(betas: tuple[float, float]) -> tuple[float, float]:
+    """Refuse decay rates outside [0, 1)."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ArgumentError(f"betas={betas!r}: give two numbers in [0, 1)")
+    return betas

@@ -1,0 +1,191 @@
+"""The way from tensors to the compiled loops of training: float32 on the CPU, where numba is installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featherbed.packed.engine import VARIABLE
+
+if TYPE_CHECKING:
+    from featherbed.rows.ledger import Ledger
+
+GRAIN = 512  # rows a thread takes at a time
+KINDS = {"none": 0, "nonnegative": 1, "l1": 2}
+RULES = {"yogi": 0, "sgd": 1, "adam": 2, "adagrad": 3}
+_NOTHING: dict[int, NDArray[np.float32]] = {n: np.empty((0,) * n, dtype=np.float32) for n in (1, 2)}
+_REALS = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+@cache
+def _numba() -> bool:
+    try:
+        importlib.import_module("featherbed.kernels.slots")
+    except ImportError:
+        return False
+    return True
+
+
+def in_kernels(*tensors: Tensor) -> bool:
+    """Whether the compiled loops take these tensors (``FEATHERBED_KERNELS=numpy`` says they never do)."""
+    fit = all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    return fit and os.environ.get(VARIABLE) != "numpy" and _numba()
+
+
+def keeps_rows(*tensors: Tensor) -> bool:
+    """Whether the compiled loops bring such rows up to date and step them: in float64 too."""
+    same = all(t.dtype == tensors[0].dtype in _REALS and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    return same and os.environ.get(VARIABLE) != "numpy" and _numba()
+
+
+def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> None:
+    pool = importlib.import_module("featherbed.kernels.pool")
+    words = np.zeros(64, dtype=np.int64)
+    at = 0
+    for argument in arguments:
+        entry = (argument,) if isinstance(argument, int) else (argument.ctypes.data, *argument.shape)
+        words[at : at + len(entry)] = entry
+        at += len(entry)
+    pool.run(job, words, count, grain, arguments)
+
+
+def _train() -> Any:
+    return importlib.import_module("featherbed.kernels.train")
+
+
+def _slots() -> Any:
+    return importlib.import_module("featherbed.kernels.slots")
+
+
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:  # int64 [n] -> int64 [U], int32 [n]
+    """Return the distinct ids as they appear, and the number of each id among them: ids = distinct[index]."""
+    given = ids.numpy()
+    room = np.full(1 << max(4, (2 * len(given) - 1).bit_length()), -1, dtype=np.int32)
+    found, index = np.empty(len(given), dtype=np.int64), np.empty(len(given), dtype=np.int32)
+    count = _train().find_distinct(given, room, found, index)
+    return torch.from_numpy(found[:count]), torch.from_numpy(index)
+
+
+def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the places of each number in order, and where those of each begin."""
+    order, starts = np.empty(len(index), dtype=np.int32), np.empty(count + 1, dtype=np.int32)
+    _train().group(index.numpy(), starts, order)
+    return order, starts
+
+
+def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
+    """Return distinct ids and the sums of their rows, added in the order they come."""
+    found, index = distinct(ids)
+    if len(found) == len(ids):
+        return found, rows
+    order, starts = grouped(index, len(found))
+    out = np.empty((len(found), rows.shape[1]), dtype=np.float32)
+    _run(_train().sum_groups, len(found), rows.numpy(), order, starts, out)
+    return found, torch.from_numpy(out)
+
+
+def _held(tensor: Tensor | None) -> NDArray[np.float32]:
+    return _NOTHING[2] if tensor is None else tensor.detach().numpy()
+
+
+def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool) -> Tensor:  # [n] -> [n, s]
+    """Bring rows up to date where they are stored, or return them as they are now."""
+    account, history = ledger.account, ledger.history
+    moving, scaled = account.momentum is not None, account.second is not None
+    assert account.kind is not None
+    job = _train().settle(_REALS[ledger.weight.dtype], KINDS[account.kind], moving, scaled, account.metric)
+    weight = ledger.weight.detach().numpy()
+    out = np.empty((0 if write else len(ids), weight.shape[1]), dtype=weight.dtype)
+    numbers = np.array([account.eps], dtype=np.float64)
+    arrays = (weight, ids.numpy(), ledger.stamps.numpy(), _held(account.momentum), _held(account.second), out, history.table)
+    _run(job, len(ids), *arrays, history.powers, numbers, int(write), history.begin, history.now)
+    return torch.from_numpy(out)
+
+
+def update_rows(
+    ledger: Ledger,
+    rule: str,
+    ids: Tensor,  # [n], distinct
+    gradient: Tensor,  # [n, s]
+    numbers: list[float],
+    momentum: Tensor | None,  # [V, s]
+    second: Tensor | None,  # [V, s]
+    stamp: int,
+) -> None:
+    """Bring rows up to date, step them by their gradients, shrink them and stamp them.
+
+    ``numbers``: decay, rate, what is kept and added of the momentum, 1 - beta2, eps, correction, threshold.
+    """
+    account, history = ledger.account, ledger.history
+    assert account.kind is not None
+    job = _train().update(
+        _REALS[ledger.weight.dtype], RULES[rule], KINDS[account.kind], account.momentum is not None, account.metric
+    )
+    arrays = (ledger.weight.detach().numpy(), ids.numpy(), ledger.stamps.numpy(), _held(momentum), _held(second))
+    values = np.array(numbers, dtype=np.float64)
+    _run(job, len(ids), *arrays, gradient.numpy(), history.table, history.powers, values, history.begin, history.now, stamp)
+
+
+def slot_rows(support: Tensor, values: Tensor, atoms: Tensor) -> Tensor:  # int32 [U, s], [U, s], [K, d] -> [U, d]
+    """Compose rows from slots."""
+    out = torch.empty(len(values), atoms.shape[1])
+    _run(_slots().compose, len(values), support.numpy(), values.detach().numpy(), atoms.detach().numpy(), out.numpy())
+    return out
+
+
+def pooled_rows(
+    rows: Tensor,  # [U, d]
+    index: Tensor,  # int32 [n]
+    bounds: Tensor | None,  # int64 [bags + 1]
+    weights: Tensor | None,  # [n]
+) -> Tensor:
+    """Return rows[index], or their (weighted) sums between bounds."""
+    if bounds is None:
+        out = torch.empty(len(index), rows.shape[1])
+        _run(_slots().spread, len(index), rows.numpy(), index.numpy(), out.numpy())
+        return out
+    out = torch.empty(len(bounds) - 1, rows.shape[1])
+    held = _NOTHING[1] if weights is None else weights.detach().numpy()
+    _run(_slots().pool, len(out), rows.numpy(), index.numpy(), out.numpy(), bounds.numpy(), held)
+    return out
+
+
+def slot_gradients(
+    support: Tensor,  # int32 [U, s]
+    values: Tensor,  # [U, s]
+    atoms: Tensor,  # [K, d]
+    gradient: Tensor,  # [n or bags, d]
+    index: Tensor,  # int32 [n]
+    owner: Tensor | None,  # int64 [n]
+    weights: Tensor | None,  # [n]
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # [U, s], [K, d], [U, d]
+    """Return the gradients of values and atoms, and those of the distinct rows if they are to be kept."""
+    threads = importlib.import_module("featherbed.kernels.pool").threads()
+    count, width = len(values), atoms.shape[1]
+    order, starts = grouped(index, count)
+    borders = np.searchsorted(starts, np.linspace(0, len(order), threads + 1)).astype(np.int64)
+    borders[0], borders[-1] = 0, count
+    to_values = np.empty(values.shape, dtype=np.float32)
+    to_atoms = np.zeros((threads * len(atoms), width), dtype=np.float32)
+    total = np.empty((count if keep else 0, width), dtype=np.float32)
+    owners = np.empty(0, dtype=np.int64) if owner is None else owner.numpy()
+    held = _NOTHING[1] if weights is None else weights.detach().numpy()
+    inputs = (support.numpy(), values.detach().numpy(), atoms.detach().numpy(), gradient.numpy(), order, starts, owners, held)
+    _run(_slots().gradients, threads, *inputs, to_values, to_atoms, total, borders, grain=1)
+    summed_atoms = to_atoms.reshape(threads, len(atoms), width).sum(0)
+    return torch.from_numpy(to_values), torch.from_numpy(summed_atoms), torch.from_numpy(total) if keep else None
+
+
+def weight_gradients(rows: Tensor, index: Tensor, gradient: Tensor, owner: Tensor) -> Tensor:  # -> [n]
+    """Return the gradient of the weights of a bag: row . gradient of its bag."""
+    out = torch.empty(len(index))
+    _run(_slots().weight_gradients, len(index), rows.numpy(), index.numpy(), gradient.numpy(), owner.numpy(), out.numpy())
+    return out

@@ -1,0 +1,67 @@
+"""History: what the steps of an optimizer did to rows that had no gradient in them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEGLIGIBLE = 2.0**-40  # of its momentum: what is left then moves nothing
+LONGEST = 1 << 16  # steps remembered; before they are more, every row is brought up to date
+FIRST = 256
+COLUMNS = ("decay", "move", "threshold", "debt", "fall", "tail", "odd")
+
+Numbers = NDArray[np.float64]
+
+
+class History:
+    """The steps since ``begin``. To a row with momentum m and preconditioner s that had no gradient, step t did
+
+        m ← β m,   p ← shrink(decay_t p - move_t m / s, threshold_t)        (threshold_t / s in the metric of s)
+
+    Kept besides, so that a row need not go through every step: ``debt`` (all thresholds so far, decayed like the row), ``fall``
+    (log of all decays), ``tail`` (what the momentum at a step has moved since, Σ_i move_i β^(i-t)) and ``odd``, how many steps
+    keep the one-sided shrinkage from being taken at once: a threshold that fell faster than momentum does, or a decay beside
+    momentum. Step ``begin + j`` stands at place j.
+    """
+
+    def __init__(self, beta: float, begin: int) -> None:
+        self.beta, self.begin, self.now = beta, begin, begin
+        self.reach = 0 if beta == 0 else math.ceil(math.log(NEGLIGIBLE) / math.log(beta))  # steps a momentum matters
+        self.powers: Numbers = beta ** np.arange(self.reach + 1, dtype=np.float64)
+        self.table: Numbers = np.zeros((len(COLUMNS), FIRST))
+
+    def column(self, name: str) -> Numbers:
+        """Return one of the numbers kept for each step, by place."""
+        numbers: Numbers = self.table[COLUMNS.index(name)]
+        return numbers
+
+    def __len__(self) -> int:
+        return self.now - self.begin
+
+    @property
+    def full(self) -> bool:
+        """Whether every row must be brought up to date before the next step."""
+        return len(self) + 1 >= LONGEST
+
+    def push(self, decay: float, move: float, threshold: float) -> None:
+        """Add a step."""
+        j = len(self) + 1
+        if j == self.table.shape[1]:
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
+        decays, moves, thresholds, debt, fall, tail, odd = self.table
+        decays[j], moves[j], thresholds[j] = decay, move, threshold
+        debt[j] = decay * debt[j - 1] + threshold
+        fall[j] = fall[j - 1] + (math.log(decay) if decay != 1.0 else 0.0)
+        falls = j > 1 and threshold * moves[j - 1] < self.beta * thresholds[j - 1] * move
+        odd[j] = odd[j - 1] + (self.beta > 0 and (falls or decay != 1.0))
+        first = max(0, j - self.reach)
+        tail[first:j] += move * self.powers[j - first : 0 : -1]
+        tail[j] = 0.0
+        self.now += 1
+
+    def clear(self) -> None:
+        """Forget the steps: every row is up to date."""
+        self.begin = self.now
+        self.table[:, 0] = 0.0

@@ -1,0 +1,235 @@
+"""Custom operators that look rows up: gradients are row-sparse, ids of one call are looked up once each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import featherbed.rows.fast as fast
+from featherbed.rows.registry import numbered
+
+
+def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
+    """Return the rows of ids as they are now."""
+    holder = numbered(number)
+    if holder is None or holder.ledger is None or not holder.ledger.behind:
+        return weight.detach()[ids]
+    return holder.ledger.settled(ids)
+
+
+def _row_sparse(ids: Tensor, rows: Tensor, count: int) -> Tensor:
+    return torch.sparse_coo_tensor(ids[None], rows, (count, rows.shape[1]), check_invariants=False)
+
+
+@torch.library.custom_op("featherbed::gather_rows", mutates_args=())
+def gather_rows(weight: Tensor, ids: Tensor, number: int) -> Tensor:  # [V, s], int64 [...] -> [..., s]
+    """Return the rows of ids of row parameter ``number``, up to date; the gradient of ``weight`` is row-sparse.
+
+    >>> gather_rows(torch.eye(3), torch.tensor([2, 0]), 0)
+    tensor([[0., 0., 1.],
+            [1., 0., 0.]])
+    """
+    return _settled(weight, ids.reshape(-1), number).reshape(*ids.shape, weight.shape[1])
+
+
+@gather_rows.register_fake
+def _(weight: Tensor, ids: Tensor, number: int) -> Tensor:  # noqa: ARG001
+    return weight.new_empty(*ids.shape, weight.shape[1])
+
+
+@torch.library.custom_op("featherbed::row_gradient", mutates_args=())
+def row_gradient(gradient: Tensor, ids: Tensor, count: int) -> Tensor:  # [..., s], int64 [...] -> sparse [V, s]
+    """Return the row-sparse gradient of a look-up."""
+    return _row_sparse(ids.reshape(-1).clone(), gradient.reshape(ids.numel(), gradient.shape[-1]).clone(), count)
+
+
+@row_gradient.register_fake
+def _(gradient: Tensor, ids: Tensor, count: int) -> Tensor:
+    return _row_sparse(ids.reshape(-1), gradient.reshape(ids.numel(), gradient.shape[-1]), count)
+
+
+def _keep_ids(ctx: object, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(inputs[1])  # type: ignore[attr-defined]
+    ctx.count = len(inputs[0])  # type: ignore[attr-defined]
+
+
+def _gather_backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return row_gradient(gradient, ctx.saved_tensors[0], ctx.count), None, None  # type: ignore[attr-defined]
+
+
+gather_rows.register_autograd(_gather_backward, setup_context=_keep_ids)
+
+
+def _distinct(ids: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
+    if quick:
+        return fast.distinct(ids.contiguous())
+    found, index = torch.unique(ids, return_inverse=True)
+    return found, index.int()
+
+
+def _padded(rows: Tensor, length: int) -> Tensor:
+    """Return rows at the beginning of a tensor of ``length``: how many ids are distinct must not show in a shape."""
+    out = rows.new_empty(length, *rows.shape[1:])
+    out[: len(rows)] = rows
+    return out
+
+
+@torch.library.custom_op("featherbed::slot_rows", mutates_args=())
+def slot_rows(
+    weight: Tensor,  # [V, s]
+    support: Tensor,  # int [V, s]
+    atoms: Tensor,  # [K, d]
+    ids: Tensor,  # int64 [n]
+    owner: Tensor | None,  # int64 [n], rising: the bag of each id
+    weights: Tensor | None,  # [n], with owner
+    bags: int,
+    padding: int,  # id of the row that is zero, or -1
+    number: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return Σ_j weight[i, j] atoms[support[i, j]] for ids i, or their sums in bags, and what the gradient needs.
+
+    Every distinct id is brought up to date and composed once: ``found`` [n], how many in ``count`` [1], their values and
+    support [n, s], and ``index`` [n] of each id among them.
+    """
+    quick = fast.in_kernels(weight, atoms) and (weights is None or fast.in_kernels(weights))
+    found, index = _distinct(ids, quick)
+    values = _settled(weight, found, number)
+    if padding >= 0:
+        values.masked_fill_((found == padding)[:, None], 0.0)
+    parts = support[found].int()
+    rows = _composed(parts, values, atoms, quick)
+    out = _pooled(rows, index, owner, weights, bags, quick)
+    count = torch.tensor([len(found)])
+    return out, _padded(found, len(ids)), count, index, _padded(values, len(ids)), _padded(parts, len(ids))
+
+
+@slot_rows.register_fake
+def _(
+    weight: Tensor,
+    support: Tensor,
+    atoms: Tensor,
+    ids: Tensor,
+    owner: Tensor | None,
+    weights: Tensor | None,  # noqa: ARG001
+    bags: int,
+    padding: int,  # noqa: ARG001
+    number: int,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    n, slots = len(ids), support.shape[1]
+    out = atoms.new_empty(n if owner is None else bags, atoms.shape[1])
+    found, count, index = ids.new_empty(n), ids.new_empty(1), ids.new_empty(n, dtype=torch.int32)
+    return out, found, count, index, weight.new_empty(n, slots), ids.new_empty(n, slots, dtype=torch.int32)
+
+
+def _composed(parts: Tensor, values: Tensor, atoms: Tensor, quick: bool) -> Tensor:
+    if quick:
+        return fast.slot_rows(parts, values, atoms)
+    return (values[:, None, :] @ atoms.detach()[parts.long()])[:, 0]
+
+
+def _pooled(rows: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int, quick: bool) -> Tensor:
+    if quick:
+        bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
+        return fast.pooled_rows(rows, index, bounds, weights)
+    spread = rows[index.long()]
+    if owner is None:
+        return spread
+    if weights is not None:
+        spread = spread * weights.detach()[:, None].to(spread.dtype)
+    return rows.new_zeros(bags, rows.shape[1]).index_add_(0, owner, spread)
+
+
+@torch.library.custom_op("featherbed::slot_gradients", mutates_args=())
+def slot_gradients(
+    gradient: Tensor,  # [n or bags, d]
+    atoms: Tensor,
+    found: Tensor,
+    count: Tensor,
+    index: Tensor,
+    values: Tensor,
+    parts: Tensor,
+    owner: Tensor | None,
+    weights: Tensor | None,
+    of_weights: bool,
+    padding: int,
+    total_rows: int,
+    number: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # sparse [V, s], [K, d], [n] or empty
+    """Return the gradients of weight, atoms and the weights of a bag."""
+    some = int(count)
+    found, values, parts, gradient = found[:some], values[:some], parts[:some], gradient.contiguous()
+    quick = fast.in_kernels(gradient, atoms, values) and (weights is None or fast.in_kernels(weights))
+    holder = numbered(number)
+    slots = None if holder is None else holder.slots
+    keep = slots is not None and holder is not None and holder.ledger is not None and slots.due(holder.ledger.steps)
+    if quick:
+        to_values, to_atoms, total = fast.slot_gradients(parts, values, atoms, gradient, index, owner, weights, keep)
+    else:
+        to_values, to_atoms, total = _gradients(parts, values, atoms, gradient, index, owner, weights)
+    if padding >= 0:
+        there = (found == padding)[:, None]
+        to_values.masked_fill_(there, 0.0)
+        if keep and total is not None:
+            total.masked_fill_(there, 0.0)
+    if keep and slots is not None and total is not None:
+        slots.deposit(found, total, to_values)
+    to_weights = gradient.new_empty(0)
+    if of_weights and owner is not None:
+        rows = _composed(parts, values, atoms, quick)
+        if quick:
+            to_weights = fast.weight_gradients(rows, index, gradient, owner)
+        else:
+            to_weights = (rows[index.long()] * gradient[owner]).sum(-1)
+    return _row_sparse(found.clone(), to_values, total_rows), to_atoms, to_weights
+
+
+@slot_gradients.register_fake
+def _(
+    gradient: Tensor,
+    atoms: Tensor,
+    found: Tensor,
+    count: Tensor,  # noqa: ARG001
+    index: Tensor,
+    values: Tensor,
+    parts: Tensor,  # noqa: ARG001
+    owner: Tensor | None,  # noqa: ARG001
+    weights: Tensor | None,  # noqa: ARG001
+    of_weights: bool,
+    padding: int,  # noqa: ARG001
+    total_rows: int,
+    number: int,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:
+    to_weights = gradient.new_empty(len(index) if of_weights else 0)
+    return _row_sparse(found, values, total_rows), torch.empty_like(atoms), to_weights
+
+
+def _gradients(
+    parts: Tensor, values: Tensor, atoms: Tensor, gradient: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    spread = gradient if owner is None else gradient[owner]
+    if weights is not None:
+        spread = spread * weights.detach()[:, None].to(spread.dtype)
+    wide = parts.long()
+    total = gradient.new_zeros(len(values), gradient.shape[1]).index_add_(0, index.long(), spread)
+    to_values = (atoms.detach()[wide] @ total[:, :, None])[:, :, 0]
+    each = (values[:, :, None] * total[:, None, :]).reshape(-1, total.shape[1])
+    return to_values, torch.zeros_like(atoms).index_add_(0, wide.reshape(-1), each), total
+
+
+def _keep_slots(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
+    weight, _, atoms, _, owner, weights, _, padding, number = inputs
+    ctx.save_for_backward(atoms, *output[1:], owner, weights)  # type: ignore[attr-defined]
+    ctx.mark_non_differentiable(*output[1:])  # type: ignore[attr-defined]
+    ctx.rest = (padding, len(weight), number)  # type: ignore[attr-defined,arg-type]
+
+
+def _slot_backward(ctx: object, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    *saved, owner, weights = ctx.saved_tensors  # type: ignore[attr-defined]
+    of_weights = weights is not None and weights.requires_grad
+    padding, rows, number = ctx.rest  # type: ignore[attr-defined]
+    found = slot_gradients(gradient, *saved, owner, weights, of_weights, padding, rows, number)
+    to_weight, to_atoms, to_weights = found
+    return to_weight, None, to_atoms, None, None, to_weights if of_weights else None, None, None, None
+
+
+slot_rows.register_autograd(_slot_backward, setup_context=_keep_slots)

@@ -1,0 +1,111 @@
+"""Slots: a row keeps few of many atoms, and from time to time the best of the others may come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import featherbed.rows.fast as fast
+from featherbed.errors import ArgumentError
+
+BLOCK = 1 << 23  # scores held at once
+
+
+class Slotted(Protocol):
+    """A table with slots."""
+
+    atoms: Any  # [K, d]
+    support: Any  # int [V, s]
+    nonnegative: bool
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Atoms that rows lack: ``ids`` [n], and the best of the others with the gradients their weights would have, [n, e]."""
+
+    ids: Tensor
+    atoms: Tensor
+    gradients: Tensor
+
+
+class Slots:
+    """Which atoms may come into the rows of a table: those whose weight, were it there, would have the largest gradient.
+
+    Every ``every`` steps the backward pass leaves the gradients of the rows it saw (``deposit``), and the optimizer's step
+    scores the atoms those rows lack (``propose``), as the gradients stand after unscaling and clipping. With
+    DistributedDataParallel set ``group`` to the process group, so that all processes see all rows.
+    """
+
+    def __init__(self, table: Slotted, every: int, most: int) -> None:
+        self.table, self.every, self.most = table, every, most
+        self.group: Any = None
+        self._left: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies begin without deposits; process groups are not copied."""
+        return {**self.__dict__, "_left": [], "group": None}
+
+    def due(self, steps: int) -> bool:
+        """Whether the next step after ``steps`` scores the atoms that rows lack."""
+        return (steps + 1) % self.every == 0
+
+    def deposit(self, ids: Tensor, total: Tensor, values: Tensor) -> None:  # [n], [n, d], [n, s]
+        """Leave the gradients of rows, and those of their weights as they were before any scaling."""
+        self._left.append((ids, total, values.clone()))
+
+    def propose(self, gradient: Tensor) -> Proposal | None:  # sparse [V, s]
+        """Return the best atoms for the rows seen since the last step; ``gradient`` tells how it was scaled since."""
+        left, self._left = self._left, []
+        if not left or not len(left[0][0]):
+            return None
+        ids, total, values = (torch.cat(parts) for parts in zip(*left, strict=True))
+        if self.group is not None:
+            ids, total, values = (_from_all(part, self.group) for part in (ids, total, values))
+        factor = _scaled_by(ids, values, gradient)
+        ids, total = _summed(ids, total)
+        atoms, best, step = self.table.atoms.detach(), [], max(1, BLOCK // len(self.table.atoms))
+        for start in range(0, len(ids), step):
+            some = slice(start, start + step)
+            scores = factor * (total[some] @ atoms.T)
+            wanted = -scores if self.table.nonnegative else scores.abs()
+            wanted.scatter_(1, self.table.support[ids[some]].long(), -torch.inf)
+            top = wanted.topk(min(self.most, wanted.shape[1]), dim=1)
+            best.append((top.indices, scores.gather(1, top.indices).masked_fill(top.values == -torch.inf, 0.0)))
+        return Proposal(ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
+
+
+def _summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    if fast.in_kernels(rows):
+        return fast.summed(ids, rows)
+    found, index = torch.unique(ids, return_inverse=True)
+    return found, rows.new_zeros(len(found), rows.shape[1]).index_add_(0, index, rows)
+
+
+def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float:
+    """Return by how much the gradient was scaled since the backward pass: unscaled, clipped, averaged over processes."""
+    before = torch.sparse_coo_tensor(ids[None], values, gradient.shape, check_invariants=False).coalesce()
+    now = gradient.coalesce()
+    if before.indices().shape != now.indices().shape or not torch.equal(before.indices(), now.indices()):
+        raise ArgumentError(
+            "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel set "
+            "table.slot_group = torch.distributed.group.WORLD; otherwise let every backward pass end in a step"
+        )
+    a, b = before.values().double().flatten(), now.values().double().flatten()
+    size = float(a @ a)
+    return float(a @ b) / size if size > 0 else 1.0
+
+
+def _from_all(part: Tensor, group: Any) -> Tensor:
+    """Return the rows of all processes, one after the other."""
+    count = torch.tensor([len(part)])
+    counts = [torch.zeros_like(count) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(counts, count, group=group)
+    most = int(max(int(c) for c in counts))
+    padded = part.new_zeros(most, *part.shape[1:])
+    padded[: len(part)] = part
+    gathered = [torch.empty_like(padded) for _ in counts]
+    torch.distributed.all_gather(gathered, padded, group=group)
+    return torch.cat([rows[: int(c)] for rows, c in zip(gathered, counts, strict=True)])

@@ -1,0 +1,389 @@
+"""Row-sparse training: rows that catch up are the rows that were there at every step."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import featherbed as fb
+from featherbed.rows import RowParameter
+from featherbed.rows.history import History
+
+V, K, D = 60, 6, 5
+
+
+def pair(dtype, **settings):
+    """A table with row-sparse gradients and its twin with dense ones."""
+    made = [
+        fb.AnchorTable(
+            V,
+            D,
+            anchors=K,
+            sparse=sparse,
+            dtype=dtype,
+            generator=torch.Generator().manual_seed(1),
+            init=fb.HalfNormal(0.3),
+            **settings,
+        )
+        for sparse in (True, False)
+    ]
+    assert torch.equal(made[0].transform, made[1].transform)
+    return made
+
+
+def batches(steps, seed=0, most=9):
+    """Ids with duplicates, popular and rare ones, some never seen; now and then a batch of few."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        count = int(torch.randint(1, most, (), generator=generator))
+        yield (torch.rand(count, generator=generator).pow(4) * (V - 5)).long()
+
+
+def run(tables, optimizers, steps, schedule=lambda t: 1.0, lams=None, penalties=(), seed=0):
+    generator = torch.Generator().manual_seed(seed + 100)
+    base = [group["lr"] for group in optimizers[0].param_groups]
+    for t, ids in enumerate(batches(steps, seed)):
+        target = torch.randn(len(ids), D, dtype=torch.float64, generator=generator)
+        for number, (table, optimizer) in enumerate(zip(tables, optimizers, strict=True)):
+            for group, lr in zip(optimizer.param_groups, base, strict=True):
+                group["lr"] = lr * schedule(t)
+            if lams is not None:
+                penalties[number].lam = lams(t)
+            optimizer.zero_grad()
+            (table(ids) - target.to(table.dtype)).square().sum().backward()
+            optimizer.step()
+
+
+MAKERS = {
+    "sgd": lambda p, pen: fb.SGD(p, lr=0.02, penalties=pen),
+    "momentum": lambda p, pen: fb.SGD(p, lr=0.01, momentum=0.9, penalties=pen),
+    "yogi": lambda p, pen: fb.Yogi(p, lr=0.01, penalties=pen),
+    "yogi-scalar": lambda p, pen: fb.Yogi(p, lr=0.01, penalties=pen, prox="scalar"),
+}
+PENALTIES = {"none": None, "nonnegative": fb.NonNegativeL1, "l1": fb.L1, "group": fb.GroupL1}
+
+
+def falling(t):
+    return 1.0 if t < 500 else 0.3 * (1 + math.sin(t / 50))
+
+
+def moody(t):
+    """A weight that changes all the time, also faster than momentum does."""
+    return 0.02 * (t % 7) if t % 300 < 150 else 0.001
+
+
+@pytest.mark.parametrize("kind", PENALTIES)
+@pytest.mark.parametrize("rule", MAKERS)
+@pytest.mark.parametrize("changing", [False, True], ids=["steady", "changing"])
+def test_lazy_is_eager(rule, kind, changing):
+    if (rule, kind) == ("yogi", "group"):
+        pytest.skip("refused: see the test of bad input")
+    tables = pair(torch.float64)
+    made = [None if PENALTIES[kind] is None else PENALTIES[kind](0.003) for _ in tables]
+    optimizers = [
+        MAKERS[rule](t.parameters(), {} if penalty is None else {t.transform: penalty})
+        for t, penalty in zip(tables, made, strict=True)
+    ]
+    steps = 2000 if kind == "nonnegative" and changing else 250
+    run(tables, optimizers, steps, falling if changing else lambda t: 1.0, moody if changing and made[0] else None, made)
+    sparse, dense = tables
+    everyone = torch.arange(V)
+    torch.testing.assert_close(sparse(everyone), dense(everyone), rtol=0, atol=1e-5)
+    before = sparse._rows.weight.clone()
+    torch.testing.assert_close(sparse.transform, dense.transform, rtol=0, atol=1e-5)
+    if optimizers[0]._lags(optimizers[0].param_groups[0]) or made[0] is not None:
+        assert not torch.equal(before, sparse.transform), "some rows must have been behind, or nothing was tested"
+    if kind in ("nonnegative", "l1"):
+        assert torch.equal(sparse.transform == 0, dense.transform == 0)
+        assert bool((sparse.transform == 0).any())
+
+
+@pytest.mark.parametrize("kind", ["none", "nonnegative", "l1"])
+@pytest.mark.parametrize("rule", [*MAKERS, "adamw", "adagrad"])
+def test_compiled_loops_are_the_plain_ones(rule, kind, monkeypatch):
+    def made():
+        table = pair(torch.float32)[0]
+        penalty = None if PENALTIES[kind] is None else PENALTIES[kind](0.003)
+        makers = {
+            **MAKERS,
+            "adamw": lambda p, pen: fb.AdamW(p, lr=0.01, weight_decay=0.1, penalties=pen),
+            "adagrad": lambda p, pen: fb.Adagrad(p, lr=0.05, penalties=pen),
+        }
+        return table, makers[rule](table.parameters(), {} if penalty is None else {table.transform: penalty}), penalty
+
+    quick, slow = made(), made()
+    run([quick[0]], [quick[1]], 400, falling, moody if kind != "none" else None, [quick[2]])
+    monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")
+    run([slow[0]], [slow[1]], 400, falling, moody if kind != "none" else None, [slow[2]])
+    torch.testing.assert_close(quick[0].transform, slow[0].transform, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(quick[0].atoms, slow[0].atoms, rtol=2e-4, atol=2e-5)
+
+
+def test_adamw_and_adagrad_are_torchs_with_dense_gradients():
+    pairs = (
+        (fb.AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+        (fb.Adagrad, torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01}),
+        (fb.SGD, torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}),
+        (fb.SGD, torch.optim.SGD, {"lr": 0.01, "weight_decay": 0.1}),
+    )
+    for mine, theirs, settings in pairs:
+        tables = [pair(torch.float64)[1] for _ in range(2)]
+        run(tables, [mine(tables[0].parameters(), **settings), theirs(tables[1].parameters(), **settings)], 100)
+        torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=1e-9, atol=1e-12)
+
+
+def test_adamw_rests_moments_and_decays_every_row():
+    table = fb.DenseTable(4, 3, sparse=True, dtype=torch.float64)
+    start = table.rows.detach().clone()
+    other = nn.Embedding(4, 3, sparse=True, _weight=start.clone())
+    optimizer = fb.AdamW(table.parameters(), lr=0.01, weight_decay=0.5)
+    theirs = torch.optim.SparseAdam(other.parameters(), lr=0.01)
+    for _ in range(50):
+        for module, step in ((table, optimizer), (other, theirs)):
+            step.zero_grad()
+            module(torch.tensor([1, 1, 2])).sum().backward()
+            step.step()
+    torch.testing.assert_close(table.rows[[0, 3]], start[[0, 3]] * (1 - 0.005) ** 50)
+    optimizer = fb.AdamW(table.parameters(), lr=0.01, weight_decay=0.0)
+    table.rows.data.copy_(start)
+    for _ in range(50):
+        optimizer.zero_grad()
+        table(torch.tensor([1, 1, 2])).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(table.rows, other.weight)
+
+
+def test_a_forward_pass_writes_nothing():
+    table = pair(torch.float32)[0]
+    optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.01)})
+    run([table], [optimizer], 30)
+    before = table._rows.weight.clone(), table._rows.ledger.stamps.clone()
+    seen = table(torch.arange(V))
+    assert torch.equal(table._rows.weight, before[0])
+    assert torch.equal(table._rows.ledger.stamps, before[1])
+    table.transform  # noqa: B018 - reading it settles
+    assert not torch.equal(table._rows.weight, before[0])
+    torch.testing.assert_close(seen, table(torch.arange(V)))
+    torch.testing.assert_close(seen, table.weight)
+
+
+def test_saved_and_resumed_bit_for_bit():
+    def start():
+        table = pair(torch.float32)[0]
+        return table, fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.01)})
+
+    table, optimizer = start()
+    run([table], [optimizer], 50)
+    saved = pickle.loads(pickle.dumps((table.state_dict(), optimizer.state_dict())))
+    again, resumed = start()
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    copied, copied_optimizer = copy.deepcopy((table, optimizer))
+    for one, step in ((table, optimizer), (again, resumed), (copied, copied_optimizer)):
+        run([one], [step], 50, seed=7)
+    for other in (again, copied):
+        assert torch.equal(table.transform, other.transform)
+        assert torch.equal(table.atoms, other.atoms)
+
+
+def test_the_history_forgets_before_it_is_long(monkeypatch):
+    monkeypatch.setattr("featherbed.rows.history.LONGEST", 40)
+    tables = pair(torch.float64)
+    optimizers = [fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables]
+    run(tables, optimizers, 200)
+    assert len(tables[0]._rows.ledger.history) < 40
+    torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=0, atol=1e-5)
+
+
+def test_a_dense_gradient_on_rows_that_are_behind():
+    tables = pair(torch.float64)
+    optimizers = [fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables]
+    run(tables, optimizers, 30)
+    for table, optimizer in zip(tables, optimizers, strict=True):
+        optimizer.zero_grad()
+        (table(torch.tensor([1, 2])).sum() + table._rows.weight.square().sum() * 0).backward()
+        optimizer.step()
+    run(tables, optimizers, 30, seed=3)
+    torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=0, atol=1e-5)
+
+
+def test_two_optimizers_after_each_other():
+    tables = pair(torch.float64)
+    for number, maker in enumerate((MAKERS["yogi"], MAKERS["momentum"])):
+        run(tables, [maker(t.parameters(), {t.transform: fb.NonNegativeL1(0.003)}) for t in tables], 60, seed=number)
+        if number == 0:
+            tables[1].transform  # noqa: B018
+    sparse, dense = tables
+    torch.testing.assert_close(sparse.transform, dense.transform, rtol=0, atol=1e-5)
+
+
+def test_history_in_closed_form():
+    history = History(0.9, 0)
+    rng = np.random.default_rng(0)
+    moves = rng.random(300)
+    for move in moves:
+        history.push(1.0, move, 0.1)
+    assert history.reach > 150
+    for place in (0, 5, 290, 299, 300):
+        exact = sum(m * 0.9**k for k, m in enumerate(moves[place:], 1) if k <= history.reach)
+        assert math.isclose(history.column("tail")[place], exact, rel_tol=1e-9, abs_tol=1e-12)
+    assert math.isclose(history.column("debt")[300], 30.0)
+
+
+def test_clipping_both_kinds():
+    tables = pair(torch.float64)
+    ids = torch.tensor([3, 3, 7, 3])
+    norms = []
+    for table in tables:
+        (table(ids) * 10).square().sum().backward()
+        norms.append(fb.clip_grad_norm_(table.parameters(), 1.0))
+    torch.testing.assert_close(norms[0], norms[1])
+    torch.testing.assert_close(tables[0].transform.grad.to_dense(), tables[1].transform.grad)
+    reference = pair(torch.float64)[1]
+    (reference(ids) * 10).square().sum().backward()
+    torch.testing.assert_close(nn.utils.clip_grad_norm_(reference.parameters(), 1.0), norms[0])
+    with pytest.raises(fb.ArgumentError, match="max_norm"):
+        fb.clip_grad_norm_(tables[0].parameters(), -1.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_bad_gradients_change_nothing(bad, sparse):
+    table = pair(torch.float32)[0 if sparse else 1]
+    for maker in (fb.Yogi, fb.AdamW, fb.Adagrad, fb.SGD):
+        optimizer = maker(table.parameters())
+        before = {name: value.clone() for name, value in table.state_dict().items()}
+        table.zero_grad()
+        (table(torch.tensor([1, 2, 3]))[1, 1] * bad).backward()
+        with pytest.raises(fb.ArgumentError, match="NaN or infinity"):
+            optimizer.step()
+        assert all(torch.equal(value, before[name]) for name, value in table.state_dict().items())
+        assert not optimizer.state[table.transform]
+
+
+def test_a_large_gradient_is_not_infinite():
+    table = pair(torch.float32)[0]
+    optimizer = fb.SGD(table.parameters(), lr=1e-38)
+    table(torch.tensor([1, 2, 3])).sum().backward()
+    table._rows.weight.grad._values().fill_(3e38)
+    optimizer.step()
+
+
+def test_bad_input_is_one_clear_error():
+    table, other = pair(torch.float32)
+    with pytest.raises(fb.ArgumentError, match="does not hold"):
+        fb.AdamW([table.atoms], penalties={table.transform: fb.L1(0.1)})
+    with pytest.raises(fb.ArgumentError, match="slots=7: a row cannot hold more than the 6 anchors"):
+        fb.AnchorTable(10, 4, anchors=6, slots=7)
+    plain = nn.Embedding(5, 3, sparse=True)
+    optimizer = fb.Yogi(plain.parameters())
+    plain(torch.tensor([1])).sum().backward()
+    before = plain.weight.detach().clone()
+    with pytest.raises(fb.ArgumentError, match=r"fb.DenseTable\(..., sparse=True\)"):
+        optimizer.step()
+    assert torch.equal(plain.weight, before)
+    optimizer = fb.SGD(plain.parameters())
+    optimizer.step()  # rows without a gradient do not move: nothing to catch up
+    grouped = fb.Yogi(table.parameters(), penalties={table.transform: fb.GroupL1(0.1)})
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(fb.ArgumentError, match="prox='scalar'"):
+        grouped.step()
+    saved = fb.Yogi(other.parameters())
+    other(torch.tensor([1])).sum().backward()
+    saved.step()
+    small = fb.AnchorTable(V - 1, D, anchors=K)
+    resumed = fb.Yogi(small.parameters())
+    with pytest.raises(fb.ArgumentError, match="of another size"):
+        resumed.load_state_dict(saved.state_dict())
+    assert not resumed.state
+
+
+def test_a_row_parameter_is_what_ddp_takes_sparse_gradients_from():
+    table = fb.DenseTable(10, 4, sparse=True)
+    held = [m for m in table.modules() if isinstance(m, nn.Embedding)]
+    assert len(held) == 1
+    assert isinstance(held[0], RowParameter)
+    assert held[0].sparse
+
+
+def planted(seed=0, rows=400, anchors=16, dim=12):
+    generator = torch.Generator().manual_seed(seed)
+    atoms = torch.randn(anchors, dim, generator=generator) / dim**0.5
+    support = torch.stack([torch.randperm(anchors, generator=generator)[:2] for _ in range(rows)])
+    true = torch.zeros(rows, anchors).scatter_(1, support, 0.5 + torch.rand(rows, 2, generator=generator))
+    return atoms, true, generator
+
+
+def learn_planted(every, steps=400, dtype=torch.float32, clip=None):
+    atoms, true, generator = planted()
+    target = (true @ atoms).to(dtype)
+    table = fb.AnchorTable(
+        len(true), 12, anchors=16, slots=4, scan_every=every, init=fb.HalfNormal(0.1), generator=generator, dtype=dtype
+    )
+    with torch.no_grad():
+        table.atoms.copy_(atoms)
+    table.atoms.requires_grad_(False)
+    optimizer = fb.Yogi([table._rows.weight], lr=0.02, penalties={table.transform: fb.NonNegativeL1(1e-4)})
+    for _ in range(steps):
+        ids = torch.randint(len(true), (200,), generator=generator)
+        optimizer.zero_grad()
+        (table(ids) - target[ids]).square().sum(1).mean().mul(4).backward()
+        if clip is not None:
+            fb.clip_grad_norm_(table.parameters(), clip)
+        optimizer.step()
+    dense = torch.zeros(true.shape).scatter_(1, table.support.long(), table.transform.detach().float())
+    return float(((dense > 0.05) & (true > 0)).sum() / (true > 0).sum()), table
+
+
+def test_the_support_moves_to_where_it_is_needed():
+    start = learn_planted(every=10**9)[0]
+    assert start < 0.4
+    for settings in ({}, {"dtype": torch.float64}, {"clip": 1.0}):
+        found, table = learn_planted(every=4, **settings)
+        assert found > 0.8, settings
+        assert all(len(set(row.tolist())) == 4 for row in table.support), "an anchor stands in a row only once"
+
+
+def test_a_newcomer_needs_a_gradient_that_beats_the_penalty():
+    for lam, moves in ((1e-4, True), (1e3, False)):
+        table = fb.AnchorTable(30, 6, anchors=12, slots=2, scan_every=1, generator=torch.Generator().manual_seed(0))
+        before = table.support.clone()
+        optimizer = fb.SGD(table.parameters(), lr=0.1, penalties={table.transform: fb.NonNegativeL1(lam)})
+        for _ in range(3):
+            optimizer.zero_grad()
+            (table(torch.arange(30)) - 1.0).square().sum().backward()
+            optimizer.step()
+        assert torch.equal(table.support, before) == (not moves)
+
+
+def test_scaled_gradients_let_the_same_anchors_in():
+    def supports(scale):
+        table = fb.AnchorTable(30, 6, anchors=12, slots=2, scan_every=2, generator=torch.Generator().manual_seed(0))
+        optimizer = fb.SGD(table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(0.3)})
+        for _ in range(6):
+            optimizer.zero_grad()
+            for part in torch.arange(30).split(15):  # gradients of two passes add up
+                (scale * (table(part) - 1.0).square().sum()).backward()
+            for parameter in table.parameters():  # what a gradient scaler does
+                parameter.grad = parameter.grad / scale
+            optimizer.step()
+        return table.support
+
+    assert torch.equal(supports(1.0), supports(1024.0))
+
+
+def test_signed_slots_let_in_either_sign():
+    table = fb.AnchorTable(
+        30, 6, anchors=12, slots=2, scan_every=1, nonnegative=False, generator=torch.Generator().manual_seed(0)
+    )
+    optimizer = fb.SGD(table.parameters(), lr=0.01, penalties={table.transform: fb.L1(1e-3)})
+    for _ in range(60):
+        optimizer.zero_grad()
+        (table(torch.arange(30)) + 1.0).square().sum().backward()
+        optimizer.step()
+    assert bool((table.transform < 0).any())
+    assert bool((table.transform > 0).any())
