@@ -241,6 +241,16 @@ def test_unique_codes_are_unique_and_change_little():
     assert free_code(responses, {(0, 0), (0, 1)}) == (1, 0)
 
 
+def test_unique_codes_may_use_every_code():
+    assert kd(243, choices=3, parts=5, unique=True).health().duplicates == 0  # where log 243 / log 3 comes out below 5
+
+
+def test_a_guide_has_the_dtype_of_its_table():
+    table = kd(guide=fb.Pretrained(np.zeros((60, 8))))
+    table(torch.arange(60)).sum().backward()
+    assert table.auxiliary().dtype == torch.float32
+
+
 def test_rows_of_a_semantic_id():
     table = kd(60, 8, choices=3, parts=3)
     codes = table.codes_of()
@@ -248,6 +258,8 @@ def test_rows_of_a_semantic_id():
     assert set(table.rows_with(codes[7][:1]).tolist()) == set((codes[:, 0] == codes[7, 0]).nonzero()[:, 0].tolist())
     with pytest.raises(fb.ArgumentError, match="3 parts"):
         table.rows_with([0, 1, 2, 0])
+    with pytest.raises(fb.IdError, match="whole numbers, got str"):
+        table.codes_of("word")
 
 
 def test_sparse_logits_get_row_sparse_gradients(matrix):
@@ -298,10 +310,47 @@ def test_proposition_2_the_recurrent_table_has_the_higher_rank():
     assert rank("recurrent") > bound
 
 
+@pytest.mark.parametrize("rows", [1, 3, 9, 30])
+@pytest.mark.parametrize(("choices", "parts"), [(4, 4), (3, 2), (16, 1)])
+def test_few_rows_are_coded_too(rows, choices, parts):
+    matrix = torch.randn(rows, 32, generator=torch.Generator().manual_seed(0))
+    shape = {"choices": choices, "parts": parts}
+    for make, more in (
+        (fb.KDTable, {}),
+        (fb.KDTable, {"shared": True}),
+        (fb.KDTable, {"code_dim": 3}),
+        (fb.ProductTable, {"additive": True}),
+        (fb.ProductTable, {"variant": "centroid"} if 32 % parts == 0 else {"additive": True, "shared": True}),
+    ):
+        table = make.from_dense(matrix, **shape, **more).eval()
+        assert torch.isfinite(table.weight).all()
+        assert ((table.weight - matrix) ** 2).mean() <= 1.01 * (matrix**2).mean()
+    if rows <= choices:
+        table = fb.KDTable.from_dense(matrix, **shape).eval()
+        torch.testing.assert_close(table.weight.detach(), matrix, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: kd(choices=1), "at least 2"),
+        (lambda: fb.KDTable.from_dense(torch.full((6, 8), 1e20), choices=4, parts=4), "scale it down"),
+        (lambda: fb.ProductTable.from_dense(torch.full((6, 8), 1e20), choices=4, parts=4), "scale it down"),
+        (lambda: kd(guide=fb.Pretrained(torch.nn.Embedding(60, 8))), "its weight"),
+        (lambda: kd(guide=fb.Pretrained(torch.zeros(60, 8, dtype=torch.int64))), "torch.int64"),
+        (lambda: kd(guide=fb.Pretrained(torch.full((60, 8), math.nan))), "NaN or infinity"),
+        (lambda: kd(guide=torch.zeros(60, 8)), "guide=Tensor: give fb.Online"),
+        (lambda: fb.Online(keep="half"), "keep='half'"),
+        (lambda: fb.Online(weight=None), "at least 0"),
+        (lambda: fb.Temperature(start="hot"), "above 0"),
+        (lambda: fb.Temperature(rate=math.nan), "rate >= 0"),
+        (lambda: fb.Softmax(entropy="x"), "at least 0"),
+        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, temperature="x"), "above 0"),
+        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant="centroid", commitment="x"), "at least 0"),
+        (lambda: kd().balance(-0.5), "slack=-0.5"),
+        (lambda: kd().rows_with([0.5]), "whole numbers"),
+        (lambda: fb.make_table("kd:choices=4,parts=4,unique=maybe", 60, 8), "true or false"),
+        (lambda: fb.make_table("product:choices=4,parts=4,temperature=x", 60, 8), "above 0"),
         (lambda: kd(parts=0), "parts=0"),
         (lambda: fb.ProductTable(10, 10, choices=4, parts=3), "do not divide 10"),
         (lambda: kd(rows=100, choices=2, parts=3, unique=True), r"2 \*\* 3 is 8"),

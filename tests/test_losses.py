@@ -362,3 +362,51 @@ def test_bad_input_is_named(make, named):
 def test_bad_targets_are_the_tables_error(targets, named, mode):
     with pytest.raises(fb.IdError, match=named):
         fb.NCE(TABLE, 3).train(mode)(torch.ones(2, 4), torch.tensor(targets))
+
+
+@pytest.mark.parametrize("kind", [fb.NonNegativeL1, fb.L1])
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_the_prox_would_set_back_may_be_left_out(kind, tied):
+    def learn(whole):
+        generator = torch.Generator().manual_seed(0)
+        table = fb.AnchorTable(
+            60, 6, anchors=5, sparse=True, nonnegative=kind is fb.NonNegativeL1, dtype=torch.float64, generator=generator
+        )
+        with torch.no_grad():
+            table.transform[10:] = 0
+        penalty, left = kind(0.06), 0
+        loss = fb.FullSoftmax(table, penalty)
+        optimizer = fb.SGD(table.parameters(), lr=0.5, penalties={table.transform: penalty})
+        for _ in range(200):
+            hidden = torch.randn(7, 6, dtype=torch.float64, generator=generator)
+            targets = torch.randint(30, (7,), generator=generator)
+            inputs = torch.randint(60, (7,), generator=generator)
+            optimizer.zero_grad()
+            seen = hidden + table(inputs) if tied else hidden
+            if whole:
+                torch.nn.functional.cross_entropy(table.logits(seen), targets).backward()
+            else:
+                loss(seen, targets, inputs=inputs if tied else None).backward()
+            left += loss.left_out
+            optimizer.step()
+        return table, left
+
+    (some, left), (every, _) = learn(whole=False), learn(whole=True)
+    torch.testing.assert_close(some.transform, every.transform, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(some.atoms, every.atoms, rtol=1e-9, atol=1e-12)
+    assert torch.equal(some.transform == 0, every.transform == 0)
+    assert left > 200 * 10, "rows must have been spared"
+    assert bool((some.transform[10:] != 0).any()), "some zero rows must have come to life"
+
+
+def test_the_full_softmax_refuses_what_it_cannot_spare():
+    sparse = fb.AnchorTable(10, 4, anchors=3, sparse=True)
+    for table, penalty, named in (
+        (fb.AnchorTable(10, 4, anchors=3), fb.L1(1.0), "sparse=True"),
+        (fb.AnchorTable(10, 4, anchors=3, slots=2), fb.L1(1.0), "without slots"),
+        (sparse, fb.GroupL1(1.0), "penalty="),
+    ):
+        with pytest.raises(fb.ArgumentError, match=named):
+            fb.FullSoftmax(table, penalty)
+    with pytest.raises(fb.ArgumentError, match="width 4"):
+        fb.FullSoftmax(sparse, fb.L1(1.0))(torch.ones(2, 3), torch.tensor([1, 2]))

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.view.compression import _bytes, _ticks, compression_page, compression_text
+from featherbed.view.compression import _ticks, compression_page, compression_text
+from featherbed.view.figures import as_bytes
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
 POINTS = [
@@ -98,6 +99,16 @@ def test_the_page_says_it_all(report):
     ]
     assert rows_of(page, "What was tried")[1] == ["residual chosen", "refined", "597,812", "58.3 %", "0.2131"]
     assert "Neighbours kept: of the ten rows nearest" in page and "recall by use" not in page
+
+
+def test_keys_are_part_of_the_file_and_counted_apart(report):
+    report["chosen"]["keys"] = 520_000
+    page, lines = compression_page(report), compression_text(report).splitlines()
+    assert "12.0 MB → 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept" in page
+    assert "Without keys it is 20.1 times smaller than float32 rows; against float16 rows it is 10.0 times smaller." in page
+    assert "Keys, the names of the rows, take 520,000 bytes more." in page
+    assert lines[1] == "60,000 x 50: 12.0 MB -> 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept"
+    assert lines[4] == "smaller     20.1 times than float32, 10.0 times than float16, keys not counted"
 
 
 def test_weighted_figures_where_there_are_any(report):
@@ -238,7 +249,7 @@ def test_the_lines_stay_few_short_and_plain(report):
      (999_499, "999 KB"), (999_500, "1.00 MB"), (12_000_000, "12.0 MB"), (3.2e9, "3.20 GB"), (4e15, "4,000 TB")],
 )  # fmt: skip
 def test_sizes(size, text):
-    assert _bytes(size) == text
+    assert as_bytes(size) == text
 
 
 def test_ticks_are_round_and_few():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import UnknownKeyError as UnknownKeyError
     from featherbed.losses import NCE as NCE
+    from featherbed.losses import FullSoftmax as FullSoftmax
     from featherbed.losses import LogUniform as LogUniform
     from featherbed.losses import SampledSoftmax as SampledSoftmax
     from featherbed.losses import Uniform as Uniform
@@ -76,7 +77,7 @@ _HOMES = {
         "NotPackable",
         "UnknownKeyError",
     ),
-    "featherbed.losses": ("LogUniform", "NCE", "SampledSoftmax", "Uniform"),
+    "featherbed.losses": ("FullSoftmax", "LogUniform", "NCE", "SampledSoftmax", "Uniform"),
     "featherbed.optim": (
         "Adagrad",
         "AdamW",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int32]
 HELD = 1 << 24  # costs held at once, floats
+LONGEST = 1e15  # a row may be: squares and their sums must stay within float32
 RIDGE = 1e-3  # of the mean weight of an atom: keeps atoms nobody uses where they cost nothing
 
 
@@ -109,6 +110,25 @@ def kmeans(rows: Floats, choices: int, seed: int, rounds: int = 10, start: Float
     return centroids
 
 
+def enough(rows: Floats, count: int) -> Floats:  # [n, d] -> [m, d], m >= count
+    """Return rows, over again where there are fewer than ``count``: faiss learns from no fewer than its centroids and columns.
+
+    >>> enough(np.ones((2, 3), dtype=np.float32), 3).shape
+    (4, 3)
+    """
+    return rows if len(rows) >= count else np.concatenate([rows] * -(-count // len(rows)))
+
+
+def leading(square: NDArray[np.float64], width: int) -> Floats:  # [d, d] -> [width, d]
+    """Return the eigenvectors of the greatest eigenvalues of a symmetric matrix: principal directions of a covariance.
+
+    >>> leading(np.diag([1.0, 3.0, 2.0]), 2).round().tolist()
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    _, vectors = np.linalg.eigh(square)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :width].T.astype(np.float32))
+
+
 def nearest(rows: Floats, centroids: Floats) -> Codes:  # [n, d], [K, d] -> [n]
     """Return the nearest centroid of each row."""
     import faiss
@@ -125,8 +145,7 @@ def residual_start(rows: Floats, parts: int, bits: int, seed: int, beam: int = 8
 
     if parts == 1:
         return kmeans(rows, 1 << bits, seed)[None]
-    if len(rows) < 1 << bits:
-        rows = np.concatenate([rows] * -(-(1 << bits) // len(rows)))
+    rows = enough(rows, max(1 << bits, rows.shape[1]))
     quantiser = faiss.ResidualQuantizer(rows.shape[1], parts, bits)
     quantiser.cp.niter, quantiser.cp.seed, quantiser.max_beam_size = 10, seed + 1, beam
     quantiser.cp.min_points_per_centroid = 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from featherbed.compression.meter import CODING, ROUND, Meter
 from featherbed.compression.method import LEARN, Fit, Job, Method, Settings, importance
 from featherbed.compression.methods import METHODS
-from featherbed.compression.quality import Judge
+from featherbed.compression.quality import QUERIES, Judge
 from featherbed.compression.wrapped import Hot
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
@@ -60,14 +63,15 @@ class Entry:
 class Trial:
     """A matrix, a sample of it, and judges of both; a matrix that is small enough is its own sample."""
 
-    def __init__(self, job: Job, measure: str) -> None:
-        self.job, self.measure = job, measure
+    def __init__(self, job: Job, measure: str, began: float | None = None) -> None:
+        self.meter = Meter(job.tell, time.perf_counter() if began is None else began)
+        self.job = job = replace(job, tell=self.meter.inside)
+        self.measure = measure
         self.whole = job.rows.count <= LEARN and job.rows.count * job.rows.dim <= SAMPLE_NUMBERS
         few = job.rows if self.whole else job.rows.spread(max(6000, min(SAMPLE, SAMPLE_NUMBERS // job.rows.dim)))
         counted = job.importance if self.whole else importance(few, few.lengths(), measure)
         learn = few.count if self.whole else int(few.count * LEARNT)
-        self.few = replace(job, rows=few, importance=counted, tell=self._tell, learn=learn, quick=True)
-        self.told: tuple[float, float] | None = None  # the shares of a refinement between which the bar moves, if it does
+        self.few = replace(job, rows=few, importance=counted, learn=learn, quick=True)
         self.curve: list[dict[str, Any]] = []
         self._judge: Judge | None = None
         self.judge_few = self.judge if self.whole else Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
@@ -76,31 +80,68 @@ class Trial:
     def judge(self) -> Judge:
         """The judge of the whole matrix, made when it is first needed."""
         if self._judge is None:
-            self.job.tell("reading: neighbours" if self.whole else "neighbours", 0.0)
-            self._judge = Judge(self.job.rows, np.random.default_rng(self.job.seed()))
+            with self.meter.step("neighbours", "measuring", QUERIES * self.job.rows.count):
+                self._judge = Judge(self.job.rows, np.random.default_rng(self.job.seed()))
         return self._judge
-
-    def _tell(self, what: str, share: float) -> None:
-        if self.told is not None:
-            low, high = self.told
-            self.job.tell(what, low + (high - low) * share)
 
     def work(self, candidate: Candidate) -> float:
         """Return how long a fit of the sample takes."""
         return candidate.method.work(self.job.rows.dim, **candidate.settings) * self.few.learn
 
+    def outlook(self, listed: list[Candidate], finalists: list[Candidate], fresh: bool) -> None:
+        """Plan the work of comparing candidates, and of finishing such finalists; fresh ones are still to be fitted."""
+        (first, last), best = self.rounds(len(finalists)), max(finalists, key=self.work)
+        judged = (len(finalists) if len(finalists) > 1 else 0) + 2 + (self._judge is None)  # the best again, and for the report
+        left = defaultdict(float, measuring=len(listed) * self.judge_few.work + judged * QUERIES * self.job.rows.count)
+        for candidate in listed:
+            left[candidate.method.name] += self.work(candidate) + self._coding(candidate, self.few)
+        for candidate in finalists:
+            left[candidate.method.name] += self._full(candidate) * (fresh + ROUND * first) + self._coding(candidate, self.job)
+        left[best.method.name] += self._full(best) * ROUND * last + self._coding(best, self.job)
+        self.meter.plan(left)
+
+    def rounds(self, finalists: int) -> tuple[int, int]:
+        """Return how many rounds of refinement every finalist gets, and the best of them."""
+        return FIRST_ROUNDS if finalists > 1 else 0, ROUNDS if self.job.rows.count <= LARGE else FIRST_ROUNDS
+
+    def _coding(self, candidate: Candidate, job: Job) -> float:
+        """Return how long it takes to code the rows a fit has not learnt from."""
+        each = candidate.method.work(job.rows.dim, **candidate.settings)
+        return CODING * each * job.rows.count if job.rows.count > job.learn else 0.0
+
     def on_sample(self, candidate: Candidate) -> Entry:
         """Fit a candidate to the sample and measure it."""
         settings = candidate.method.for_share(candidate.settings, self.few.rows.count / self.job.rows.count)
-        fit = candidate.method.fit(self.few, **settings)
+        with self.meter.step(f"comparing: {candidate.method.name}", candidate.method.name, self.work(candidate)):
+            fit = candidate.method.fit(self.few, **settings)
         entry = self.measured(candidate, "sample", fit, self.judge_few)
         return entry if self.whole else replace(entry, fit=None, bands=[])
 
+    def fitted(self, candidate: Candidate) -> Fit:
+        """Fit a candidate to the whole matrix."""
+        with self.meter.step(f"fitting {candidate.method.name}", candidate.method.name, self._full(candidate)):
+            return candidate.method.fit(self.job, **candidate.settings)
+
+    def refined(self, candidate: Candidate, fit: Fit, rounds: int) -> None:
+        """Make a fit of the whole matrix better."""
+        with self.meter.step(
+            f"refining {candidate.method.name}", candidate.method.name, ROUND * rounds * self._full(candidate), listens=True
+        ):
+            fit.refine(rounds)
+
+    def _full(self, candidate: Candidate) -> float:
+        """Return how long a fit of the whole matrix takes."""
+        return self.work(candidate) * min(LEARN, self.job.rows.count) / self.few.learn
+
     def measured(self, candidate: Candidate, stage: str, fit: Fit, judge: Judge) -> Entry:
         """Measure a fit and keep the point."""
-        bands = fit.bands()
+        compared = f"comparing: {candidate.method.name}" if stage == "sample" else None
+        job = self.few if stage == "sample" else self.job
+        with self.meter.step(compared or "coding", candidate.method.name, self._coding(candidate, job), listens=True):
+            bands = fit.bands()
         table = PackedTable(bands, self.job.rows.dim)
-        found = judge(lambda ids: table[ids])
+        with self.meter.step(compared or "measuring", "measuring", judge.work):
+            found = judge(lambda ids: table[ids])
         recall = found.get("weighted_recall", found["recall"])
         error = found.get("weighted_error", found["error"])
         point = candidate.point(stage, recall, error)
@@ -140,18 +181,23 @@ def choose(trial: Trial, budget: int) -> Entry:
         methods = [METHODS[name] for name in SMALLEST]
         raise ArgumentError(too_small(job.rows.count, job.rows.dim, budget, job.rank, methods))
     finalists = FINALISTS if job.rows.count <= LARGE else 1
+    beside = _beside(trial, budget)
+    likely = sorted(listed, key=trial.work)[len(listed) // 2 :][:finalists]
+    trial.outlook(listed + beside, likely, fresh=not trial.whole)
     ranked = _ranked(trial, listed, [], finalists)
     if ranked[0].candidate.method is HOT:
-        ranked = _ranked(trial, _more_hot(trial, ranked[0].candidate, budget - HEADER), ranked, finalists)
-    _rest_of_curve(trial, budget)
+        more = _more_hot(trial, ranked[0].candidate, budget - HEADER)
+        trial.outlook(more + beside, [entry.candidate for entry in ranked[:finalists]], fresh=not trial.whole)
+        ranked = _ranked(trial, more, ranked, finalists)
+    for candidate in beside:
+        if not any(p["method"] == candidate.method.name and p["settings"] == candidate.settings for p in trial.curve):
+            trial.on_sample(candidate)
     return finish(trial, ranked[:finalists])
 
 
 def _ranked(trial: Trial, listed: list[Candidate], known: list[Entry], kept: int) -> list[Entry]:
     """Measure candidates on the sample, return them among those known, the best first; the best keep their fits."""
-    works = np.array([trial.work(candidate) + SLOW / 100 for candidate in listed])
-    for number, candidate in enumerate(listed):
-        trial.job.tell(f"comparing: {candidate.method.name}", works[:number].sum() / works.sum())
+    for candidate in listed:
         known = sorted([*known, trial.on_sample(candidate)], key=lambda entry: -entry.quality)
         for entry in known[kept:]:  # their fits would fill the memory
             entry.fit, entry.bands = None, []
@@ -170,53 +216,54 @@ def finish(trial: Trial, finalists: list[Entry]) -> Entry:
     """Fit finalists to the whole matrix and refine them, refine the best further, return the best of what was seen."""
     best: Entry | None = None
     several = len(finalists) > 1
-    for number, entry in enumerate(finalists):
+    trial.outlook([], [entry.candidate for entry in finalists], fresh=any(entry.fit is None for entry in finalists))
+    first, last = trial.rounds(len(finalists))
+    for entry in finalists:
         candidate, fit = entry.candidate, entry.fit
-        trial.told = (number / 6, (number + 1) / 6)
-        trial.job.tell(f"fitting {candidate.method.name}", 0.0)
         if fit is None:
-            fit = candidate.method.fit(trial.job, **candidate.settings)
+            fit = trial.fitted(candidate)
         elif best is None or entry.quality > best.quality:
             best = entry
         if fit.refinable and several:
-            fit.refine(FIRST_ROUNDS)
+            trial.refined(candidate, fit, first)
         if several or not fit.refinable:
             found = trial.measured(candidate, "full", fit, trial.judge)
             best = found if best is None or found.quality > best.quality else best
         else:
             best = Entry(candidate, fit=fit)
     assert best is not None
-    trial.told = (len(finalists) / 6, 1.0)
     if best.fit is not None and best.fit.refinable:
-        best.fit.refine(ROUNDS if trial.job.rows.count <= LARGE else FIRST_ROUNDS)
+        trial.refined(best.candidate, best.fit, last)
         refined = trial.measured(best.candidate, "refined", best.fit, trial.judge)
         best = refined if refined.quality > best.quality else best
     best.point["chosen"] = True
     return best
 
 
-def _rest_of_curve(trial: Trial, budget: int) -> None:
-    """Measure the quick methods at half and at twice the bytes too: the curve is for people to look at."""
+def _beside(trial: Trial, budget: int) -> list[Candidate]:
+    """Return the quick methods at half and at twice the bytes, to be measured too: the curve is for people to look at."""
     rows, dim = trial.job.rows.count, trial.job.rows.dim
+    found: list[Candidate] = []
     for size in (budget // 2, budget * 2):
         for name in ("int8", "int4", "int2", "lowrank", "pq", "layered"):
             method = METHODS[name]
             listed = _listed(method, rows, dim, method.settings(rows, dim, size - HEADER, trial.job.rank))
-            quick = [candidate for candidate in listed if trial.work(candidate) < BESIDE]
-            for candidate in quick[:1]:
-                if not any(p["method"] == name and p["settings"] == candidate.settings for p in trial.curve):
-                    trial.on_sample(candidate)
+            found += [candidate for candidate in listed if trial.work(candidate) < BESIDE][:1]
+    return found
 
 
 def too_small(rows: int, dim: int, budget: int, rank: int, methods: list[Method]) -> str:
     """Say what the smallest table these methods can make would take."""
+
+    def fits(size: int) -> bool:
+        return any(method.settings(rows, dim, size - HEADER, rank) for method in methods)
+
     low, high = 1, rows * dim * 4 + HEADER
+    if not fits(high):
+        return f"{rows:,} x {dim} is too small a matrix for it, even with as many bytes as now: take int8 or int4, or leave it"
     while low < high:
         middle = (low + high) // 2
-        if any(method.settings(rows, dim, middle - HEADER, rank) for method in methods):
-            high = middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
     return (
         f"nothing fits {rows:,} x {dim} into {budget:,} bytes: the smallest possible takes about {low:,} "
         f"({rows * dim * 4 / low:.1f} times smaller than float32); ask for that or more"

@@ -6,44 +6,46 @@ import contextlib
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from featherbed.compression.run import compress
 from featherbed.compression.sources import read_matrix
 from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError
 
-# where each piece of work begins and ends, as a share of the whole
-STAGES = {
-    "reading": (0.0, 0.02),
-    "comparing": (0.02, 0.55),
-    "fitting": (0.55, 0.56),
-    "first": (0.56, 0.58),
-    "refining": (0.58, 0.7),
-    "neighbours": (0.7, 0.75),
-    "coding": (0.75, 0.93),
-    "measuring": (0.93, 1.0),
-}
+
+class Left(ProgressColumn):
+    """The time left as it was last told, less what has passed since."""
+
+    def render(self, task: Task) -> Text:
+        """Show it."""
+        until = task.fields.get("until")
+        seconds = None if until is None else max(0, round(until - time.monotonic()))
+        return Text("left -:--:--" if seconds is None else f"left {timedelta(seconds=seconds)}", style="progress.remaining")
 
 
 class Told:
-    """Turns what a compression tells into one bar that only moves forward."""
+    """Turns what a compression tells into one bar that only moves forward, and into the time left."""
 
     def __init__(self, bar: Progress) -> None:
-        self.bar, self.done = bar, 0.0
+        self.bar, self.done, self.began = bar, 0.0, time.monotonic()
         self.task = bar.add_task("reading", total=1.0)
 
     def __call__(self, what: str, share: float) -> None:
         """Move the bar."""
-        low, high = STAGES.get(what.split()[0].rstrip(":"), (self.done, 1.0))
-        self.done = max(self.done, low + (high - low) * share)
-        self.bar.update(self.task, completed=self.done, description=what)
+        now = time.monotonic()
+        until = now + (now - self.began) * (1 - share) / share if share > 0 else None
+        self.done = max(self.done, share)
+        self.bar.update(self.task, completed=self.done, description=what, until=until)
 
 
 def run(
@@ -69,14 +71,13 @@ def run(
     if out.exists() and out.samefile(matrix):
         raise ArgumentError(f"{out} is the matrix itself: write the table to another file")
     source = read_matrix(matrix, array=array)
-    counted = None if weights is None else read_weights(weights, source.matrix.shape[0])
+    counted = None if weights is None else read_weights(weights)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        Left(),
         console=Console(stderr=True),
         disable=quiet,
     )
@@ -117,10 +118,10 @@ def ending_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def read_weights(path: Path, rows: int) -> Any:
+def read_weights(path: Path) -> Any:
     """Read one weight a row: a .npy array, a text file of a number a line, or the word zipf (row i: 1/(i+1))."""
     if str(path) == "zipf":
-        return 1.0 / np.arange(1, rows + 1)
+        return "zipf"
     try:
         found = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
     except ValueError as error:

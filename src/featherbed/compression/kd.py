@@ -50,6 +50,10 @@ class KDCodes(Method):
         """Return how long a fit takes for each row."""
         return float(8 * (settings["parts"] << settings["bits"]) * (dim + 12 * settings["parts"]))
 
+    def unless_asked(self) -> Settings:
+        """Return the composer that is best for its bytes."""
+        return {"composer": "linear"}
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
         if settings["composer"] not in COMPOSERS:

@@ -20,6 +20,7 @@ from featherbed.coding import Codes, Encoder, decode, kmeans, least_squares, nea
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.plain import principal
 from featherbed.compression.rows import Floats
+from featherbed.errors import ArgumentError
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
@@ -78,10 +79,14 @@ class Layered(Method):
             return float(0.5 * atoms * settings["width"] + 6 * blocks)
         return float(8 * atoms * (settings["width"] + 12 * codes) + 8 * blocks)
 
-    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
-        """Return settings with the width that belongs to the blocks."""
-        blocks = settings["blocks"]
-        return settings | {"width": blocks * -(-rank // blocks) if blocks else rank}
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
+        """Return settings with the width that belongs to the blocks; blocks without bits, or bits without blocks, are none."""
+        blocks, bits = settings["blocks"], settings["block_bits"]
+        if blocks > dim:
+            raise ArgumentError(f"layered: blocks={blocks}: {dim} columns can be cut into at most as many")
+        if not blocks or not bits:
+            return settings | {"width": rank, "blocks": 0, "block_bits": 0}
+        return settings | {"width": blocks * -(-rank // blocks)}
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""

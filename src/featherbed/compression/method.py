@@ -16,7 +16,7 @@ from featherbed.packed.matrix import level_bits, row_bytes
 
 Settings = dict[str, Any]
 LEARN = 1 << 16  # rows that dictionaries are learnt from
-Tell = Callable[[str, float], None]  # what is being done, and which share of it is done
+Tell = Callable[[str, float], None]  # what is being done, and which share is done (of it, or told to a user: of the whole)
 
 
 def quiet(_what: str, _share: float) -> None:
@@ -97,6 +97,10 @@ class Method(ABC):
     def for_share(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002 - for methods that count rows
         """Return settings that do to a ``share`` of the rows what these do to all."""
         return settings
+
+    def unless_asked(self) -> Settings:
+        """Return settings that stand where others are asked for and these are not."""
+        return {}
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - for methods that need them
         """Return settings with those put right that follow from others."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from featherbed.coding import leading
 from featherbed.compression.method import Fit, Fixed, Job, Method, Settings, matrix_size
 from featherbed.compression.rows import Floats, Rows
+from featherbed.errors import ArgumentError
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, best_scales, level_bits, pack_levels, to_levels
@@ -73,6 +75,12 @@ class LowRank(Method):
             found += [{"rank": fitting[-1], "kind": kind}] if fitting else []
         return found
 
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - columns that say little count
+        """Refuse a rank there are no columns for."""
+        if settings["rank"] > dim:
+            raise ArgumentError(f"lowrank: rank={settings['rank']}: a matrix of {dim} columns has at most that rank")
+        return settings
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
         mean, components = principal(job, settings["rank"])
@@ -119,8 +127,7 @@ def moments(job: Job) -> tuple[Any, Any]:  # -> mean [d], covariance [d, d]
 def principal(job: Job, rank: int) -> tuple[Floats, Floats]:  # -> mean [d], components [r, d]
     """Return the mean and the first principal components."""
     mean, covariance = moments(job)
-    _, vectors = np.linalg.eigh(covariance)
-    return mean.astype(np.float32), np.ascontiguousarray(vectors[:, ::-1][:, :rank].T.astype(np.float32))
+    return mean.astype(np.float32), leading(covariance, rank)
 
 
 def effective_rank(job: Job) -> int:

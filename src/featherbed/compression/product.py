@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, nearest, sums_by_code
+from featherbed.coding import Codes, enough, nearest, sums_by_code
 from featherbed.compression.layered import Basis
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.rows import Floats
@@ -34,13 +34,9 @@ class Product(Method):
         """Return the most parts that fit, for each number of bits; the most bits of code first."""
         found = []
         for bits in (8, 7, 6, 5, 4):
-            shapes = []
-            for parts in range(1, dim + 1):
-                across = -(-rank // parts) if self.name == "opq" else dim // parts
-                if parts * across > dim or (self.name == "pq" and parts * across != dim):
-                    continue
-                shape: Settings = {"parts": parts, "bits": bits, "width": parts * across}
-                shapes += [shape | {"kind": kind} for kind in ("float16", "int8")]
+            shapes: list[Settings] = []
+            for parts, width in self._widths(dim, rank).items():
+                shapes += [{"parts": parts, "bits": bits, "width": width, "kind": kind} for kind in ("float16", "int8")]
             fitting = [s for s in shapes if self.size(rows, dim, **s) <= budget and rows >= 2 << bits]
             found += fitting[-1:]
         return sorted(found, key=lambda s: -s["parts"] * s["bits"])
@@ -51,11 +47,16 @@ class Product(Method):
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with the width that belongs to the parts."""
-        parts = settings["parts"]
-        across = -(-rank // parts) if self.name == "opq" else dim // parts
-        if parts * across > dim or (self.name == "pq" and parts * across != dim):
-            raise ArgumentError(f"{self.name}: {parts} parts do not fit {dim} columns: pq takes a divisor of them")
-        return settings | {"width": parts * across}
+        parts, fitting = settings["parts"], self._widths(dim, rank)
+        if parts not in fitting:
+            near = min(fitting, key=lambda n: abs(n - parts))
+            raise ArgumentError(f"{self.name}: {parts} parts do not fit {dim} columns: take {near}, say")
+        return settings | {"width": fitting[parts]}
+
+    def _widths(self, dim: int, rank: int) -> dict[int, int]:
+        """Return the numbers of parts that fit the columns, and the width all parts have together."""
+        across = {n: -(-rank // n) if self.name == "opq" else dim // n for n in range(1, dim + 1)}
+        return {n: n * w for n, w in across.items() if (n * w <= dim if self.name == "opq" else n * w == dim)}
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -83,10 +84,11 @@ class ProductFit(Fit):
         width, mean = self.settings["width"], np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
         rotation = faiss.OPQMatrix(self.rows.shape[1], self.parts, width)
         rotation.niter, rotation.niter_pq = 6 if self.job.quick else ITERATIONS, 4
-        rotation.max_train_points = self.job.learn
+        rows = enough(self.rows - mean, max(1 << self.bits, len(mean)))
+        rotation.max_train_points = len(rows)
         rotation.pq = faiss.ProductQuantizer(width, self.parts, self.bits)
         rotation.pq.cp.min_points_per_centroid = 1
-        rotation.train(np.ascontiguousarray(self.rows - mean))
+        rotation.train(np.ascontiguousarray(rows))
         weight = faiss.vector_to_array(rotation.A).reshape(width, -1)
         return Basis(weight.astype(np.float16).astype(np.float32), mean)
 
@@ -95,7 +97,7 @@ class ProductFit(Fit):
 
         quantiser = faiss.ProductQuantizer(inside.shape[1], self.parts, self.bits)
         quantiser.cp.niter, quantiser.cp.seed, quantiser.cp.min_points_per_centroid = ITERATIONS, self.job.seed() + 1, 1
-        quantiser.train(np.ascontiguousarray(inside))
+        quantiser.train(np.ascontiguousarray(enough(inside, 1 << self.bits)))
         across = inside.shape[1] // self.parts
         self.atoms: Floats = faiss.vector_to_array(quantiser.centroids).reshape(self.parts, 1 << self.bits, across).copy()
         self.store_atoms()

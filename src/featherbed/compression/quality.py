@@ -55,6 +55,11 @@ class Judge:
         self.place = np.empty(rows.count, dtype=np.int64)
         self.place[order] = np.arange(rows.count)
 
+    @property
+    def work(self) -> float:
+        """How long a judgement takes: scores that are compared."""
+        return float(len(self.queries) * self.rows.count)
+
     def recalls(self, rows_of: RowsOf) -> np.ndarray[Any, np.dtype[np.float64]]:  # [queries]
         """Return for each query the share of its neighbours that is kept."""
         if self.neighbours < 1:

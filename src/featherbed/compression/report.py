@@ -39,7 +39,8 @@ class Report:
     ) -> Report:
         """Measure a table against the matrix it was made from."""
         rows, dense = trial.job.rows, table.rows * table.dim * 4
-        parts = {part: size for part, size in table.sizes_by_part().items() if not part.startswith("keys.")}
+        every = table.sizes_by_part()
+        parts = {part: size for part, size in every.items() if not part.startswith("keys.")}
         size = sum(parts.values())
         quality = trial.judge(lambda ids: table[ids])
         bands = quality.pop("bands")
@@ -58,7 +59,8 @@ class Report:
                 "chosen": {
                     "method": choice.candidate.method.name,
                     "settings": choice.candidate.settings,
-                    "bytes": size,
+                    "bytes": size,  # without keys
+                    "keys": sum(every.values()) - size,
                     "ratio": dense / size,
                     "ratio_float16": dense / 2 / size,
                 },

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, Encoder
+from featherbed.coding import Codes, Encoder, enough
 from featherbed.compression.layered import Basis, LayeredFit
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
 from featherbed.compression.rows import Floats
@@ -68,7 +68,7 @@ class AdditiveFit(LayeredFit):
         else:
             quantiser = faiss.LocalSearchQuantizer(dim, parts, bits)
             quantiser.train_iters, quantiser.random_seed = ITERATIONS, self.job.seed() + 1
-        quantiser.train(self.sample)
+        quantiser.train(enough(self.sample, max(1 << bits, dim)))
         self.quantiser = quantiser
         self.atoms = faiss.vector_to_array(quantiser.codebooks).reshape(parts, 1 << bits, dim).copy()
         self.store_atoms()

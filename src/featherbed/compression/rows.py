@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featherbed.coding import LONGEST
+from featherbed.compression.given import numbers_of
 from featherbed.errors import ArgumentError, DataError
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 BLOCK_BYTES = 32 << 20
-LONGEST = 1e15  # a row may be: squares and their sums must stay within float32
 
 
 class Rows:
@@ -24,20 +25,16 @@ class Rows:
     (3, 3, [1.5, 0.75, 0.75])
     """
 
-    def __init__(self, matrix: Any, weights: ArrayLike | None = None) -> None:
-        shape = getattr(matrix, "shape", None)
-        if shape is None:
-            matrix = np.asarray(matrix)
-            shape = matrix.shape
+    def __init__(self, matrix: Any, weights: ArrayLike | str | None = None) -> None:
+        shape = matrix.shape
         if len(shape) != 2:
             raise ArgumentError(f"the matrix has shape {tuple(shape)}: compress takes [rows, columns]")
         if not shape[0] or not shape[1]:
             raise DataError(f"the matrix is empty: it has {shape[0]} rows and {shape[1]} columns")
-        if hasattr(matrix, "detach"):  # a torch tensor: shares its memory
-            matrix = matrix.detach().cpu()
-            matrix = matrix.float().numpy() if "bfloat16" in str(matrix.dtype) else matrix.numpy()
         if np.dtype(matrix.dtype).kind != "f":
-            raise ArgumentError(f"the matrix holds {matrix.dtype}: compress takes floating-point numbers")
+            raise ArgumentError(
+                f"the matrix holds {matrix.dtype}: compress takes floating-point numbers, such as matrix.astype('float32')"
+            )
         self.matrix = matrix
         self.count, self.dim = int(shape[0]), int(shape[1])
         self.step = max(1, min(1 << 16, BLOCK_BYTES // (4 * self.dim)))
@@ -115,10 +112,10 @@ def _some(ids: NDArray[np.intp]) -> str:
     return f"rows {shown}{' and more' if len(ids) > 5 else ''} are" if len(ids) > 1 else f"row {shown} is"
 
 
-def _weights(weights: ArrayLike | None, count: int) -> Floats:
+def _weights(weights: ArrayLike | str | None, count: int) -> Floats:
     if weights is None:
         return np.ones(count, dtype=np.float32)
-    found = np.asarray(weights, dtype=np.float64)
+    found = numbers_of(weights, count)
     if found.shape != (count,):
         raise ArgumentError(f"weights have shape {found.shape}: give one for each of the {count:,} rows")
     if not np.isfinite(found).all() or found.min() < 0 or found.sum() <= 0:

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from featherbed.compression.choose import HEADER, Candidate, Entry, Trial, choose, finish, too_small
+from featherbed.compression.given import matrix_of
 from featherbed.compression.method import Job, Settings, Tell, importance, quiet
 from featherbed.compression.methods import METHODS, method_of
 from featherbed.compression.plain import effective_rank
 from featherbed.compression.report import Report
 from featherbed.compression.rows import Rows, refuse_zeros
 from featherbed.compression.target import Target
-from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
@@ -28,7 +29,7 @@ RATIOS = (96, 64, 48, 40, 32, 24, 20, 16, 12, 10, 8, 7, 6, 5, 4.5, 4, 3.7)  # tr
 
 
 def compress(
-    matrix: Any,  # [V, d]: an array, a memory map, a tensor
+    matrix: Any,  # [V, d]: an array, a memory map, a tensor, a module
     *,
     budget: int | str | None = None,
     ratio: float | None = None,
@@ -52,7 +53,8 @@ def compress(
     weighted means, and keep the rows used most better than the others.
 
     Args:
-        matrix: [V, d] of floats; read in blocks, so that a memory map may be larger than the memory.
+        matrix: [V, d] of floats; read in blocks, so that a memory map may be larger than the memory. Of a module such as
+            nn.Embedding, its weight (and the padding row, if it is zero).
         budget: bytes of the file, such as 600_000 or "600KB".
         ratio: how many times smaller than V x d float32.
         quality: "recall:0.9" (at least) or "error:0.1" (at most), with as few bytes as do.
@@ -63,7 +65,8 @@ def compress(
         generator: a numpy generator or a seed; 0 by default, so that results repeat.
         padding_idx: this row is zero and stays so.
         words: similarity or analogy files to score before and after (needs keys).
-        name, command, tell: what the report calls the matrix and the way to repeat it, and whom progress is told.
+        name, command: what the report calls the matrix and the way to repeat it.
+        tell: is told what is being done and which share of the whole, by the time it should take, is done (0: not known yet).
 
     >>> matrix = np.random.default_rng(0).standard_normal((400, 16)).astype(np.float32)
     >>> small = compress(matrix, ratio=4, method="int4")
@@ -72,10 +75,8 @@ def compress(
     """
     started = time.perf_counter()
     _need_faiss()
-    if isinstance(weights, str):
-        if weights != "zipf":
-            raise ArgumentError(f"weights={weights!r}: give one number for each row, or 'zipf' (row i: 1 / (i + 1))")
-        weights = 1.0 / np.arange(1, len(matrix) + 1)
+    matrix, own_padding = matrix_of(matrix)
+    padding_idx = own_padding if padding_idx is None else padding_idx
     rows = Rows(matrix, weights)
     target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4)
     found_keys = None if keys is None else Keys.of(keys)
@@ -86,14 +87,17 @@ def compress(
     files = [Path(path) for path in words]
     if files and found_keys is None:
         raise ArgumentError("word files can be scored only when rows have keys: give keys as well")
-    job = _job(rows, target, generator, padding_idx, tell)
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file of words")
     chosen, settings = (None, {}) if method == "auto" else method_of(method)
-    trial = Trial(job, target.measure)
+    job = _job(rows, target, generator, padding_idx, tell)
+    trial = Trial(job, target.measure, started)
     named = None if chosen is None else (chosen, settings)
     choice = _fit(trial, named, target.budget) if target.budget is not None else _reach(trial, named, target)
     table = _table(trial, choice, padding_idx, found_keys)
-    job.tell("measuring", 0.0)
-    table.report = Report.of(table, trial, choice, target, name, command, files)
+    with trial.meter.step("measuring", "measuring", trial.judge.work):
+        table.report = Report.of(table, trial, choice, target, name, command, files)
     table.report.data["seconds"] = time.perf_counter() - started
     return table
 
@@ -141,6 +145,7 @@ def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> En
     if named is None:
         return choose(trial, budget)
     method, asked = named
+    asked = asked and method.unless_asked() | asked
     rows, dim = trial.job.rows.count, trial.job.rows.dim
     fitting = method.settings(rows, dim, budget - HEADER, trial.job.rank)
     if asked:
@@ -150,6 +155,7 @@ def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> En
         raise ArgumentError(f"{method.name}: {too_small(rows, dim, budget, trial.job.rank, [method])}")
     listed = [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fitting[:3]]
     if len(listed) > 1:
+        trial.outlook(listed, listed[:1], fresh=True)
         listed = [max(map(trial.on_sample, listed), key=lambda entry: entry.quality).candidate]
     return finish(trial, [Entry(listed[0])])
 
@@ -163,6 +169,12 @@ def _asked(method: Any, asked: Settings, rows: int, dim: int, rank: int, budget:
     for name, value in asked.items():
         _check_setting(method.name, name, value, offered)
     whole = [method.complete(found | asked, dim, rank) for found in offered]
+    for name, value in asked.items():
+        if all(settings[name] != value for settings in whole):
+            raise ArgumentError(
+                f"{method.name}: {name}={value} does not go with the rest, {whole[0][name]} would: leave it out"
+            )
+    whole = [settings for settings in whole if asked.items() <= settings.items()]
     taken = [(method.size(rows, dim, **settings), settings) for settings in whole]
     fitting = sorted((pair for pair in taken if pair[0] <= budget - HEADER), key=lambda pair: -pair[0])
     if not fitting:
@@ -193,6 +205,7 @@ def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> 
     budgets = [int(dense / ratio) for ratio in RATIOS]
     best: Entry | None = None
     for budget in budgets:
+        trial.meter.plan({})  # how many sizes it will take is not known
         if not _promising(trial, named, budget, target):
             continue
         try:

@@ -64,6 +64,10 @@ class Sparse(Method):
         """Return how long a fit takes for each row: all atoms are tried for every code."""
         return float(dim * settings["anchors"] * settings["codes"])
 
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - one signature
+        """Return settings with no more codes than there are anchors."""
+        return settings | {"codes": min(settings["codes"], settings["anchors"])}
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
         return SparseFit(job, settings, self.name)

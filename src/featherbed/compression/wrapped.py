@@ -10,6 +10,7 @@ import numpy as np
 from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size
 from featherbed.compression.plain import level_rows
 from featherbed.compression.rows import Floats, Ids, Rows
+from featherbed.errors import ArgumentError
 from featherbed.packed.band import BLOCK_BITS, Band, Members
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
@@ -60,6 +61,14 @@ class Apart(Method):
     def work(self, dim: int, **settings: Any) -> float:
         """Return how long a fit takes for each row."""
         return self.inner.work(dim, **settings)
+
+    def unless_asked(self) -> Settings:
+        """Return what stands for the inner method."""
+        return self.inner.unless_asked()
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
+        """Return settings with those of the inner method put right."""
+        return self.inner.complete(settings, dim, rank)
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the directions, then keep the lengths."""
@@ -129,8 +138,18 @@ class Hot(Method):
         """Return settings with the same share of hot rows."""
         return settings | {"hot": max(1, round(settings["hot"] * share))}
 
+    def unless_asked(self) -> Settings:
+        """Return what stands for the inner method."""
+        return self.inner.unless_asked()
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
+        """Return settings with those of the inner method put right."""
+        return self.inner.complete(settings, dim, rank)
+
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the tail, then keep the head."""
+        if settings["hot"] >= job.rows.count:
+            raise ArgumentError(f"{self.name}: hot={settings['hot']} of {job.rows.count:,} rows: leave some for the tail")
         rest = {name: value for name, value in settings.items() if name not in ("hot", "hot_kind")}
         order = np.argsort(-job.rows.weights, kind="stable")
         hot, tail = np.sort(order[: settings["hot"]]), np.sort(order[settings["hot"] :])

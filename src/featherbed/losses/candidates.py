@@ -67,7 +67,7 @@ class CandidateLoss(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:  # [..., d], integer [...] -> []
         """Return the mean loss over all positions."""
-        self._check(hidden, targets)
+        check_hidden(hidden, targets, self.table.embedding_dim)
         flat = hidden.reshape(-1, self.table.embedding_dim)
         wanted = check_ids(targets.reshape(-1), self.table.num_embeddings)
         if self.training:
@@ -89,22 +89,23 @@ class CandidateLoss(nn.Module):
         noise = (hidden @ other.to(hidden.dtype).T).to(wide) + shift[len(targets) :]
         return Candidates(true, noise, targets, negatives)
 
-    def _check(self, hidden: Tensor, targets: Tensor) -> None:
-        width = self.table.embedding_dim
-        if not hidden.is_floating_point():
-            raise ArgumentError(f"hidden has dtype {hidden.dtype}: give floating-point vectors [..., {width}]")
-        if hidden.dim() == 0 or hidden.shape[-1] != width:
-            raise ArgumentError(f"hidden has shape {tuple(hidden.shape)}, the rows have width {width}: give [..., {width}]")
-        if targets.shape != hidden.shape[:-1]:
-            raise ArgumentError(
-                f"targets have shape {tuple(targets.shape)}, hidden has {tuple(hidden.shape)}: "
-                f"give one target for each hidden vector, shape {tuple(hidden.shape[:-1])}"
-            )
-        if not targets.numel():
-            raise ArgumentError(
-                f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch"
-            )
-
     def extra_repr(self) -> str:
         """Show the settings."""
         return f"samples={self.samples}, sampler={self.sampler!r}"
+
+
+def check_hidden(hidden: Tensor, targets: Tensor, width: int) -> None:
+    """Refuse hidden vectors and targets that do not belong together."""
+    if not hidden.is_floating_point():
+        raise ArgumentError(f"hidden has dtype {hidden.dtype}: give floating-point vectors [..., {width}]")
+    if hidden.dim() == 0 or hidden.shape[-1] != width:
+        raise ArgumentError(f"hidden has shape {tuple(hidden.shape)}, the rows have width {width}: give [..., {width}]")
+    if targets.shape != hidden.shape[:-1]:
+        raise ArgumentError(
+            f"targets have shape {tuple(targets.shape)}, hidden has {tuple(hidden.shape)}: "
+            f"give one target for each hidden vector, shape {tuple(hidden.shape[:-1])}"
+        )
+    if not targets.numel():
+        raise ArgumentError(
+            f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch"
+        )

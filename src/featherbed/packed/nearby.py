@@ -30,7 +30,7 @@ def fixed_codes(table: PackedTable) -> list[tuple[Band, Fixed]]:
         layouts = sorted({type(band.codes).__name__.lower() for band in table.bands if not isinstance(band.codes, Fixed)})
         raise ArgumentError(
             f"this table stores rows as {', '.join(layouts)}: only the layout 'fixed' has codes. Trained tables of codes have "
-            "it, tables compressed as pq, opq, rq, lsq or layered, and what is packed with layout='fixed'"
+            "it, tables compressed by a method of codes (pq, layered, kd, clusters ...), and what is packed with layout='fixed'"
         )
     counts = sorted({codes.count for _, codes in found})
     if len(counts) > 1:

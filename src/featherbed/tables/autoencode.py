@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featherbed.coding import Floats, learn_additive, learn_shared
-from featherbed.errors import MissingExtra
+from featherbed.coding import LONGEST, Floats, leading, learn_additive, learn_shared
+from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.tables.table import to_numpy
 
 if TYPE_CHECKING:
@@ -23,19 +23,26 @@ SMALL = 1 << 18  # numbers of a step below which one thread is faster
 ROUNDS = 8
 
 
-def need_faiss(what: str) -> None:
-    """Say which extra is missing where codes are learnt from a matrix."""
+def rows_to_code(matrix: Tensor, what: str) -> Floats:  # [V, d]
+    """Return the rows of a matrix that codes are learnt from; say which extra that takes, and refuse rows too long for it."""
     try:
         import faiss  # noqa: F401
     except ModuleNotFoundError:
         raise MissingExtra("faiss", "compress", what) from None
+    rows: Floats = np.ascontiguousarray(to_numpy(matrix), dtype=np.float32)
+    lengths = np.sqrt(np.einsum("vd,vd->v", rows, rows, dtype=np.float64))
+    if lengths.max() > LONGEST:
+        worst = int(lengths.argmax())
+        raise ArgumentError(
+            f"row {worst} is {lengths[worst]:.0e} long, codes are learnt of at most {LONGEST:.0e}: scale it down"
+        )
+    return rows
 
 
 @torch.no_grad()
 def autoencode(table: KDTable, matrix: Tensor, seed: int = 0) -> None:  # [V, d]
     """Set codes, code vectors and composer of ``table`` so that its rows come near ``matrix``."""
-    need_faiss("KDTable.from_dense")
-    target = to_numpy(matrix)
+    target = rows_to_code(matrix, "KDTable.from_dense")
     mean = target.mean(0)
     inside, basis = _basis(target - mean, table.code_dim) if table.composer == "linear" else (target - mean, None)
     learn = learn_shared if table.shared else learn_additive
@@ -72,8 +79,7 @@ def _basis(rows: Floats, width: int) -> tuple[Floats, Floats | None]:
     dim = rows.shape[1]
     if width >= dim:
         return rows, None if width == dim else np.eye(dim, dtype=np.float32)
-    _, vectors = np.linalg.eigh(rows.T.astype(np.float64) @ rows)
-    basis = vectors[:, ::-1][:, :width].T.astype(np.float32)
+    basis = leading(rows.T.astype(np.float64) @ rows, width)
     return rows @ basis.T, basis
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, IdError
 from featherbed.ops import check_ids
+from featherbed.tables.relax import is_number
 from featherbed.tables.table import Table, positive
 
 BLOCK = 1 << 24  # responses held at once when the codes of all rows are taken
@@ -83,7 +84,8 @@ class CodedTable(Table):
         self.parts, self.choices, self.unique = positive("parts", parts), positive("choices", choices), bool(unique)
         if self.choices < 2:
             raise ArgumentError(f"choices={choices}: a part chooses among at least 2")
-        if self.unique and self.parts * math.log2(self.choices) < math.log2(rows):
+        few = self.parts * math.log2(self.choices) < math.log2(rows) + 1  # the power itself may have a million digits
+        if self.unique and few and self.choices**self.parts < rows:
             raise ArgumentError(
                 f"unique codes of {rows:,} rows need choices ** parts >= {rows:,}: {self.choices} ** {self.parts} is "
                 f"{self.choices**self.parts:,}; take more parts or choices"
@@ -117,7 +119,7 @@ class CodedTable(Table):
         >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
         torch.Size([2, 6])
         """
-        asked = torch.arange(self.num_embeddings, device=self.device) if ids is None else torch.as_tensor(ids)
+        asked = torch.arange(self.num_embeddings, device=self.device) if ids is None else _as_ids(ids)
         asked = check_ids(asked, self.num_embeddings)
         flat = asked.reshape(-1)
         step = max(1, BLOCK // (self.parts * self.choices))
@@ -127,7 +129,9 @@ class CodedTable(Table):
 
     def rows_with(self, code: Tensor | list[int]) -> Tensor:  # [n], n <= D -> ids
         """Return the ids whose code begins with ``code``: rows of a semantic id, or of its prefix."""
-        wanted = torch.as_tensor(code, device=self.device).reshape(-1)
+        wanted = _as_ids(code).to(self.device).reshape(-1)
+        if wanted.is_floating_point() and len(wanted):
+            raise ArgumentError(f"code {wanted.tolist()} is none of this table: a code is whole numbers")
         if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.choices:
             raise ArgumentError(f"code {wanted.tolist()} is none of this table: choices go from 0 to {self.choices - 1}")
         if not 1 <= len(wanted) <= self.parts:
@@ -172,6 +176,8 @@ class CodedTable(Table):
     @torch.no_grad()
     def balance(self, slack: float = 0.0) -> None:
         """Reassign codes so that no choice of a part has more than (1 + slack) V / K rows, at the least loss of response."""
+        if not is_number(slack, 0):
+            raise ArgumentError(f"slack={slack!r}: by which share choices may be fuller than even, a number of at least 0")
         ids = torch.arange(self.num_embeddings, device=self.device)
         room = math.ceil(self.num_embeddings / self.choices * (1 + slack))
         responses = self.responses(ids)
@@ -200,6 +206,14 @@ class CodedTable(Table):
     def auxiliary(self) -> Tensor | None:
         """Return what the relaxation and the guide add to the loss for the rows seen since this was last asked."""
         return self.pending.take()
+
+
+def _as_ids(given: Any) -> Tensor:
+    """Return ids or codes as a tensor, or say that they are none."""
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise IdError(f"ids and codes are whole numbers, got {type(given).__name__} {str(given)[:40]!r}") from None
 
 
 def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]:  # [D, K]

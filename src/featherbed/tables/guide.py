@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.tables.relax import is_number
 from featherbed.tables.table import new_parameter, normal
 
 
@@ -30,7 +31,7 @@ class Online:
 
     def __post_init__(self) -> None:
         _check_weight("weight", self.weight)
-        if not 0 < self.keep <= 1:
+        if not is_number(self.keep) or not 0 < self.keep <= 1:
             raise ArgumentError(f"keep={self.keep!r}: the probability that the coded row is used is above 0, at most 1")
 
     def module(self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any) -> Guidance:  # noqa: ARG002
@@ -56,8 +57,7 @@ class Pretrained:
     agree: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.matrix, Tensor):
-            object.__setattr__(self, "matrix", torch.as_tensor(self.matrix))
+        object.__setattr__(self, "matrix", _matrix(self.matrix))
         for name in ("weight", "reconstruct", "agree"):
             _check_weight(name, getattr(self, name))
 
@@ -71,8 +71,21 @@ class Pretrained:
 Guide = Online | Pretrained
 
 
+def _matrix(given: Any) -> Tensor:
+    """Return the matrix of a guide, or say what is none."""
+    try:
+        matrix = torch.as_tensor(given).detach()
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(given).__name__
+        raise ArgumentError(f"a guide is a matrix [V, d] of floats, got {kind} (of a module, give its weight)") from None
+    if not matrix.is_floating_point() or not bool(torch.isfinite(matrix).all()):
+        what = "NaN or infinity" if matrix.is_floating_point() else str(matrix.dtype)
+        raise ArgumentError(f"a guide is a matrix [V, d] of floats, this one holds {what}: mend it first")
+    return matrix
+
+
 def _check_weight(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
+    if not is_number(value, 0):
         raise ArgumentError(f"{name}={value!r}: the weight of a loss is a number of at least 0")
 
 
@@ -114,7 +127,8 @@ class PretrainedGuidance(Guidance):
     def __init__(self, guide: Pretrained, dim: int, choices: int, generator: Any, **where: Any) -> None:
         super().__init__()
         self.guide = guide
-        self.register_buffer("matrix", guide.matrix.detach().to(**{k: v for k, v in where.items() if v is not None}), False)
+        where_to = {"dtype": torch.get_default_dtype()} | {k: v for k, v in where.items() if v is not None}
+        self.register_buffer("matrix", guide.matrix.to(**where_to), False)
         self.encoder: nn.Parameter | None = None
         if guide.autoencode:
             self.encoder = new_parameter((dim, choices), normal(1 / math.sqrt(dim), generator), **where)

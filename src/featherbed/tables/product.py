@@ -15,11 +15,11 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
-from featherbed.tables.autoencode import need_faiss
+from featherbed.tables.autoencode import rows_to_code
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.norm import Normalise
-from featherbed.tables.relax import harden
+from featherbed.tables.relax import harden, is_number
 from featherbed.tables.table import new_parameter, normal, positive, to_numpy
 
 VARIANTS = ("softmax", "centroid")
@@ -75,9 +75,9 @@ class ProductTable(CodedTable):
         if not additive and self.embedding_dim % self.parts:
             fitting = [n for n in range(1, self.embedding_dim + 1) if self.embedding_dim % n == 0]
             raise ArgumentError(f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or additive=True")
-        if not (math.isfinite(temperature) and temperature > 0):
+        if not is_number(temperature) or temperature <= 0:
             raise ArgumentError(f"temperature={temperature!r}: give a number above 0 (at 0 the softmax is not defined)")
-        if not (math.isfinite(commitment) and commitment >= 0) or (commitment and variant != "centroid"):
+        if not is_number(commitment, 0) or (commitment and variant != "centroid"):
             raise ArgumentError(f"commitment={commitment!r}: a number of at least 0, and with variant='centroid' only")
         self.variant, self.shared, self.additive = variant, bool(shared), bool(additive)
         self.temperature, self.commitment = float(temperature), float(commitment)
@@ -171,8 +171,7 @@ class ProductTable(CodedTable):
 
     def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
         """Find centroids and codes of the columns of each part by k-means (additive: by additive quantisation)."""
-        need_faiss("ProductTable.from_dense")
-        target = to_numpy(matrix)
+        target = rows_to_code(matrix, "ProductTable.from_dense")
         if self.additive:
             learn = learn_shared if self.shared else learn_additive
             centroids, codes = learn(target, self.parts, self.choices, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -11,6 +12,15 @@ from torch import Tensor
 from featherbed.errors import ArgumentError
 
 SCHEDULES = ("constant", "inverse", "exponential")
+
+
+def is_number(value: object, least: float = -math.inf) -> bool:
+    """Whether a setting is a finite number, of at least ``least``.
+
+    >>> is_number(0.5), is_number(0.5, least=1), is_number("0.5"), is_number(math.nan)
+    (True, False, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= least
 
 
 @dataclass(frozen=True)
@@ -34,13 +44,17 @@ class Temperature:
             raise ArgumentError(f"kind={self.kind!r}: a temperature is {', '.join(SCHEDULES)}")
         for name in ("start", "floor"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if not is_number(value) or value <= 0:
                 raise ArgumentError(f"temperature {name}={value!r}: give a number above 0 (at 0 the softmax is not defined)")
         if self.floor > self.start:
             raise ArgumentError(f"a temperature falls from start={self.start} to floor={self.floor}: the floor is above")
-        if self.every < 1 or self.rate < 0 or (self.kind == "exponential" and not 0 < self.rate <= 1):
+        if (
+            not is_number(self.every, 1)
+            or not is_number(self.rate, 0)
+            or (self.kind == "exponential" and not 0 < self.rate <= 1)
+        ):
             raise ArgumentError(
-                f"every={self.every}, rate={self.rate}: every >= 1, rate >= 0 (exponential: above 0, at most 1)"
+                f"every={self.every!r}, rate={self.rate!r}: every >= 1, rate >= 0 (exponential: above 0, at most 1)"
             )
 
     @property
@@ -79,7 +93,7 @@ class Softmax:
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float | Temperature):
             raise ArgumentError(f"temperature={self.temperature!r}: give a number above 0 or a fb.Temperature")
         _ = self.schedule  # refuses what is no temperature
-        if not (math.isfinite(self.entropy) and self.entropy >= 0):
+        if not is_number(self.entropy, 0):
             raise ArgumentError(f"entropy={self.entropy!r}: the weight of the entropy is a number of at least 0")
 
     @property

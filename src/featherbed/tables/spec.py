@@ -56,10 +56,13 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas")
     settings = _keywords(call, spec)
     unwritable = ("self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts")
-    accepted = [name for name in inspect.signature(method.__init__).parameters if name not in unwritable]
-    for keyword in settings:
+    parameters = inspect.signature(method.__init__).parameters
+    accepted = [name for name in parameters if name not in unwritable]
+    for keyword, value in settings.items():
         if keyword not in accepted:
             raise ArgumentError(f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes {', '.join(accepted)}")
+        if str(parameters[keyword].annotation).startswith("bool") and not isinstance(value, bool | None):
+            raise ArgumentError(f"{keyword}={value} in spec {spec!r}: write true or false")
     return method, settings
 
 

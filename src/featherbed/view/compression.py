@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib import import_module
 from typing import Any
 
 from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.view.figures import NONE, as_bytes, as_figure, as_html, as_settings
 
 Report = dict[str, Any]
 
@@ -22,9 +22,7 @@ MEANINGS = {
     "weighted_recall": ("recall by use", "Neighbours kept, a row counting as often as it is used."),
     "weighted_error": ("error by use", "How far the rows moved, a row counting as often as it is used."),
 }
-NONE = "–"
 BAND = ("share", "error", "cosine", "recall")
-SHARES = ("share", "recall", "weighted_recall", "analogy")  # figures shown as percentages
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6a3f", "#555555")
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "star", "cross")
 # nothing may be fetched: should an escape ever be forgotten, the browser still refuses to call out
@@ -62,7 +60,7 @@ def compression_page(report: Report) -> str:
     featherbed.errors.ArgumentError: a report without quality, bands, curve, words, seconds: give the whole report
     """
     _check(report)
-    name = _text(report["input"]["name"])
+    name = as_html(report["input"]["name"])
     sections = [make(report) for make in (_choice, _quality, _curve, _parts, _bands, _words, _repeat)]
     return (
         f'<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta http-equiv=Content-Security-Policy content="{POLICY}">'
@@ -86,19 +84,23 @@ def compression_text(report: Report) -> str:
     lines = [
         f"{given['name']} ({given['dtype']})",
         _headline(report, "x", "->"),
-        f"method      {chosen['method']}({_settings(chosen)})",
+        f"method      {chosen['method']}({as_settings(chosen)})",
         f"asked for   {report['target']}; chosen {_tried(report)} in {report['seconds']:,.1f} s",
-        f"smaller     {chosen['ratio']:,.1f} times than float32, {chosen['ratio_float16']:,.1f} times than float16",
-        "quality     " + ", ".join(f"{name} {_figure(name, quality[name])}" for name in plain),
-        *["by use      " + ", ".join(f"{name[9:]} {_figure(name, quality[name])}" for name in weighted) for _ in weighted[:1]],
-        "bytes       " + ", ".join(f"{name} {_bytes(size)}" for name, size in parts[:2]) + more,
+        f"smaller     {chosen['ratio']:,.1f} times than float32, {chosen['ratio_float16']:,.1f} times than float16"
+        + (", keys not counted" if chosen.get("keys") else ""),
+        "quality     " + ", ".join(f"{name} {as_figure(name, quality[name])}" for name in plain),
+        *[
+            "by use      " + ", ".join(f"{name[9:]} {as_figure(name, quality[name])}" for name in weighted)
+            for _ in weighted[:1]
+        ],
+        "bytes       " + ", ".join(f"{name} {as_bytes(size)}" for name, size in parts[:2]) + more,
         *[f"{'rows':<30}{'share':>9}{'error':>9}{'cosine':>9}{'recall':>9}" for _ in bands[:1]],
-        *[f"  {b['name'][:27]:<28}" + "".join(f"{_figure(name, b[name], 3):>9}" for name in BAND) for b in bands[:7]],
+        *[f"  {b['name'][:27]:<28}" + "".join(f"{as_figure(name, b[name], 3):>9}" for name in BAND) for b in bands[:7]],
         *[f"  and {len(bands) - 7} more" for _ in bands[7:8]],
         *[f"{'words':<30}{'used':>18}{'before':>9}{'after':>9}" for _ in words[:1]],
     ]
     for line in words[:5]:
-        scores = "".join(f"{_figure(line['kind'], line[when], 3):>9}" for when in ("before", "after"))
+        scores = "".join(f"{as_figure(line['kind'], line[when], 3):>9}" for when in ("before", "after"))
         used = f"{line['used']:,} of {line['of']:,}"
         lines += [f"  {line['file'][:27]:<28}{used:>18}{scores}"]
     lines += [f"  and {len(words) - 5} more" for _ in words[5:6]]
@@ -117,29 +119,32 @@ def _check(report: Report) -> None:
 
 
 def _headline(report: Report, times: str, arrow: str) -> str:
-    """Return size before and after and the neighbours kept, in one sentence."""
+    """Return size before and after (the whole file, and what of it are keys) and the neighbours kept, in one sentence."""
     given, chosen = report["input"], report["chosen"]
-    kept = _figure("recall", report["quality"].get("recall"), 0)
-    sizes = f"{_bytes(given['bytes_float32'])} {arrow} {_bytes(chosen['bytes'])}, {chosen['ratio']:,.1f} times smaller"
-    text = f"{given['rows']:,} {times} {given['dim']:,}: {sizes}"
+    kept, keys = as_figure("recall", report["quality"].get("recall"), 0), chosen.get("keys", 0)
+    file = f"{as_bytes(given['bytes_float32'])} {arrow} {as_bytes(chosen['bytes'] + keys)}"
+    note = f"{as_bytes(keys)} of it keys" if keys else f"{chosen['ratio']:,.1f} times smaller"
+    text = f"{given['rows']:,} {times} {given['dim']:,}: {file}, {note}"
     return text if kept == NONE else f"{text}; {kept} of the ten nearest neighbours kept"
 
 
 def _choice(report: Report) -> str:
     """Return the headline, and what was asked for and chosen."""
     chosen = report["chosen"]
-    budget = "" if report["budget"] is None else f" (at most {_bytes(report['budget'])})"
-    settings = f" with {_text(_settings(chosen))}" if chosen["settings"] else ""
+    apart = " without keys" if chosen.get("keys") else ""
+    budget = "" if report["budget"] is None else f" (at most {as_bytes(report['budget'])}{apart})"
+    settings = f" with {as_html(as_settings(chosen))}" if chosen["settings"] else ""
+    without = f"Without keys it is {chosen['ratio']:,.1f} times smaller than float32 rows; a" if chosen.get("keys") else "A"
     return (
-        f"<p class=lead>{_text(_headline(report, '×', '→'))}</p>\n"
-        f"<p>Asked for: <b>{_text(report['target'])}</b>{budget}. Chosen: <b>{_text(chosen['method'])}</b>{settings}, "
-        f"{_tried(report)}. Against float16 rows it is {chosen['ratio_float16']:,.1f} times smaller.</p>"
+        f"<p class=lead>{as_html(_headline(report, '×', '→'))}</p>\n"
+        f"<p>Asked for: <b>{as_html(report['target'])}</b>{budget}. Chosen: <b>{as_html(chosen['method'])}</b>{settings}, "
+        f"{_tried(report)}. {without}gainst float16 rows it is {chosen['ratio_float16']:,.1f} times smaller.</p>"
     )
 
 
 def _quality(report: Report) -> str:
     """Return the table of figures, each with what it means."""
-    known = [(MEANINGS[key], _figure(key, report["quality"][key])) for key in MEANINGS if key in report["quality"]]
+    known = [(MEANINGS[key], as_figure(key, report["quality"][key])) for key in MEANINGS if key in report["quality"]]
     rows = [(f"{name}<small>{meaning}</small>", figure) for (name, meaning), figure in known]
     return _table("How good it is", ("figure", "value"), rows)
 
@@ -159,9 +164,9 @@ def _curve(report: Report) -> str:
     rows = []
     for point in points:
         mark = " <mark>chosen</mark>" if point["chosen"] else ""
-        name = f"{_text(point['method'])}{mark}<small>{_text(_settings(point))}</small>"
-        figures = (_figure(key, point[key]) for key in ("recall", "error"))
-        rows.append((name, _text(point["stage"]), f"{point['bytes']:,}", *figures))
+        name = f"{as_html(point['method'])}{mark}<small>{as_html(as_settings(point))}</small>"
+        figures = (as_figure(key, point[key]) for key in ("recall", "error"))
+        rows.append((name, as_html(point["stage"]), f"{point['bytes']:,}", *figures))
     table = _table("", ("method", "fit", "bytes", "recall", "error"), rows)
     note = (
         "Hollow marks are quick fits (of a sample, if there are many rows), solid ones full fits; the ring is the one chosen."
@@ -184,7 +189,7 @@ def _traces(points: list[Report], measure: str) -> list[Report]:
         shape, colour = SYMBOLS[number % len(SYMBOLS)], COLOURS[number % len(COLOURS)]
         symbols = [shape + ("-open" if point["stage"] == "sample" else "") for point in own]
         look = {"symbol": symbols, "size": 9, "color": colour, "line": {"width": 1.5, "color": colour}}
-        traces.append(trace(_text(method), own, look) | {"hoverinfo": "text"})
+        traces.append(trace(as_html(method), own, look) | {"hoverinfo": "text"})
     chosen = [point for point in points if point["chosen"]]
     ring = {"symbol": "circle-open", "size": 20, "color": "#1d2329", "line": {"width": 2}}
     return [*traces, trace("chosen", chosen, ring) | {"hoverinfo": "skip"}] if chosen else traces
@@ -192,9 +197,9 @@ def _traces(points: list[Report], measure: str) -> list[Report]:
 
 def _hover(point: Report) -> str:
     """Return what is shown at a mark."""
-    figures = f"recall {_figure('recall', point['recall'])}, error {_figure('error', point['error'])}"
-    settings = f"<b>{_text(point['method'])}</b> {_text(_settings(point))}"
-    return f"{settings}<br>{_bytes(point['bytes'])}, {figures} ({_text(point['stage'])})"
+    figures = f"recall {as_figure('recall', point['recall'])}, error {as_figure('error', point['error'])}"
+    settings = f"<b>{as_html(point['method'])}</b> {as_html(as_settings(point))}"
+    return f"{settings}<br>{as_bytes(point['bytes'])}, {figures} ({as_html(point['stage'])})"
 
 
 def _layout(points: list[Report], report: Report) -> Report:
@@ -209,7 +214,7 @@ def _layout(points: list[Report], report: Report) -> Report:
         "range": [math.log10(low), math.log10(high)],
         "title": {"text": "bytes (logarithmic)", "standoff": 8},
     }
-    names = {"tickvals": ticks, "ticktext": [re.sub(r"\.0+ ", " ", _bytes(tick)) for tick in ticks], "tickangle": 0}
+    names = {"tickvals": ticks, "ticktext": [re.sub(r"\.0+ ", " ", as_bytes(tick)) for tick in ticks], "tickangle": 0}
     line = {"type": "line", "x0": budget, "x1": budget, "y0": 0, "y1": 1, "yref": "paper", "layer": "below", "showlegend": True}
     dashes = {"color": "#5b6671", "width": 1.5, "dash": "dash"}
     paper = {"template": {}, "paper_bgcolor": "#fcfcfb", "plot_bgcolor": "#fcfcfb", "hovermode": "closest"}
@@ -220,7 +225,7 @@ def _layout(points: list[Report], report: Report) -> Report:
         "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
         "xaxis": axis | span | names,
         "yaxis": axis | {"title": {"text": MEANINGS[measure][0]}, "tickformat": ".0%" if measure == "recall" else ""},
-        "shapes": [line | {"line": dashes, "name": f"budget {_bytes(budget)}"}] if budget else [],
+        "shapes": [line | {"line": dashes, "name": f"budget {as_bytes(budget)}"}] if budget else [],
     }
 
 
@@ -236,16 +241,18 @@ def _parts(report: Report) -> str:
     """Return the bytes of each part, the largest first, each with its bar."""
     total = sum(report["parts"].values()) or 1
     parts = sorted(report["parts"].items(), key=lambda item: -item[1])
-    rows = [(_text(name), f"{size:,}", _barred("share", size / total)) for name, size in parts]
-    return _table("Where the bytes are", ("part", "bytes", "share"), rows)
+    rows = [(as_html(name), f"{size:,}", _barred("share", size / total)) for name, size in parts]
+    keys = report["chosen"].get("keys")
+    note = f"Keys, the names of the rows, take {keys:,} bytes more." if keys else ""
+    return _table("Where the bytes are", ("part", "bytes", "share"), rows, note)
 
 
 def _bands(report: Report) -> str:
     """Return the quality of frequent and of rare rows."""
     rows = []
     for band in report["bands"]:
-        figures = (_figure(key, band[key], 3) for key in BAND[:-1])
-        rows.append((_text(band["name"]), f"{band['rows']:,}", *figures, _barred("recall", band["recall"])))
+        figures = (as_figure(key, band[key], 3) for key in BAND[:-1])
+        rows.append((as_html(band["name"]), f"{band['rows']:,}", *figures, _barred("recall", band["recall"])))
     note = "The share is that of all use where counts were given, else that of the rows."
     return _table("Frequent and rare rows", ("band", "rows", *BAND), rows, note)
 
@@ -255,8 +262,8 @@ def _words(report: Report) -> str:
     kinds = {"analogy": "analogies", "similarity": "similarities"}
     rows = []
     for line in report["words"] or []:
-        scores = (_figure(line["kind"], line[when], 3) for when in ("before", "after"))
-        name = f"{_text(line['file'])}<small>{kinds.get(line['kind'], '')}</small>"
+        scores = (as_figure(line["kind"], line[when], 3) for when in ("before", "after"))
+        name = f"{as_html(line['file'])}<small>{kinds.get(line['kind'], '')}</small>"
         rows.append((name, f"{line['used']:,} of {line['of']:,}", *scores))
     note = "Similarities: rank correlation with what people said, 1 is best. Analogies: share answered right."
     return _table("As word vectors", ("file", "used", "before", "after"), rows, note)
@@ -264,9 +271,9 @@ def _words(report: Report) -> str:
 
 def _repeat(report: Report) -> str:
     """Return the command and the foot of the page."""
-    command, version = report.get("command"), _text(report.get("version", ""))
-    again = f"<h2>How to repeat it</h2><pre><code>{_text(command)}</code></pre>" if command else ""
-    made = f"Made by featherbed {version} in {report['seconds']:,.1f} s from {_text(report['input']['dtype'])}."
+    command, version = report.get("command"), as_html(report.get("version", ""))
+    again = f"<h2>How to repeat it</h2><pre><code>{as_html(command)}</code></pre>" if command else ""
+    made = f"Made by featherbed {version} in {report['seconds']:,.1f} s from {as_html(report['input']['dtype'])}."
     return f"{again}<footer>{made}</footer>"
 
 
@@ -281,38 +288,10 @@ def _table(title: str, head: Iterable[str], rows: Sequence[tuple[str, ...]], not
 
 def _barred(name: str, share: float | None) -> str:
     """Return a figure with a bar as long as a share of 1."""
-    return f"{_figure(name, share)}<i><b style='width:{100 * min(1.0, max(0.0, share or 0.0)):.1f}%'></b></i>"
-
-
-def _text(value: object) -> str:
-    """Return any value as HTML that shows it, between tags (no attribute holds one); plotly reads its texts the same way."""
-    return escape(str(value), quote=False)
-
-
-def _settings(point: Report) -> str:
-    """Return settings as they are written in a call."""
-    return ", ".join(f"{name}={value}" for name, value in point["settings"].items())
+    return f"{as_figure(name, share)}<i><b style='width:{100 * min(1.0, max(0.0, share or 0.0)):.1f}%'></b></i>"
 
 
 def _tried(report: Report) -> str:
     """Return what the choice was made by, and among how many."""
-    count = len({(point["method"], _settings(point)) for point in report["curve"]})
+    count = len({(point["method"], as_settings(point)) for point in report["curve"]})
     return f"by {report['measure']} among {count:,} candidates" if count > 1 else "as the only candidate"
-
-
-def _figure(name: str, value: float | None, digits: int | None = None) -> str:
-    """Return a figure by its name: shares as percentages (one digit), the others as they are (four); a dash for none."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    if name in SHARES:
-        return f"{100 * value:.{0 if digits == 0 else 1}f} %"
-    return f"{value:.{4 if digits is None else digits}f}"
-
-
-def _bytes(size: float) -> str:
-    """Return a size in three digits and units of a thousand."""
-    value, units = float(size), ["bytes", "KB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    digits = 0 if units[0] == "bytes" or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:,.{digits}f} {units[0]}"
