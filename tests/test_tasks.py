@@ -3,6 +3,9 @@
 import gzip
 import json
 import math
+import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -223,3 +226,53 @@ def test_penn_treebank_counts(data):
     corpus = read_ptb(data / "ptb")
     assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [929_589, 73_760, 82_430]
     assert len(corpus.words) == 10_000
+
+
+KILLED = """
+import sys, torch, featherbed as fb
+from featherbed.tasks.checkpoints import Checkpoints
+
+folder, steps = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(0)
+table = fb.AnchorTable(300, 6, anchors=20, slots=3, scan_every=3, generator=generator)
+optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(1e-4)})
+checkpoints, first = Checkpoints(folder), 0
+if checkpoints.latest() is not None:
+    first = checkpoints.restore(model=table, optimizer=optimizer, generators={"ids": generator})["step"]
+for step in range(first, steps):
+    print(step, flush=True)
+    ids = (torch.rand(40, generator=generator).pow(3) * 300).long()
+    optimizer.zero_grad()
+    (table(ids) - torch.randn(40, 6, generator=generator)).square().mean().backward()
+    optimizer.step()
+    if (step + 1) % 10 == 0:
+        checkpoints.save(step + 1, model=table, optimizer=optimizer, generators={"ids": generator})
+fb.save(table, folder + "/table.safetensors")
+"""
+
+
+def test_killed_at_any_moment_and_resumed_a_run_ends_with_the_same_bytes(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(KILLED)
+
+    def start(folder):
+        return subprocess.Popen([sys.executable, str(script), str(folder), "200"], stdout=subprocess.PIPE, text=True)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    with start(whole) as process:
+        process.communicate(timeout=300)
+    moments, firsts = random.Random(0), []
+    while not (killed / "table.safetensors").exists():
+        with start(killed) as process:
+            firsts.append(int(process.stdout.readline()))
+            if len(firsts) <= 3:
+                for _ in range(moments.randrange(11, 60)):
+                    process.stdout.readline()
+                process.kill()
+            process.communicate(timeout=300)
+    assert len(firsts) > 1
+    assert max(firsts) > 0, "it must have gone on from a checkpoint"
+    assert (killed / "table.safetensors").read_bytes() == (whole / "table.safetensors").read_bytes()

@@ -87,7 +87,7 @@ def main():
         if target.exists() or (given.only and name not in given.only):
             continue
         settings = {**common, **file["defaults"], **own} | ({"epochs": given.epochs} if given.epochs else {})
-        result = run(name, settings, runs, given.words)
+        result = run(name, settings, runs, given.words or settings.get("words"))
         if result.interrupted:
             sys.exit(f"{target.stem}: interrupted; run again to go on")
         target.parent.mkdir(exist_ok=True)

@@ -106,6 +106,4 @@ def check_hidden(hidden: Tensor, targets: Tensor, width: int) -> None:
             f"give one target for each hidden vector, shape {tuple(hidden.shape[:-1])}"
         )
     if not targets.numel():
-        raise ArgumentError(
-            f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch"
-        )
+        raise ArgumentError(f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch")

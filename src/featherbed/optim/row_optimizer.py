@@ -203,7 +203,7 @@ class RowOptimizer(Optimizer):
         moving = state["m"] if beta > 0 else None
         second = state["v"] if self.preconditioned else None
         account = Account(moving, second, float(group.get("eps", 0.0)), self.metric, penalty, kind)
-        self._ledgers[parameter] = ledger = Ledger(parameter, account, beta, state["step"] - 1)
+        self._ledgers[parameter] = ledger = Ledger(parameter, account, beta, state["step"])
         if holder is not None:
             holder.ledger = ledger
         return ledger
@@ -269,6 +269,15 @@ class RowOptimizer(Optimizer):
                     )
         self._drop_ledgers()
         super().load_state_dict(state_dict)
+        self._open_ledgers()
+
+    def _open_ledgers(self) -> None:
+        """Begin ledgers where a state goes on: a backward pass before the next step may ask how many steps there were."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                holder = holder_of(parameter)
+                if holder is not None and holder.sparse and self.state.get(parameter):
+                    self._ledger_of(parameter, group, self.state[parameter])
 
     def _drop_ledgers(self) -> None:
         self.settle()
@@ -288,6 +297,8 @@ class RowOptimizer(Optimizer):
         if "penalties" in state:
             state = {**state, "penalties": dict(state["penalties"]), "_ledgers": {}}
         super().__setstate__(state)
+        if "penalties" in state:
+            self._open_ledgers()
 
 
 def check_number(name: str, value: float) -> float:

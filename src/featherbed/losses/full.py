@@ -1,0 +1,103 @@
+"""The full softmax over a sparse transform, whose gradient leaves out the rows that the prox would set back to zero."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.losses.candidates import check_hidden
+from featherbed.ops import check_ids
+from featherbed.optim.penalties import L1, NonNegativeL1, Penalty
+from featherbed.rows import row_parameter
+from featherbed.tables.anchor import AnchorTable
+
+ROUNDING = 1e-5  # by which a sum in another order may differ
+
+
+class FullSoftmax(nn.Module):
+    """Mean cross-entropy of ids scored by hidden . row(id) over all rows of an AnchorTable, updated where it matters.
+
+        gradient of T[v]:  g_v = Σ_i (softmax_iv - [v = y_i]) A h_i / n
+
+    A row of T that is zero stays zero under plain SGD and a non-negative L1 prox iff -g_vk <= lam for every anchor k (Liang et
+    al. 2021, appendix H, equation 35). It is left out of the row-sparse gradient when even Σ_i |softmax_iv - [v = y_i]| max_k
+    of the anchors' scores of the sign that matters stays within lam: n sums a row decide what n K products would say. With
+    ``fb.SGD`` without momentum the table is the one that the whole gradient gives; ``left_out`` counts the rows spared last.
+
+    Args:
+        table: an AnchorTable with sparse=True, without slots.
+        penalty: the one the optimizer has for ``table.transform``: fb.NonNegativeL1 or fb.L1.
+        bias: nn.Parameter [V] added to the scores.
+
+    >>> import featherbed as fb
+    >>> table = fb.AnchorTable(100, 8, anchors=4, sparse=True)
+    >>> penalty = fb.NonNegativeL1(1e-3)
+    >>> loss = FullSoftmax(table, penalty)
+    >>> optimizer = fb.SGD(table.parameters(), lr=0.1, penalties={table.transform: penalty})
+    >>> loss(torch.randn(3, 8), torch.tensor([1, 2, 3])).backward(); optimizer.step()
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, table: AnchorTable, penalty: Penalty, bias: nn.Parameter | None = None) -> None:
+        super().__init__()
+        if not isinstance(table, AnchorTable) or table.slots is not None or not table.sparse:
+            raise ArgumentError(f"{table!r}: give an fb.AnchorTable(..., sparse=True) without slots")
+        if not isinstance(penalty, NonNegativeL1 | L1):
+            raise ArgumentError(f"penalty={penalty!r}: rows are spared by fb.NonNegativeL1 or fb.L1")
+        if bias is not None and bias.shape != (table.num_embeddings,):
+            raise ArgumentError(f"bias has shape {tuple(bias.shape)}: give one number for each of {table.num_embeddings} ids")
+        self.table, self.penalty = table, penalty
+        self.register_parameter("bias", bias)
+        self.left_out = 0
+        self.inputs: Tensor | None = None
+
+    def forward(self, hidden: Tensor, targets: Tensor, inputs: Tensor | None = None) -> Tensor:  # [..., d], integer [...] -> []
+        """Return the mean loss over all positions; ``inputs`` are ids the same table looked up in this step: they are kept."""
+        check_hidden(hidden, targets, self.table.embedding_dim)
+        wanted = check_ids(targets.reshape(-1), self.table.num_embeddings)
+        flat = hidden.reshape(-1, self.table.embedding_dim)
+        if self.table.padding_idx is not None or not torch.is_grad_enabled():
+            logits = self.table.logits(flat)
+        else:
+            held, self.inputs = row_parameter(self.table, "transform"), inputs
+            scores = flat @ self.table.atoms.to(flat.dtype).T
+            logits = cast(Tensor, _Scores.apply(held.parameter, scores, self))  # type: ignore[no-untyped-call]
+        return F.cross_entropy(logits if self.bias is None else logits + self.bias, wanted)
+
+
+class _Scores(torch.autograd.Function):
+    """scores [n, K] of the anchors -> logits [n, V] = scores Tᵀ; the gradient of T is row-sparse."""
+
+    @staticmethod
+    def forward(ctx: Any, transform: Tensor, scores: Tensor, loss: FullSoftmax) -> Tensor:
+        ctx.save_for_backward(transform, scores)
+        ctx.loss = loss
+        return scores @ transform.to(scores.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = gradients  # [n, V]
+        transform, scores = ctx.saved_tensors
+        loss = cast(FullSoftmax, ctx.loss)
+        most = _most(gradient, scores, loss.penalty) * (1 + ROUNDING)
+        kept = (transform != 0).any(1) | (most > loss.penalty.lam)
+        if loss.inputs is not None:
+            kept[loss.inputs.reshape(-1)] = True
+        ids = kept.nonzero()[:, 0]
+        loss.left_out = len(transform) - len(ids)
+        rows = gradient[:, ids].T @ scores
+        sparse = torch.sparse_coo_tensor(ids[None], rows.to(transform.dtype), transform.shape, check_invariants=False)
+        return sparse, gradient @ transform.to(gradient.dtype), None
+
+
+def _most(gradient: Tensor, scores: Tensor, penalty: Penalty) -> Tensor:  # [n, V], [n, K] -> [V]
+    """Return a bound on how much any anchor's weight would rise (non-negative) or move (L1) in each row."""
+    if isinstance(penalty, L1):
+        return gradient.abs().T @ scores.abs().amax(1)
+    high, low = scores.amax(1).clamp(min=0), (-scores).amax(1).clamp(min=0)
+    return gradient.clamp(min=0).T @ low + (-gradient).clamp(min=0).T @ high
