@@ -21,6 +21,8 @@ VARIANTS = {
     "dense sparse": lambda **kw: fb.DenseTable(50, 8, sparse=True, **kw),
     "lowrank sparse": lambda **kw: fb.LowRankTable(50, 8, rank=3, sparse=True, **kw),
     "hashed sparse": lambda **kw: fb.HashedTable(50, 8, buckets=6, values="learnt", sparse=True, **kw),
+    "kd sparse": lambda **kw: fb.KDTable(50, 8, choices=4, parts=5, sparse=True, **kw),
+    "product sparse": lambda **kw: fb.ProductTable(50, 8, choices=4, parts=4, sparse=True, **kw),
     "quantized sparse": lambda **kw: fb.QuantizedTable(50, 8, bits=4, sparse=True, **kw),
     "hashed learnt": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=3, values="learnt", **kw),
     "hashed one": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=1, **kw),
@@ -271,7 +273,7 @@ def test_every_setting_changes_the_rows(method):
         learnt = {"values": "learnt"} if method is fb.HashedTable else {}
         for sparse in (False, True):
             table = method(50, 8, **method.example, **learnt, sparse=sparse)
-            table(torch.arange(3)).sum().backward()
+            table(torch.arange(3)).square().sum().backward()
             assert any(p.grad is not None and p.grad.is_sparse for p in table.parameters()) == sparse
         covered.add("sparse")
     if method is fb.AnchorTable:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.autoencode import autoencode
 from featherbed.tables.composed import ComposedTable
 from featherbed.tables.guide import Guidance, Guide, Online, Pretrained
@@ -38,7 +39,7 @@ class KDTable(ComposedTable):
         logit_norm, output_norm: batch normalisation of the code logits (over k; scale and shift only while the temperature
             stands still) and of the rows.
         unique: no two rows may share a code; ``pack`` sees to it.
-        sparse: row-sparse gradients of the code logits, for optimizers such as ``torch.optim.SparseAdam``.
+        sparse: row-sparse gradients of the code logits, for ``fb.AdamW``, ``fb.Yogi`` and such, or ``torch.optim.SparseAdam``.
 
     >>> table = KDTable(1000, 16, choices=8, parts=6)
     >>> table(torch.tensor([3, 17])).shape, round(table.code_bits() / 8)
@@ -46,6 +47,7 @@ class KDTable(ComposedTable):
     """
 
     example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 5}
+    code_logits = HeldRows()  # [V, D K]
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class KDTable(ComposedTable):
         self.logit_norm, self.output_norm = bool(logit_norm), bool(output_norm)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         flat = (self.num_embeddings, self.parts * self.choices)
-        self.code_logits = new_parameter(flat, normal(1.0, generator), **where)
+        self.code_logits = new_rows(new_parameter(flat, normal(1.0, generator), **where), self.sparse)
         self.new_composer(generator, **where)
         self.norm = Normalise(self.choices, learnt=not self.relax.schedule.falls, **where) if self.logit_norm else None
         self.last = Normalise(self.embedding_dim, learnt=True, **where) if self.output_norm else None
@@ -94,7 +96,7 @@ class KDTable(ComposedTable):
             self.make_unique()
 
     def _logits(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, K], float32 at least
-        found = F.embedding(ids, self.code_logits, sparse=self.sparse)
+        found: Tensor = row_parameter(self, "code_logits")(ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         return found.to(wide).reshape(*ids.shape, self.parts, self.choices)
 
@@ -139,7 +141,7 @@ class KDTable(ComposedTable):
 
     def code_parameters(self) -> list[nn.Parameter]:
         """Return the code logits."""
-        return [self.code_logits]
+        return [cast(nn.Parameter, row_parameter(self, "code_logits").weight)]
 
     def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
         """Code the rows of ``matrix`` by additive quantisation, then fit code vectors and composer to them."""

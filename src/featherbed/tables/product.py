@@ -15,6 +15,7 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
+from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.autoencode import rows_to_code
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
@@ -42,6 +43,7 @@ class ProductTable(CodedTable):
         temperature: τ of the softmax.
         commitment: weight of the pull of queries to their centroids (centroid only).
         normalise: batch normalisation of the responses; by default for softmax only.
+        sparse: row-sparse gradients of the queries, for optimizers of this library.
 
     >>> table = ProductTable(1000, 16, choices=8, parts=4)
     >>> table(torch.tensor([3, 17])).shape, round(table.code_bits() / 8)
@@ -49,6 +51,7 @@ class ProductTable(CodedTable):
     """
 
     example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 4}
+    queries = HeldRows()  # [V, D query_dim]
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class ProductTable(CodedTable):
         temperature: float = 1.0,
         commitment: float = 0.0,
         normalise: bool | None = None,
+        sparse: bool = False,
         padding_idx: int | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -86,7 +90,9 @@ class ProductTable(CodedTable):
         self.query_dim = self.width if query_dim is None or variant == "centroid" else positive("query_dim", query_dim)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         sets, query = 1 if self.shared else self.parts, self.query_dim
-        self.queries = new_parameter((self.num_embeddings, self.parts * query), normal(1.0, generator), **where)
+        self.sparse = bool(sparse)
+        flat = (self.num_embeddings, self.parts * query)
+        self.queries = new_rows(new_parameter(flat, normal(1.0, generator), **where), self.sparse)
         spread = math.sqrt(self.parts) if self.additive else 1.0
         self.values = new_parameter((sets * self.choices, self.width), normal(spread, generator), **where)
         shape = (sets * self.choices, query)
@@ -97,7 +103,7 @@ class ProductTable(CodedTable):
         return flat.reshape(-1, self.choices, flat.shape[1]).expand(self.parts, -1, -1)
 
     def _asked(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, query_dim], float32 at least
-        found = F.embedding(ids, self.queries)
+        found: Tensor = row_parameter(self, "queries")(ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         return found.to(wide).reshape(*ids.shape, self.parts, self.query_dim)
 

@@ -18,6 +18,7 @@ from featherbed.errors import ArgumentError, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.sizes import Sizes, measure
 
@@ -267,9 +268,15 @@ class Table(nn.Module):
         plain = {k: v if isinstance(v, int | float | str | bool | None) else repr(v) for k, v in self.settings().items()}
         return {"table": type(self).__name__} | plain
 
+    def __repr__(self) -> str:
+        """Show the table; what merely holds its rows is no part of a model's structure."""
+        if all(isinstance(child, RowParameter) for child in self.children()):
+            return f"{type(self).__name__}({self.extra_repr()})"
+        return super().__repr__()
+
     def extra_repr(self) -> str:
         """Show the call that makes this table."""
-        shown = "".join(f", {name}={value!r}" for name, value in self.settings().items() if value is not None)
+        shown = "".join(f", {n}={v!r}" for n, v in self.settings().items() if v is not None and (n, v) != ("sparse", False))
         return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.optim import clip_grad_norm_
 from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tables.table import Table
 from featherbed.tasks.checkpoints import Checkpoints
@@ -103,7 +104,7 @@ def train_epoch(
         logits, state = model(text[place : place + len(target)], detached(state))
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
         (loss + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(clipped, clip)
+        clip_grad_norm_(clipped, clip)
         optimizer.step()
         total, count = total + float(loss.detach()) * target.numel(), count + target.numel()
         report(exp(total / count), count)
