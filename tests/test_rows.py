@@ -116,9 +116,9 @@ def test_compiled_loops_are_the_plain_ones(rule, kind, monkeypatch):
         return table, makers[rule](table.parameters(), {} if penalty is None else {table.transform: penalty}), penalty
 
     quick, slow = made(), made()
-    run([quick[0]], [quick[1]], 400, falling, moody if kind != "none" else None, [quick[2]])
+    run([quick[0]], [quick[1]], 120, falling, moody if kind != "none" else None, [quick[2]])
     monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")
-    run([slow[0]], [slow[1]], 400, falling, moody if kind != "none" else None, [slow[2]])
+    run([slow[0]], [slow[1]], 120, falling, moody if kind != "none" else None, [slow[2]])
     torch.testing.assert_close(quick[0].transform, slow[0].transform, rtol=2e-4, atol=2e-5)
     torch.testing.assert_close(quick[0].atoms, slow[0].atoms, rtol=2e-4, atol=2e-5)
 

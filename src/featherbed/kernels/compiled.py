@@ -28,16 +28,6 @@ def fast(function: F) -> F:
     return made
 
 
-def reordered(function: F) -> F:
-    """Compile a function whose sums may be taken in any order; NaN and infinity stay what they are."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract"}}
-    try:
-        made: F = njit(cache=True, **options)(function)
-    except RuntimeError:
-        made = njit(**options)(function)
-    return made
-
-
 def job(function: Callable[[Any, Any, Any], Any]) -> int:
     """Compile ``function(block, start, stop)`` to a job any thread can run without Python; return its address."""
     try:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled
-from featherbed.kernels.vectors import breathe, call, shared_add, shared_load, shared_swap, shared_take
+from featherbed.kernels.shared import breathe, call, give_way, shared_add, shared_load, shared_swap, shared_take
 
 # words of the desk, eight apart: each on a cache line of its own
 SEQUENCE, OPEN, ACTIVE, NEXT, DONE, GOOD, ASLEEP, RETIRED = range(0, 64, 8)
 JOB, BLOCK, COUNT, GRAIN = range(64, 68)
 WORDS = 72
+PATIENCE = 400  # turns of waiting, about 15 µs, before the core is offered to others
 
 
 @compiled
@@ -49,16 +50,27 @@ def open_desk(desk: Any, job: Any, block: Any, count: Any, grain: Any) -> Any:
 
 
 @compiled
+def _wait(turns: Any) -> Any:
+    """Wait a moment; from time to time let others have the core, as whoever is waited for may need it."""
+    if turns % PATIENCE == PATIENCE - 1:
+        give_way()
+    else:
+        breathe()
+    return turns + 1
+
+
+@compiled
 def finish(desk: Any) -> Any:
     """Take pieces like everyone, wait for those others took, close the desk; return 1 if every piece went well."""
     base = np.uint64(desk.ctypes.data)
     _take_pieces(desk)
     pieces = (desk[COUNT] + desk[GRAIN] - 1) // desk[GRAIN]
+    turns = 0
     while shared_load(base + np.uint64(8 * DONE)) < pieces:
-        breathe()
+        turns = _wait(turns)
     shared_swap(base + np.uint64(8 * OPEN), 0)
     while shared_load(base + np.uint64(8 * ACTIVE)) > 0:
-        breathe()
+        turns = _wait(turns)
     return shared_load(base + np.uint64(8 * GOOD))
 
 
@@ -69,8 +81,7 @@ def serve(desk: Any, heard: Any, turns: Any) -> Any:
     while idle < turns:
         now = shared_load(base + np.uint64(8 * SEQUENCE))
         if now == heard:
-            idle += 1
-            breathe()
+            idle = _wait(idle)
             continue
         heard, idle = now, 0
         if shared_load(base + np.uint64(8 * RETIRED)):

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 from functools import cache
-from threading import Lock, Semaphore, Thread
+from threading import Lock, Semaphore, Thread, get_native_id
 from typing import Any
 
 import numpy as np
@@ -31,24 +31,28 @@ class Crew:
         self.leading = Lock()
         self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self.leader_core = -1
+        self.size, self.workers = workers, list[int]()  # their numbers, as the system has them
         self.held: object = None
         for number in range(workers):
             Thread(target=self._work, name=f"featherbed-{number}", daemon=True).start()
 
     def _work(self) -> None:
+        self.workers.append(get_native_id())
         heard = 0
         while heard >= 0:
             heard = crew.serve(self.desk, heard, TURNS)
             if heard >= 0 and crew.may_sleep(self.desk, heard):
                 self.wake.acquire()
-                self._keep_off_the_leader()
 
-    def _keep_off_the_leader(self) -> None:
-        """Leave the leader's core: schedulers like to wake a thread where its waker runs, where it could only be in the way."""
-        others = self.cores - {self.leader_core}
-        if others:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, others)
+    def _clear_the_leaders_core(self) -> None:
+        """Keep workers off the core the leader runs on: schedulers like to wake a thread where its waker runs, and leave it."""
+        core = _this_core()
+        others = self.cores - {core}
+        if core != self.leader_core and others:
+            self.leader_core = core if len(self.workers) == self.size else -1
+            for worker in self.workers:
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(worker, others)
 
     def run(self, job: int, block: NDArray[np.int64], count: int, grain: int, held: object) -> bool:
         """Run a job with everyone's help; alone if another thread is leading the crew already."""
@@ -59,10 +63,10 @@ class Crew:
             if self.desk[crew.OPEN]:  # an interrupt got in between once: nobody may still lean over that job
                 crew.finish(self.desk)
             self.held = (block, held)  # what the workers read lives at least as long as the desk is open
+            self._clear_the_leaders_core()
             sleepers = crew.open_desk(self.desk, job, address, count, grain)
             try:
                 if sleepers:
-                    self.leader_core = _this_core()
                     self.wake.release(sleepers)
             finally:
                 good = crew.finish(self.desk)

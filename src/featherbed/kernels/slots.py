@@ -5,25 +5,39 @@ Blocks are as in ``featherbed.kernels.lookup``.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.compiled import compiled, job, reordered
+from featherbed.kernels.compiled import compiled, job
 from featherbed.kernels.lookup import weigh
 from featherbed.kernels.train import AHEAD, _block, _flat, _grid
-from featherbed.kernels.vectors import prefetch
+from featherbed.kernels.vectors import eight_dots, prefetch, row_sum
+
+LANES = 16  # minima kept side by side
 
 
-@job
-def compose(address: Any, start: Any, stop: Any) -> Any:
-    """out[u] = Σ_j values[u, j] * atoms[support[u, j]]."""
-    block = _block(address)
-    support, values = _grid(block, 0, np.int32), _grid(block, 3, np.float32)
-    atoms, out = _grid(block, 6, np.float32), _grid(block, 9, np.float32)
-    for u in range(start, stop):
-        weigh(support, values, u, support.shape[1], atoms, out, np.uint64(u))
-    return np.int64(1)
+@cache
+def compose(kind: Any) -> int:
+    """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]], for one kind of number."""
+
+    @job
+    def rows(address: Any, start: Any, stop: Any) -> Any:
+        block = _block(address)
+        support, ids, parts = _grid(block, 0, kind), _flat(block, 3, np.int64), _grid(block, 5, np.int32)
+        values, atoms, out = _grid(block, 8, np.float32), _grid(block, 11, np.float32), _grid(block, 14, np.float32)
+        base, slots = np.uint64(support.ctypes.data), support.shape[1]
+        size = np.uint64(slots * support.itemsize)
+        for u in range(start, stop):
+            if u + AHEAD < stop:
+                prefetch(base + np.uint64(ids[u + AHEAD]) * size)
+            for j in range(slots):
+                parts[u, j] = support[ids[u], j]
+            weigh(parts, values, u, slots, atoms, out, np.uint64(u))
+        return np.int64(1)
+
+    return rows
 
 
 @job
@@ -60,31 +74,71 @@ def pool(address: Any, start: Any, stop: Any) -> Any:
     return np.int64(1)
 
 
-@reordered
-def _dot(a: Any, b: Any) -> Any:
+_add8, _add1, _set1 = row_sum(8, add=True), row_sum(1, add=True), row_sum(1, add=False)
+_ONES = (np.float32(1),) * 8
+
+
+@compiled
+def _place(gradient: Any, order: Any, owner: Any, i: Any) -> Any:
+    """Return the address of the gradient that belongs to place i of the order."""
+    row = owner[order[i]] if len(owner) > 0 else np.int64(order[i])
+    return np.uint64(gradient.ctypes.data) + np.uint64(row) * np.uint64(4 * gradient.shape[1])
+
+
+@compiled
+def _gathered(gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any) -> None:
+    """out = Σ weights[i] * gradient[owner[i]] over the places of one row; eight at a time where there are no weights."""
+    weighted, width, to = len(weights) > 0, gradient.shape[1], np.uint64(out.ctypes.data)
+    _set1(to, (_place(gradient, order, owner, first),), (weights[order[first]] if weighted else np.float32(1),), width)
+    i = first + 1
+    while not weighted and i + 8 <= last:
+        a0, a1 = _place(gradient, order, owner, i), _place(gradient, order, owner, i + 1)
+        a2, a3 = _place(gradient, order, owner, i + 2), _place(gradient, order, owner, i + 3)
+        a4, a5 = _place(gradient, order, owner, i + 4), _place(gradient, order, owner, i + 5)
+        a6, a7 = _place(gradient, order, owner, i + 6), _place(gradient, order, owner, i + 7)
+        _add8(to, (a0, a1, a2, a3, a4, a5, a6, a7), _ONES, width)
+        i += 8
+    while i < last:
+        _add1(to, (_place(gradient, order, owner, i),), (weights[order[i]] if weighted else np.float32(1),), width)
+        i += 1
+
+
+@compiled
+def _dot(a: Any, b: Any, first: Any) -> Any:
     total = np.float32(0)
-    for k in range(len(a)):
+    for k in range(first, len(a)):
         total += a[k] * b[k]
     return total
 
 
 @compiled
-def _gathered(gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any) -> None:
-    """out = Σ weights[i] * gradient[owner[i]] over the places of one row."""
-    bags, weighted, width = len(owner) > 0, len(weights) > 0, len(out)
-    for i in range(first, last):
-        place = order[i]
-        one = gradient[owner[place]] if bags else gradient[place]
-        if i == first and not weighted:
-            for k in range(width):
-                out[k] = one[k]
-        elif weighted:
-            w = weights[place]
-            for k in range(width):
-                out[k] = (np.float32(0) if i == first else out[k]) + w * one[k]
-        else:
-            for k in range(width):
-                out[k] += one[k]
+def _by_slots(one: Any, atoms: Any, support: Any, u: Any, out: Any) -> None:
+    """out[u, j] = one . atoms[support[u, j]], eight slots in one pass over the row."""
+    width, slots, j = atoms.shape[1], support.shape[1], 0
+    base, size, row = np.uint64(atoms.ctypes.data), np.uint64(4 * atoms.shape[1]), np.uint64(one.ctypes.data)
+    to = np.uint64(out.ctypes.data) + np.uint64(4 * u * slots)
+    while j + 8 <= slots:
+        a0, a1 = base + np.uint64(support[u, j]) * size, base + np.uint64(support[u, j + 1]) * size
+        a2, a3 = base + np.uint64(support[u, j + 2]) * size, base + np.uint64(support[u, j + 3]) * size
+        a4, a5 = base + np.uint64(support[u, j + 4]) * size, base + np.uint64(support[u, j + 5]) * size
+        a6, a7 = base + np.uint64(support[u, j + 6]) * size, base + np.uint64(support[u, j + 7]) * size
+        done = eight_dots(to + np.uint64(4 * j), row, (a0, a1, a2, a3, a4, a5, a6, a7), width)
+        if done < width:
+            for k in range(j, j + 8):
+                out[u, k] += _dot(one, atoms[support[u, k]], done)
+        j += 8
+    while j < slots:
+        out[u, j] = _dot(one, atoms[support[u, j]], 0)
+        j += 1
+
+
+@compiled
+def _ask(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
+    """Ask for the gradient that belongs to a place of the order, four lines of it."""
+    if i < last:
+        soon = _place(gradient, order, owner, i)
+        for line in range(min(4, (4 * gradient.shape[1] + 63) // 64)):
+            prefetch(soon + np.uint64(64 * line))
 
 
 @job
@@ -102,25 +156,23 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
     to_values, to_atoms = _grid(block, 20, np.float32), _grid(block, 23, np.float32)
     total, borders = _grid(block, 26, np.float32), _flat(block, 29, np.int64)
     keep, anchors, width, slots = len(total) > 0, atoms.shape[0], atoms.shape[1], support.shape[1]
-    local = np.empty(width, np.float32)
-    base = np.uint64(gradient.ctypes.data)
+    local, plain = np.empty(width, np.float32), not keep and len(owner) == 0
     for piece in range(start, stop):
         part = to_atoms[piece * anchors : (piece + 1) * anchors]
         for u in range(borders[piece], borders[piece + 1]):
-            ahead = starts[u] + AHEAD
-            if ahead < starts[borders[piece + 1]] and len(owner) == 0:
-                soon = base + np.uint64(order[ahead]) * np.uint64(4 * width)
-                prefetch(soon)
-                prefetch(soon + np.uint64(64))
+            for i in range(starts[u], min(starts[u + 1], starts[u] + AHEAD)):
+                _ask(gradient, order, owner, i + AHEAD, starts[borders[piece + 1]])
             one = total[u] if keep else local
-            _gathered(gradient, order, owner, weights, starts[u], starts[u + 1], one)
+            if starts[u + 1] - starts[u] == 1 and plain:
+                one = gradient[order[starts[u]]]
+            else:
+                _gathered(gradient, order, owner, weights, starts[u], starts[u + 1], one)
+            _by_slots(one, atoms, support, u, to_values)
+            source = (np.uint64(one.ctypes.data),)
             for j in range(slots):
-                k = support[u, j]
-                to_values[u, j] = _dot(one, atoms[k])
-                w, into = values[u, j], part[k]
-                if w != np.float32(0):
-                    for c in range(width):
-                        into[c] += w * one[c]
+                if values[u, j] != np.float32(0):
+                    into = np.uint64(part.ctypes.data) + np.uint64(support[u, j]) * np.uint64(4 * width)
+                    _add1(into, source, (values[u, j],), width)
     return np.int64(1)
 
 
@@ -131,5 +183,53 @@ def weight_gradients(address: Any, start: Any, stop: Any) -> Any:
     rows, index, gradient = _grid(block, 0, np.float32), _flat(block, 3, np.int32), _grid(block, 5, np.float32)
     owner, out = _flat(block, 8, np.int64), _flat(block, 10, np.float32)
     for i in range(start, stop):
-        out[i] = _dot(rows[index[i]], gradient[owner[i]])
+        out[i] = _dot(rows[index[i]], gradient[owner[i]], 0)
+    return np.int64(1)
+
+
+@compiled
+def _least(row: Any, lanes: Any) -> Any:
+    """Return the place of the least number of a row, and it, if that is below 0 (else 0, 0): by lanes, as vectors go."""
+    whole = len(row) - len(row) % LANES
+    for lane in range(LANES):
+        lanes[lane] = np.float32(0)
+    for first in range(0, whole, LANES):
+        for lane in range(LANES):
+            x = row[first + lane]
+            lanes[lane] = x if x < lanes[lane] else lanes[lane]
+    best, least = np.int64(0), np.float32(0)
+    for lane in range(LANES):
+        least = lanes[lane] if lanes[lane] < least else least
+    for k in range(whole, len(row)):
+        least = row[k] if row[k] < least else least
+    if least < np.float32(0):
+        while row[best] != least:
+            best += 1
+    return best, least
+
+
+@job
+def best_atoms(address: Any, start: Any, stop: Any) -> Any:
+    """For each row the ``most`` atoms it lacks whose weights have the largest gradients; 0 where there are none.
+
+    ``scores`` [n, K], which are overwritten, are the gradients but for a factor above 0; ``signed`` asks for the most negative.
+    """
+    block = _block(address)
+    scores, support = _grid(block, 0, np.float32), _grid(block, 3, np.int32)
+    atoms, found = _grid(block, 6, np.int64), _grid(block, 9, np.float32)
+    factor, signed, most = np.float32(_flat(block, 12, np.float64)[0]), block[14], atoms.shape[1]
+    lanes, wanted = np.empty(LANES, np.float32), np.empty(scores.shape[1], np.float32)
+    for u in range(start, stop):
+        row = scores[u]
+        for j in range(support.shape[1]):
+            row[support[u, j]] = np.float32(0)
+        for e in range(most):
+            if signed:
+                best, least = _least(row, lanes)
+            else:
+                for k in range(len(row)):
+                    wanted[k] = -abs(row[k])
+                best, least = _least(wanted, lanes)
+            atoms[u, e], found[u, e] = best, factor * row[best] if least < np.float32(0) else np.float32(0)
+            row[best] = np.float32(0)
     return np.int64(1)

@@ -1,7 +1,7 @@
 """Compiled loops of training: distinct ids, rows brought up to date, rows composed from slots and their gradients, row updates.
 
-Blocks are as in ``featherbed.kernels.lookup``. Sums may be taken in another order than written, but nothing is assumed of
-the numbers: NaN stays NaN. Every loop gives the same result for the same number of threads.
+Blocks are as in ``featherbed.kernels.lookup``. Nothing is assumed of the numbers: NaN
+stays NaN. Every loop gives the same result for the same number of threads.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numba import carray
 from featherbed.kernels.compiled import compiled, job
 from featherbed.kernels.vectors import pointer, prefetch
 
-AHEAD = 8  # rows between asking for a row and reading it
+AHEAD = 16  # rows between asking for a row and reading it
 WORDS = 64  # of a block
 NONE, NONNEGATIVE, L1 = 0, 1, 2
 YOGI, SGD, ADAM, ADAGRAD = 0, 1, 2, 3
-DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # rows of a history
+DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 
 
 @compiled
@@ -100,18 +100,19 @@ def _step_by_step(
     """Replay the steps from place ``at`` on one by one while momentum matters; the rest at once."""
     x, stop = np.float64(p), min(end, at + reach)
     for i in range(at + 1, stop + 1):
-        x = past[DECAY, i] * x - past[MOVE, i] * powers[i - at] * m / divisor
-        x = _shrink(kind, x, past[THRESHOLD, i] / measure)
+        x = past[i, DECAY] * x - past[i, MOVE] * powers[i - at] * m / divisor
+        x = _shrink(kind, x, past[i, THRESHOLD] / measure)
     if stop < end:
-        fallen = np.exp(past[FALL, end] - past[FALL, stop])
-        x = _shrink(kind, x * fallen, (past[DEBT, end] - past[DEBT, stop] * fallen) / measure)
+        fallen = np.exp(past[end, FALL] - past[stop, FALL])
+        x = _shrink(kind, x * fallen, (past[end, DEBT] - past[stop, DEBT] * fallen) / measure)
     return x
 
 
 @cache
-def catch_up(real: Any, kind: int, moving: bool, scaled: bool, metric: bool) -> Any:
+def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> Any:
     """Return ``f(p, m, v, eps, at, end, reach, past, powers, out)``: a row after what it missed, at once where that is exact.
 
+    ``fixed``: the width of rows where it is known when compiled, so that a row is one vector; 0 for any width.
     A one-sided shrinkage clips at zero at every step. Taken at once it clips only at the end, which is the same while the row
     falls after it has risen, never the other way round: ``odd`` counts the steps that could make it so.
     """
@@ -119,28 +120,32 @@ def catch_up(real: Any, kind: int, moving: bool, scaled: bool, metric: bool) -> 
 
     @compiled
     def row(p: Any, m: Any, v: Any, eps: Any, at: Any, end: Any, reach: Any, past: Any, powers: Any, out: Any) -> None:
-        fallen = np.exp(past[FALL, end] - past[FALL, at]) if past[FALL, end] != past[FALL, at] else 1.0
-        owed = real(past[DEBT, end] - past[DEBT, at] * fallen)
-        drift, keep = real(past[TAIL, at]), real(fallen)
-        odd = past[ODD, end] != past[ODD, at]
-        for j in range(len(out)):
-            s = np.sqrt(v[j]) + eps if scaled else one
-            measure = s if metric else one
-            if moving and m[j] != nought and (odd or kind == L1 or (kind == NONNEGATIVE and p[j] < nought)):
-                out[j] = _step_by_step(p[j], m[j], s, measure, kind, at, end, reach, past, powers)
-            else:
-                moved = p[j] * keep
-                if moving:
-                    moved -= drift * m[j] / s
-                out[j] = _shrink(kind, moved, owed / measure)
+        fallen = np.exp(past[end, FALL] - past[at, FALL]) if past[end, FALL] != past[at, FALL] else 1.0
+        owed = real(past[end, DEBT] - past[at, DEBT] * fallen)
+        drift, keep = real(past[at, TAIL]), real(fallen)
+        width, apart = fixed or len(out), kind == L1 or past[end, ODD] != past[at, ODD]
+        if moving and kind == NONNEGATIVE:
+            for j in range(width):
+                apart |= p[j] < nought
+        if moving and apart:
+            for j in range(width):
+                s = np.sqrt(v[j]) + eps if scaled else one
+                out[j] = _step_by_step(p[j], m[j], s, s if metric else one, kind, at, end, reach, past, powers)
+            return
+        for j in range(width):
+            share = one / (np.sqrt(v[j]) + eps) if scaled else one
+            moved = p[j] * keep
+            if moving:
+                moved -= drift * m[j] * share
+            out[j] = _shrink(kind, moved, owed * share if metric else owed)
 
     return row
 
 
 @cache
-def settle(real: Any, kind: int, moving: bool, scaled: bool, metric: bool) -> int:
+def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> int:
     """Make the job that brings rows up to date, in place or in ``out``."""
-    row_of, nought, size = catch_up(real, kind, moving, scaled, metric), real(0), real(0).itemsize
+    row_of, nought, size = catch_up(real, fixed, kind, moving, scaled, metric), real(0), real(0).itemsize
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -149,16 +154,16 @@ def settle(real: Any, kind: int, moving: bool, scaled: bool, metric: bool) -> in
         momentum, second = _grid(block, 7, real), _grid(block, 10, real)
         out, past, powers = _grid(block, 13, real), _grid(block, 16, np.float64), _flat(block, 19, np.float64)
         eps, write, begin, now = real(_flat(block, 21, np.float64)[0]), block[23], block[24], block[25]
-        width, end, reach = weight.shape[1], now - begin, len(powers) - 1
+        width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
         for u in range(start, stop):
             if u + AHEAD < stop:
                 soon = np.uint64(ids[u + AHEAD])
                 prefetch(np.uint64(weight.ctypes.data) + soon * np.uint64(size * width))
                 prefetch(np.uint64(stamps.ctypes.data) + soon * np.uint64(4))
                 if moving:
-                    prefetch(np.uint64(momentum.ctypes.data) + soon * np.uint64(size * width))
+                    prefetch(np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1]))
                 if scaled:
-                    prefetch(np.uint64(second.ctypes.data) + soon * np.uint64(size * width))
+                    prefetch(np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1]))
             r = ids[u]
             at = stamps[r] - begin
             if write:
@@ -181,7 +186,10 @@ def settle(real: Any, kind: int, moving: bool, scaled: bool, metric: bool) -> in
 
 @compiled
 def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
-    """Return an element after a step, its moments and its preconditioner; c: decay, rate, keep, add, beta2, eps, correction."""
+    """Return an element after a step, its moments and one over its preconditioner.
+
+    c: decay, rate, what is kept and added of the momentum, 1 - beta2, eps, correction.
+    """
     if rule == YOGI:
         m = c[2] * m + c[3] * g
         square = g * g
@@ -189,26 +197,26 @@ def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
             v -= c[4] * square
         elif v < square:
             v += c[4] * square
-        s = np.sqrt(v) + c[5]
-        return c[0] * p - c[1] * m / s, m, v, s
+        share = c[6] / (np.sqrt(v) + c[5])
+        return c[0] * p - c[1] * m * share, m, v, share
     if rule == ADAM:
         m = c[2] * m + c[3] * g
         v += c[4] * (g * g - v)
-        s = np.sqrt(v) / c[6] + c[5]
-        return c[0] * p - c[1] * m / s, m, v, s
+        share = np.float32(1) / (np.sqrt(v) / c[6] + c[5])
+        return c[0] * p - c[1] * m * share, m, v, share
     if rule == ADAGRAD:
         v += g * g
-        s = np.sqrt(v) + c[5]
-        return c[0] * p - c[1] * g / s, m, v, s
+        share = c[6] / (np.sqrt(v) + c[5])
+        return c[0] * p - c[1] * g * share, m, v, share
     m = c[2] * m + c[3] * g
     return c[0] * p - c[1] * m, m, v, c[6]
 
 
 @cache
-def update(real: Any, rule: int, kind: int, moving: bool, metric: bool) -> int:
+def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bool) -> int:
     """Make the job that brings rows up to date, steps them by their gradients and shrinks them, in one pass."""
     scaled, holds_m = rule != SGD, rule in (YOGI, ADAM) or moving
-    row_of, nought, size = catch_up(real, kind, moving, rule == YOGI, metric), real(0), real(0).itemsize
+    row_of, nought, size = catch_up(real, fixed, kind, moving, rule == YOGI, metric), real(0), real(0).itemsize
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -217,7 +225,7 @@ def update(real: Any, rule: int, kind: int, moving: bool, metric: bool) -> int:
         momentum, second = _grid(block, 7, real), _grid(block, 10, real)
         gradient, past, powers = _grid(block, 13, real), _grid(block, 16, np.float64), _flat(block, 19, np.float64)
         numbers, begin, now, stamp = _flat(block, 21, np.float64), block[23], block[24], block[25]
-        width, end, reach = weight.shape[1], now - begin, len(powers) - 1
+        width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
         c = (
             real(numbers[0]), real(numbers[1]), real(numbers[2]), real(numbers[3]),
             real(numbers[4]), real(numbers[5]), real(numbers[6]),
@@ -229,9 +237,9 @@ def update(real: Any, rule: int, kind: int, moving: bool, metric: bool) -> int:
                 prefetch(np.uint64(weight.ctypes.data) + soon * np.uint64(size * width))
                 prefetch(np.uint64(stamps.ctypes.data) + soon * np.uint64(4))
                 if holds_m:
-                    prefetch(np.uint64(momentum.ctypes.data) + soon * np.uint64(size * width))
+                    prefetch(np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1]))
                 if scaled:
-                    prefetch(np.uint64(second.ctypes.data) + soon * np.uint64(size * width))
+                    prefetch(np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1]))
             r = ids[u]
             at = stamps[r] - begin
             if at < end:
@@ -243,12 +251,12 @@ def update(real: Any, rule: int, kind: int, moving: bool, metric: bool) -> int:
             for j in range(width):
                 m = momentum[r, j] if holds_m else nought
                 v = second[r, j] if scaled else nought
-                p, m, v, s = _advance(rule, weight[r, j], m, v, gradient[u, j], c)
+                p, m, v, share = _advance(rule, weight[r, j], m, v, gradient[u, j], c)
                 if holds_m:
                     momentum[r, j] = m
                 if scaled:
                     second[r, j] = v
-                weight[r, j] = _shrink(kind, p, threshold / s if metric else threshold)
+                weight[r, j] = _shrink(kind, p, threshold * share if metric else threshold)
             stamps[r] = stamp
         return np.int64(1)
 

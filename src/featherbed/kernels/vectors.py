@@ -1,8 +1,7 @@
-"""What the compiled loops need beyond Python: vector sums, memory by address, words shared between threads."""
+"""What the compiled loops need beyond Python: vector sums, memory by address."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +66,64 @@ def _loop(builder: Any, lanes: int, length: Any, done: Any, out: Any, atoms: Any
     builder.store(stop, done)
     builder.branch(test)
     builder.position_at_end(leave)
+
+
+_LANES8 = ir.VectorType(ir.FloatType(), 8)
+# how two rounds of partial sums become one: lanes of the first summand, and of the second
+_FOLDS = (([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+          ([0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]),
+          ([0, 2, 4, 6, 8, 10, 12, 14], [1, 3, 5, 7, 9, 11, 13, 15]))  # fmt: skip
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) -> Any:  # noqa: ARG001
+    """out[j] = row . atoms[j] for eight atoms, all float32 rows given by address, over the whole eights of ``width``.
+
+    It returns how many elements are done: the last few, fewer than eight, are left to the caller. Sums are taken lane by lane,
+    then across lanes: in another order than numpy, always the same.
+    """
+    signature = types.intp(types.uintp, types.uintp, types.UniTuple(types.uintp, 8), types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        target, row_address, atom_tuple, length = arguments
+        addresses = cgutils.unpack_tuple(builder, atom_tuple, 8)
+        zero = ir.Constant(_LANES8, [0.0] * 8)
+        done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in addresses]
+        for place in sums:
+            builder.store(zero, place)
+        test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
+        builder.branch(test)
+        builder.position_at_end(test)
+        start = builder.load(done)
+        stop = builder.add(start, ir.Constant(length.type, 8))
+        builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
+        builder.position_at_end(body)
+        offset = builder.mul(start, ir.Constant(start.type, 4))
+
+        def at(address: Any) -> Any:
+            return builder.load(builder.inttoptr(builder.add(address, offset), _LANES8.as_pointer()), align=4)
+
+        mine, fused = at(row_address), ("contract",)
+        for address, place in zip(addresses, sums, strict=True):
+            product = builder.fmul(mine, at(address), flags=fused)
+            builder.store(builder.fadd(builder.load(place), product, flags=fused), place)
+        builder.store(stop, done)
+        builder.branch(test)
+        builder.position_at_end(leave)
+        parts = [builder.load(place) for place in sums]
+        for low, high in _FOLDS:
+            parts = [_folded(builder, one, other, low, high) for one, other in zip(parts[::2], parts[1::2], strict=True)]
+        builder.store(parts[0], builder.inttoptr(target, _LANES8.as_pointer()), align=4)
+        return builder.load(done)
+
+    return signature, generate
+
+
+def _folded(builder: Any, one: Any, other: Any, low: list[int], high: list[int]) -> Any:
+    order = ir.VectorType(_I32, 8)
+    halves = (builder.shuffle_vector(one, other, ir.Constant(order, lanes)) for lanes in (low, high))
+    return builder.fadd(*halves)
 
 
 def level_row(bits: int, by_column: bool) -> Callable[..., int]:
@@ -181,77 +238,3 @@ def pointer(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
         return builder.inttoptr(arguments[0], _I8.as_pointer())
 
     return types.voidptr(types.uintp), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def call(typing_context: Any, function: Any, block: Any, start: Any, stop: Any) -> Any:  # noqa: ARG001
-    """Call a compiled job by its address: function(block, start, stop) -> 1 if all went well."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        kind = ir.FunctionType(_I64, [_I64, _I64, _I64])
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-
-    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def shared_load(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
-    """Read an int64 that other threads change."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.load_atomic(place, ordering="seq_cst", align=8)
-
-    return types.int64(types.uintp), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def breathe(typing_context: Any) -> Any:  # noqa: ARG001
-    """Let the other thread of a core have it for a moment: what a waiting loop should do at every turn."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        if platform.machine() in ("x86_64", "AMD64"):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
-        elif platform.machine() in ("aarch64", "arm64"):
-            kind = ir.FunctionType(ir.VoidType(), [_I32])
-            hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.aarch64.hint")
-            builder.call(hint, [ir.Constant(_I32, 1)])  # yield
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def shared_add(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: ARG001
-    """Add to an int64 that other threads change; return what it was before."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
-
-    return types.int64(types.uintp, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def shared_take(typing_context: Any, address: Any, seen: Any) -> Any:  # noqa: ARG001
-    """Take one off an int64 that other threads change, if it still is what was seen; return 1 if it was."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        less = builder.sub(arguments[1], ir.Constant(_I64, 1))
-        pair = builder.cmpxchg(place, arguments[1], less, "seq_cst")
-        return builder.zext(builder.extract_value(pair, 1), _I64)
-
-    return types.int64(types.uintp, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def shared_swap(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: ARG001
-    """Set an int64 that other threads change; return what it was before."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        place = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.atomic_rmw("xchg", place, arguments[1], "seq_cst")
-
-    return types.int64(types.uintp, types.int64), generate

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from featherbed.optim.penalties import Penalty
@@ -46,9 +45,9 @@ class Adagrad(RowOptimizer):
         rate = float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
         return Coefficients(rate, rate, eps=float(group["eps"]))
 
-    def fresh(self, name: str, like: Tensor, group: Group) -> Tensor:  # noqa: ARG002 - there is only v
+    def first(self, name: str, group: Group) -> float:  # noqa: ARG002 - there is only v
         """v starts at a constant."""
-        return torch.full_like(like, group["initial_accumulator"])
+        return float(group["initial_accumulator"])
 
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
         """Step in place."""

@@ -71,9 +71,9 @@ class Yogi(RowOptimizer):
     def _beta(self, group: Group) -> float:
         return float(group["betas"][0])
 
-    def fresh(self, name: str, like: Tensor, group: Group) -> Tensor:
+    def first(self, name: str, group: Group) -> float:
         """v starts at a small constant."""
-        return torch.full_like(like, group["initial_accumulator"] if name == "v" else 0.0)
+        return float(group["initial_accumulator"]) if name == "v" else 0.0
 
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
         """Step in place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,14 @@ from featherbed.packed.engine import VARIABLE
 if TYPE_CHECKING:
     from featherbed.rows.ledger import Ledger
 
+VECTORS = (4, 8, 16, 32)  # widths that have loops of their own
+SCORES = 1 << 19  # scores held at once
+PIECES = 12  # sums of the atoms' gradient: taken apart, so that threads add nothing to the same, then together
 GRAIN = 512  # rows a thread takes at a time
 KINDS = {"none": 0, "nonnegative": 1, "l1": 2}
 RULES = {"yogi": 0, "sgd": 1, "adam": 2, "adagrad": 3}
 _NOTHING: dict[int, NDArray[np.float32]] = {n: np.empty((0,) * n, dtype=np.float32) for n in (1, 2)}
+_own = threading.local()
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -50,10 +55,17 @@ def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAI
     words = np.zeros(64, dtype=np.int64)
     at = 0
     for argument in arguments:
-        entry = (argument,) if isinstance(argument, int) else (argument.ctypes.data, *argument.shape)
+        entry = (argument,) if isinstance(argument, int) else _words(argument)
         words[at : at + len(entry)] = entry
         at += len(entry)
     pool.run(job, words, count, grain, arguments)
+
+
+def _words(array: NDArray[Any]) -> tuple[int, ...]:
+    """Return address and shape; the width of rows that lie apart is how far apart they are."""
+    if array.ndim == 2 and len(array) and not array.flags.c_contiguous:
+        return array.ctypes.data, len(array), array.strides[0] // array.itemsize
+    return array.ctypes.data, *array.shape
 
 
 def _train() -> Any:
@@ -64,13 +76,13 @@ def _slots() -> Any:
     return importlib.import_module("featherbed.kernels.slots")
 
 
-def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:  # int64 [n] -> int64 [U], int32 [n]
-    """Return the distinct ids as they appear, and the number of each id among them: ids = distinct[index]."""
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [n], int32 [n]
+    """Return the distinct ids as they appear, the number of each id among them, and how many: ids = distinct[index]."""
     given = ids.numpy()
     room = np.full(1 << max(4, (2 * len(given) - 1).bit_length()), -1, dtype=np.int32)
     found, index = np.empty(len(given), dtype=np.int64), np.empty(len(given), dtype=np.int32)
     count = _train().find_distinct(given, room, found, index)
-    return torch.from_numpy(found[:count]), torch.from_numpy(index)
+    return torch.from_numpy(found), torch.from_numpy(index), count
 
 
 def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -82,27 +94,35 @@ def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.in
 
 def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
     """Return distinct ids and the sums of their rows, added in the order they come."""
-    found, index = distinct(ids)
-    if len(found) == len(ids):
+    found, index, count = distinct(ids)
+    if count == len(ids):
         return found, rows
-    order, starts = grouped(index, len(found))
-    out = np.empty((len(found), rows.shape[1]), dtype=np.float32)
-    _run(_train().sum_groups, len(found), rows.numpy(), order, starts, out)
-    return found, torch.from_numpy(out)
+    order, starts = grouped(index, count)
+    out = np.empty((count, rows.shape[1]), dtype=np.float32)
+    _run(_train().sum_groups, count, rows.numpy(), order, starts, out)
+    return found[:count], torch.from_numpy(out)
 
 
 def _held(tensor: Tensor | None) -> NDArray[np.float32]:
     return _NOTHING[2] if tensor is None else tensor.detach().numpy()
 
 
-def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool) -> Tensor:  # [n] -> [n, s]
-    """Bring rows up to date where they are stored, or return them as they are now."""
+def _fixed(weight: Tensor) -> int:
+    """Return the width of rows worth loops of their own, else 0."""
+    return weight.shape[1] if weight.shape[1] in VECTORS else 0
+
+
+def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None = None) -> Tensor:  # [n] -> [n, s]
+    """Bring rows up to date where they are stored, or return them (``into`` what is given) as they are now."""
     account, history = ledger.account, ledger.history
     moving, scaled = account.momentum is not None, account.second is not None
     assert account.kind is not None
-    job = _train().settle(_REALS[ledger.weight.dtype], KINDS[account.kind], moving, scaled, account.metric)
+    job = _train().settle(
+        _REALS[ledger.weight.dtype], _fixed(ledger.weight), KINDS[account.kind], moving, scaled, account.metric
+    )
     weight = ledger.weight.detach().numpy()
-    out = np.empty((0 if write else len(ids), weight.shape[1]), dtype=weight.dtype)
+    shape = (0 if write else len(ids), weight.shape[1])
+    out: NDArray[Any] = np.empty(shape, dtype=weight.dtype) if into is None else into.numpy()
     numbers = np.array([account.eps], dtype=np.float64)
     arrays = (weight, ids.numpy(), ledger.stamps.numpy(), _held(account.momentum), _held(account.second), out, history.table)
     _run(job, len(ids), *arrays, history.powers, numbers, int(write), history.begin, history.now)
@@ -126,18 +146,44 @@ def update_rows(
     account, history = ledger.account, ledger.history
     assert account.kind is not None
     job = _train().update(
-        _REALS[ledger.weight.dtype], RULES[rule], KINDS[account.kind], account.momentum is not None, account.metric
+        _REALS[ledger.weight.dtype],
+        _fixed(ledger.weight),
+        RULES[rule],
+        KINDS[account.kind],
+        account.momentum is not None,
+        account.metric,
     )
     arrays = (ledger.weight.detach().numpy(), ids.numpy(), ledger.stamps.numpy(), _held(momentum), _held(second))
     values = np.array(numbers, dtype=np.float64)
     _run(job, len(ids), *arrays, gradient.numpy(), history.table, history.powers, values, history.begin, history.now, stamp)
 
 
-def slot_rows(support: Tensor, values: Tensor, atoms: Tensor) -> Tensor:  # int32 [U, s], [U, s], [K, d] -> [U, d]
-    """Compose rows from slots."""
-    out = torch.empty(len(values), atoms.shape[1])
-    _run(_slots().compose, len(values), support.numpy(), values.detach().numpy(), atoms.detach().numpy(), out.numpy())
-    return out
+def slot_rows(
+    support: Tensor,  # int [V, s]
+    ids: Tensor,  # int64 [U]
+    values: Tensor,  # [U, s]
+    atoms: Tensor,  # [K, d]
+    parts: Tensor,  # int32 [U, s], filled
+) -> Tensor:  # [U, d]
+    """Compose rows from slots, in a place this thread uses again at its next call: fresh memory costs as much as the rows."""
+    held, out = support.numpy(), _room(len(ids), atoms.shape[1])
+    arrays = (ids.numpy(), parts.numpy(), values.detach().numpy(), atoms.detach().numpy(), out)
+    _run(_slots().compose(held.dtype.type), len(ids), held, *arrays)
+    return torch.from_numpy(out)
+
+
+def _room(rows: int, width: int) -> NDArray[np.float32]:
+    held: NDArray[np.float32] | None = getattr(_own, "room", None)
+    if held is None or held.size < rows * width:
+        _own.room = held = np.empty(rows * width + rows * width // 4, dtype=np.float32)
+    return held[: rows * width].reshape(rows, width)
+
+
+def finite(values: Tensor) -> bool:
+    """Whether every number is one, told by their sum where that is enough."""
+    if values.device.type == "cpu" and values.dtype in _REALS:
+        return bool(np.isfinite(values.detach().numpy().sum())) or bool(np.isfinite(values.detach().numpy()).all())
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def pooled_rows(
@@ -168,20 +214,41 @@ def slot_gradients(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # [U, s], [K, d], [U, d]
     """Return the gradients of values and atoms, and those of the distinct rows if they are to be kept."""
-    threads = importlib.import_module("featherbed.kernels.pool").threads()
     count, width = len(values), atoms.shape[1]
     order, starts = grouped(index, count)
-    borders = np.searchsorted(starts, np.linspace(0, len(order), threads + 1)).astype(np.int64)
+    borders = np.searchsorted(starts, np.linspace(0, len(order), PIECES + 1)).astype(np.int64)
     borders[0], borders[-1] = 0, count
     to_values = np.empty(values.shape, dtype=np.float32)
-    to_atoms = np.zeros((threads * len(atoms), width), dtype=np.float32)
+    to_atoms = np.zeros((PIECES * len(atoms), width), dtype=np.float32)
     total = np.empty((count if keep else 0, width), dtype=np.float32)
     owners = np.empty(0, dtype=np.int64) if owner is None else owner.numpy()
     held = _NOTHING[1] if weights is None else weights.detach().numpy()
     inputs = (support.numpy(), values.detach().numpy(), atoms.detach().numpy(), gradient.numpy(), order, starts, owners, held)
-    _run(_slots().gradients, threads, *inputs, to_values, to_atoms, total, borders, grain=1)
-    summed_atoms = to_atoms.reshape(threads, len(atoms), width).sum(0)
+    _run(_slots().gradients, PIECES, *inputs, to_values, to_atoms, total, borders, grain=1)
+    summed_atoms = to_atoms.reshape(PIECES, len(atoms), width).sum(0)
     return torch.from_numpy(to_values), torch.from_numpy(summed_atoms), torch.from_numpy(total) if keep else None
+
+
+def best_atoms(
+    total: Tensor,  # [n, d]
+    support: Tensor,  # int [n, s]
+    atoms: Tensor,  # [K, d]
+    factor: float,
+    signed: bool,
+    most: int,
+) -> tuple[Tensor, Tensor]:  # int64 [n, e], [n, e]
+    """Return the atoms rows lack whose weights would have the largest gradients factor * total . atom, and these."""
+    count, parts = len(total), support.to(torch.int32).numpy()
+    found, gradients = np.empty((count, most), dtype=np.int64), np.empty((count, most), dtype=np.float32)
+    step = max(1, SCORES // len(atoms))
+    scores, flipped = torch.empty(min(step, count), len(atoms)), atoms.T.contiguous()
+    for start in range(0, count, step):
+        some = slice(start, min(start + step, count))
+        held = scores[: some.stop - some.start]
+        torch.mm(total[some], flipped, out=held)
+        arrays = (held.numpy(), parts[some], found[some], gradients[some], np.array([factor], dtype=np.float64))
+        _run(_slots().best_atoms, len(held), *arrays, int(signed))
+    return torch.from_numpy(found), torch.from_numpy(gradients)
 
 
 def weight_gradients(rows: Tensor, index: Tensor, gradient: Tensor, owner: Tensor) -> Tensor:  # -> [n]

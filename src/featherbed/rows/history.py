@@ -30,11 +30,11 @@ class History:
         self.beta, self.begin, self.now = beta, begin, begin
         self.reach = 0 if beta == 0 else math.ceil(math.log(NEGLIGIBLE) / math.log(beta))  # steps a momentum matters
         self.powers: Numbers = beta ** np.arange(self.reach + 1, dtype=np.float64)
-        self.table: Numbers = np.zeros((len(COLUMNS), FIRST))
+        self.table: Numbers = np.zeros((FIRST, 8))  # the numbers of a step lie on one cache line
 
     def column(self, name: str) -> Numbers:
         """Return one of the numbers kept for each step, by place."""
-        numbers: Numbers = self.table[COLUMNS.index(name)]
+        numbers: Numbers = self.table[:, COLUMNS.index(name)]
         return numbers
 
     def __len__(self) -> int:
@@ -48,9 +48,9 @@ class History:
     def push(self, decay: float, move: float, threshold: float) -> None:
         """Add a step."""
         j = len(self) + 1
-        if j == self.table.shape[1]:
-            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
-        decays, moves, thresholds, debt, fall, tail, odd = self.table
+        if j == len(self.table):
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+        decays, moves, thresholds, debt, fall, tail, odd = self.table.T[: len(COLUMNS)]
         decays[j], moves[j], thresholds[j] = decay, move, threshold
         debt[j] = decay * debt[j - 1] + threshold
         fall[j] = fall[j - 1] + (math.log(decay) if decay != 1.0 else 0.0)
@@ -64,4 +64,4 @@ class History:
     def clear(self) -> None:
         """Forget the steps: every row is up to date."""
         self.begin = self.now
-        self.table[:, 0] = 0.0
+        self.table[0] = 0.0

@@ -60,11 +60,16 @@ def _gather_backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]
 gather_rows.register_autograd(_gather_backward, setup_context=_keep_ids)
 
 
-def _distinct(ids: Tensor, quick: bool) -> tuple[Tensor, Tensor]:
-    if quick:
-        return fast.distinct(ids.contiguous())
-    found, index = torch.unique(ids, return_inverse=True)
-    return found, index.int()
+def _settle_into(values: Tensor, weight: Tensor, found: Tensor, number: int, padding: int) -> None:
+    """Fill values with rows as they are now; the padding row is zero."""
+    holder = numbered(number)
+    ledger = None if holder is None else holder.ledger
+    if ledger is not None and ledger.behind and ledger.account.kind is not None:
+        fast.settle_rows(ledger, found, write=False, into=values)
+    else:
+        values.copy_(_settled(weight, found, number))
+    if padding >= 0:
+        values.numpy()[found.numpy() == padding] = 0.0
 
 
 def _padded(rows: Tensor, length: int) -> Tensor:
@@ -91,16 +96,22 @@ def slot_rows(
     Every distinct id is brought up to date and composed once: ``found`` [n], how many in ``count`` [1], their values and
     support [n, s], and ``index`` [n] of each id among them.
     """
-    quick = fast.in_kernels(weight, atoms) and (weights is None or fast.in_kernels(weights))
-    found, index = _distinct(ids, quick)
+    if fast.in_kernels(weight, atoms) and (weights is None or fast.in_kernels(weights)):
+        found, index, some = fast.distinct(ids.contiguous())
+        values, parts = weight.new_empty(len(ids), weight.shape[1]), ids.new_empty(len(ids), weight.shape[1], dtype=torch.int32)
+        _settle_into(values[:some], weight, found[:some], number, padding)
+        rows = fast.slot_rows(support, found[:some], values[:some], atoms, parts[:some])
+        bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
+        out = fast.pooled_rows(rows, index, bounds, weights)
+        return out, found, torch.tensor([some]), index, values, parts
+    found, index = torch.unique(ids, return_inverse=True)
     values = _settled(weight, found, number)
     if padding >= 0:
         values.masked_fill_((found == padding)[:, None], 0.0)
     parts = support[found].int()
-    rows = _composed(parts, values, atoms, quick)
-    out = _pooled(rows, index, owner, weights, bags, quick)
-    count = torch.tensor([len(found)])
-    return out, _padded(found, len(ids)), count, index, _padded(values, len(ids)), _padded(parts, len(ids))
+    out = _pooled(_composed(parts, values, atoms), index, owner, weights, bags)
+    count, wide = torch.tensor([len(found)]), len(ids)
+    return out, _padded(found, wide), count, index.int(), _padded(values, wide), _padded(parts, wide)
 
 
 @slot_rows.register_fake
@@ -121,17 +132,12 @@ def _(
     return out, found, count, index, weight.new_empty(n, slots), ids.new_empty(n, slots, dtype=torch.int32)
 
 
-def _composed(parts: Tensor, values: Tensor, atoms: Tensor, quick: bool) -> Tensor:
-    if quick:
-        return fast.slot_rows(parts, values, atoms)
+def _composed(parts: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
     return (values[:, None, :] @ atoms.detach()[parts.long()])[:, 0]
 
 
-def _pooled(rows: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int, quick: bool) -> Tensor:
-    if quick:
-        bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
-        return fast.pooled_rows(rows, index, bounds, weights)
-    spread = rows[index.long()]
+def _pooled(rows: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int) -> Tensor:
+    spread = rows[index]
     if owner is None:
         return spread
     if weights is not None:
@@ -167,15 +173,15 @@ def slot_gradients(
     else:
         to_values, to_atoms, total = _gradients(parts, values, atoms, gradient, index, owner, weights)
     if padding >= 0:
-        there = (found == padding)[:, None]
-        to_values.masked_fill_(there, 0.0)
+        there = (found == padding).nonzero()[:, 0]
+        to_values[there] = 0.0
         if keep and total is not None:
-            total.masked_fill_(there, 0.0)
+            total[there] = 0.0
     if keep and slots is not None and total is not None:
         slots.deposit(found, total, to_values)
     to_weights = gradient.new_empty(0)
     if of_weights and owner is not None:
-        rows = _composed(parts, values, atoms, quick)
+        rows = _composed(parts, values, atoms)
         if quick:
             to_weights = fast.weight_gradients(rows, index, gradient, owner)
         else:

@@ -32,14 +32,14 @@ class Proposal:
 
 
 class Slots:
-    """Which atoms may come into the rows of a table: those whose weight, were it there, would have the largest gradient.
+    """Which atoms may come into the rows of a table: the ``most`` whose weights would have the largest gradients.
 
     Every ``every`` steps the backward pass leaves the gradients of the rows it saw (``deposit``), and the optimizer's step
     scores the atoms those rows lack (``propose``), as the gradients stand after unscaling and clipping. With
     DistributedDataParallel set ``group`` to the process group, so that all processes see all rows.
     """
 
-    def __init__(self, table: Slotted, every: int, most: int) -> None:
+    def __init__(self, table: Slotted, every: int, most: int = 1) -> None:
         self.table, self.every, self.most = table, every, most
         self.group: Any = None
         self._left: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -66,13 +66,17 @@ class Slots:
             ids, total, values = (_from_all(part, self.group) for part in (ids, total, values))
         factor = _scaled_by(ids, values, gradient)
         ids, total = _summed(ids, total)
-        atoms, best, step = self.table.atoms.detach(), [], max(1, BLOCK // len(self.table.atoms))
+        atoms, support = self.table.atoms.detach(), self.table.support[ids]
+        most = min(self.most, len(atoms))
+        if fast.in_kernels(total, atoms):
+            return Proposal(ids, *fast.best_atoms(total, support, atoms, factor, self.table.nonnegative, most))
+        best, step = [], max(1, BLOCK // len(atoms))
         for start in range(0, len(ids), step):
             some = slice(start, start + step)
             scores = factor * (total[some] @ atoms.T)
             wanted = -scores if self.table.nonnegative else scores.abs()
-            wanted.scatter_(1, self.table.support[ids[some]].long(), -torch.inf)
-            top = wanted.topk(min(self.most, wanted.shape[1]), dim=1)
+            wanted.scatter_(1, support[some].long(), -torch.inf)
+            top = wanted.topk(most, dim=1)
             best.append((top.indices, scores.gather(1, top.indices).masked_fill(top.values == -torch.inf, 0.0)))
         return Proposal(ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
 
@@ -86,6 +90,8 @@ def _summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float:
     """Return by how much the gradient was scaled since the backward pass: unscaled, clipped, averaged over processes."""
+    if torch.equal(gradient._indices()[0], ids):  # as it came from one backward pass
+        return _along(values, gradient._values())
     before = torch.sparse_coo_tensor(ids[None], values, gradient.shape, check_invariants=False).coalesce()
     now = gradient.coalesce()
     if before.indices().shape != now.indices().shape or not torch.equal(before.indices(), now.indices()):
@@ -93,7 +99,11 @@ def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float:
             "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel set "
             "table.slot_group = torch.distributed.group.WORLD; otherwise let every backward pass end in a step"
         )
-    a, b = before.values().double().flatten(), now.values().double().flatten()
+    return _along(before.values(), now.values())
+
+
+def _along(before: Tensor, now: Tensor) -> float:
+    a, b = before.double().flatten(), now.double().flatten()
     size = float(a @ a)
     return float(a @ b) / size if size > 0 else 1.0
 

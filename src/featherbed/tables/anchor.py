@@ -20,7 +20,6 @@ from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, semi_nonnegative, strongest
 from featherbed.tables.table import Table, positive, to_numpy
 
-ENTRIES = 2  # anchors that may come into a row at once
 BLOCK = 1 << 20  # rows started at once
 
 
@@ -87,7 +86,7 @@ class AnchorTable(Table):
         support = None if self.slots is None else random_support(self.num_embeddings, self.slots, anchors, generator)
         self.register_buffer("support", None if support is None else support.to(device))  # [V, s]
         if self.slots is not None:
-            self._rows.slots = Slots(self, self.scan_every, min(ENTRIES, self.slots))
+            self._rows.slots = Slots(self, self.scan_every)
 
     @property
     def _rows(self) -> RowParameter:
