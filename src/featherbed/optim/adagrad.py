@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from featherbed.optim.checks import check_number
 from featherbed.optim.penalties import Penalty
-from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer, check_number
+from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer
 
 
 class Adagrad(RowOptimizer):

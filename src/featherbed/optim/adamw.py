@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.checks import check_betas, check_number
 from featherbed.optim.penalties import Penalty
-from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer, check_betas, check_number
+from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer
 
 
 class AdamW(RowOptimizer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 import featherbed.rows.fast as fast
 from featherbed.errors import ArgumentError
+from featherbed.optim.checks import check_state
 from featherbed.optim.penalties import Penalty, check_penalties
 from featherbed.rows.ledger import Account, Ledger
 from featherbed.rows.registry import holder_of
@@ -264,20 +264,7 @@ class RowOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take in a state; one of other shapes is refused before anything changes."""
-        groups = state_dict["param_groups"]
-        mine = [len(group["params"]) for group in self.param_groups]
-        if [len(group["params"]) for group in groups] != mine:
-            raise ArgumentError(
-                f"the state is of groups of {[len(g['params']) for g in groups]} parameters, this optimizer has {mine}"
-            )
-        names = [number for group in groups for number in group["params"]]
-        for number, parameter in zip(names, (p for g in self.param_groups for p in g["params"]), strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
-                    raise ArgumentError(
-                        f"the state's {name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: it was "
-                        "saved by a model of another size"
-                    )
+        check_state(self, state_dict)
         self._drop_ledgers()
         super().load_state_dict(state_dict)
         self._open_ledgers()
@@ -310,17 +297,3 @@ class RowOptimizer(Optimizer):
         super().__setstate__(state)
         if "penalties" in state:
             self._open_ledgers()
-
-
-def check_number(name: str, value: float) -> float:
-    """Refuse a setting that is no finite number of at least 0."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ArgumentError(f"{name}={value!r}: give a finite number of at least 0")
-    return value
-
-
-def check_betas(betas: tuple[float, float]) -> tuple[float, float]:
-    """Refuse decay rates outside [0, 1)."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ArgumentError(f"betas={betas!r}: give two numbers in [0, 1)")
-    return betas
