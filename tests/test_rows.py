@@ -88,7 +88,7 @@ def test_lazy_is_eager(rule, kind, changing):
         MAKERS[rule](t.parameters(), {} if penalty is None else {t.transform: penalty})
         for t, penalty in zip(tables, made, strict=True)
     ]
-    steps = 2000 if kind == "nonnegative" and changing else 250
+    steps = {"sgd": 2000, "yogi": 2000}.get(rule, 500) if kind == "nonnegative" and changing else 150
     run(tables, optimizers, steps, falling if changing else lambda t: 1.0, moody if changing and made[0] else None, made)
     sparse, dense = tables
     everyone = torch.arange(V)
@@ -387,3 +387,63 @@ def test_signed_slots_let_in_either_sign():
         optimizer.step()
     assert bool((table.transform < 0).any())
     assert bool((table.transform > 0).any())
+
+
+@pytest.mark.parametrize(("slots", "dim"), [(3, 5), (8, 64), (9, 40), (16, 7)])
+@pytest.mark.parametrize("padding", [None, 4])
+def test_compiled_slots_are_the_dense_table(slots, dim, padding):
+    generator = torch.Generator().manual_seed(0)
+    table = fb.AnchorTable(90, dim, anchors=20, slots=slots, padding_idx=padding, generator=generator, init=fb.HalfNormal(0.5))
+    dense = torch.zeros(90, 20).scatter_(1, table.support.long(), table.transform.detach()).requires_grad_()
+    atoms = table.atoms.detach().clone().requires_grad_()
+    ids = (torch.rand(700, generator=generator).pow(3) * 90).long()
+    offsets = torch.tensor([0, 3, 3, 200, 650])
+    weights = torch.rand(700, generator=generator).requires_grad_()
+
+    def compare(mine, whole, extra=()):
+        torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-5)
+        gradient = torch.randn(mine.shape, generator=generator)
+        found = torch.autograd.grad(mine, [table._rows.weight, table.atoms, *extra], gradient)
+        expected = torch.autograd.grad(whole, [dense, atoms, *extra], gradient)
+        of_slots = expected[0].gather(1, table.support.long())
+        pairs = ((found[0].to_dense(), of_slots), *zip(found[1:], expected[1:], strict=True))
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+    def rows():
+        made = dense @ atoms
+        return made if padding is None else made * (torch.arange(90) != padding)[:, None]
+
+    compare(table(ids), rows()[ids])
+    compare(table(ids.reshape(7, 100).T), rows()[ids.reshape(7, 100).T])
+    for mode in ("sum", "mean"):
+        whole = torch.nn.functional.embedding_bag(ids, rows(), offsets, mode=mode, padding_idx=padding)
+        compare(table.bag(ids, offsets, mode=mode), whole)
+    whole = torch.nn.functional.embedding_bag(ids, rows(), offsets, mode="sum", per_sample_weights=weights)
+    compare(table.bag(ids, offsets, weights), whole, (weights,))
+    assert table(ids[:0]).shape == (0, dim)
+
+
+def test_the_same_threads_give_the_same_bytes_and_nan_is_seen():
+    def learn():
+        table = fb.AnchorTable(5000, 16, anchors=40, slots=8, scan_every=3, generator=torch.Generator().manual_seed(0))
+        optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(1e-5)})
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(8):
+            ids = (torch.rand(6000, generator=generator).pow(3) * 5000).long()
+            optimizer.zero_grad()
+            (table(ids) - 1.0).square().mean().backward()
+            optimizer.step()
+        return table
+
+    one, other = learn(), learn()
+    assert torch.equal(one.transform, other.transform)
+    assert torch.equal(one.atoms, other.atoms)
+    assert torch.equal(one.support, other.support)
+    with torch.no_grad():
+        one.atoms[3, 2] = float("nan")
+    rows = one(torch.arange(5000))
+    assert bool((rows[:, 2].isnan() == (one.support == 3).any(1)).all())
+    rows.sum().backward()
+    with pytest.raises(fb.ArgumentError, match="NaN"):
+        fb.SGD(one.parameters()).step()
