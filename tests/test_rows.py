@@ -447,3 +447,113 @@ def test_the_same_threads_give_the_same_bytes_and_nan_is_seen():
     rows.sum().backward()
     with pytest.raises(fb.ArgumentError, match="NaN"):
         fb.SGD(one.parameters()).step()
+
+
+def drawn(table, optimizer, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        ids = torch.randint(len(table.weight), (5,), generator=generator)
+        optimizer.zero_grad()
+        table(ids).square().sum().backward()
+        optimizer.step()
+
+
+def twins(**settings):
+    return [
+        fb.DenseTable(30, 4, sparse=sparse, dtype=torch.float64, generator=torch.Generator().manual_seed(0), **settings)
+        for sparse in (True, False)
+    ]
+
+
+@pytest.mark.parametrize(("first", "then"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize("slots", [None, 2])
+def test_rows_change_their_type_up_to_date(first, then, slots):
+    table = fb.AnchorTable(40, 4, anchors=8, slots=slots, sparse=True, dtype=first, init=fb.HalfNormal(0.3))
+    optimizer = fb.Yogi(table.parameters())
+    drawn(table, optimizer, 5)
+    before = table(torch.arange(40)).detach()
+    table.to(then)
+    torch.testing.assert_close(table(torch.arange(40)), before.to(then), rtol=1e-5, atol=1e-6)
+    drawn(table, optimizer, 5)
+    assert bool(table.weight.isfinite().all())
+
+
+def test_ids_nobody_checked_are_refused():
+    table = twins()[0]
+    drawn(table, fb.SGD(table.parameters(), lr=0.01, momentum=0.9), 5)
+    assert torch.equal(table._modules["rows"](torch.tensor([3, 5], dtype=torch.int32)), table(torch.tensor([3, 5])))
+    for ids in ([30], [-1]):
+        with pytest.raises(IndexError):
+            table.lookup(torch.tensor(ids))
+
+
+def test_two_optimizers_in_turn():
+    tables = twins()
+    pairs = [[fb.SGD(t.parameters(), lr=0.01, momentum=0.9) for _ in range(2)] for t in tables]
+    for turn in range(4):
+        for table, optimizers in zip(tables, pairs, strict=True):
+            for number, optimizer in enumerate(optimizers):
+                drawn(table, optimizer, 2, seed=2 * turn + number)
+    # with dense gradients a momentum rests while the other optimizer steps; so it does here
+    torch.testing.assert_close(tables[0].rows, tables[1].rows)
+
+
+def test_settings_that_change_between_steps():
+    def change(key, values, maker):
+        tables = twins()
+        optimizers = [maker(t.parameters()) for t in tables]
+        for turn, value in enumerate(values):
+            for table, optimizer in zip(tables, optimizers, strict=True):
+                optimizer.param_groups[0][key] = value
+                drawn(table, optimizer, 6, seed=turn)
+        torch.testing.assert_close(tables[0].rows, tables[1].rows)
+
+    change("eps", [1e-3, 1e-1, 1e-3], lambda p: fb.Yogi(p))
+    change("momentum", [0.9, 0.0, 0.9, 0.5], lambda p: fb.SGD(p, lr=0.01))
+    change("lr", [0.01, 0.0, 0.02], lambda p: fb.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1))
+
+
+def test_a_learning_rate_of_zero_hides_nothing():
+    tables = twins()
+    for table in tables:
+        table.rows.data.abs_()
+        penalty = fb.NonNegativeL1(0.0)
+        optimizer = fb.SGD(table.parameters(), lr=0.1, momentum=0.9, penalties={table.rows: penalty})
+        for row, lr, lam in ((0, 0.1, 0), (1, 0.1, 20), (1, 0.0, 20), (1, 0.1, 0), (1, 0.1, 0)):
+            optimizer.param_groups[0]["lr"], penalty.lam = lr, lam
+            optimizer.zero_grad()
+            (-3.0 * table(torch.tensor([row])).sum()).backward()
+            optimizer.step()
+    torch.testing.assert_close(tables[0].rows, tables[1].rows)
+    assert bool(tables[0].rows[0].any())
+
+
+def test_tied_tables_and_assigned_states():
+    one, other = twins()[0], twins()[0]
+    other._modules["rows"].weight = one._modules["rows"].weight
+    drawn(one, fb.SGD(one.parameters(), lr=0.01, momentum=0.9), 8)
+    assert torch.equal(other(torch.arange(30)), one(torch.arange(30)))
+    table = twins()[0]
+    table.load_state_dict(twins()[1].state_dict(), assign=True)
+    drawn(table, fb.Yogi(table.parameters()), 3)
+
+
+def test_a_pass_without_a_step_does_not_stop_the_next():
+    table = fb.AnchorTable(40, 4, anchors=8, slots=2, scan_every=1, init=fb.HalfNormal(0.3))
+    optimizer = fb.Yogi(table.parameters())
+    drawn(table, optimizer, 3)
+    optimizer.zero_grad()
+    (table(torch.tensor([1, 2])) * math.nan).sum().backward()
+    with pytest.raises(fb.ArgumentError, match="NaN"):
+        optimizer.step()
+    drawn(table, optimizer, 3, seed=1)
+    torch.autograd.grad(table(torch.tensor([5])).sum(), table.atoms)
+    drawn(table, optimizer, 3, seed=2)
+    optimizer.zero_grad()
+    table(torch.empty(0, dtype=torch.int64)).sum().backward()
+    table(torch.arange(3)).sum().backward()
+    optimizer.step()
+    table._rows.weight.requires_grad_(False)
+    for _ in range(5):
+        table(torch.arange(3)).sum().backward()
+    assert len(table._rows.slots._left) <= 1

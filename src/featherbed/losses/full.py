@@ -26,7 +26,8 @@ class FullSoftmax(nn.Module):
     A row of T that is zero stays zero under plain SGD and a non-negative L1 prox iff -g_vk <= lam for every anchor k (Liang et
     al. 2021, appendix H, equation 35). It is left out of the row-sparse gradient when even Σ_i |softmax_iv - [v = y_i]| max_k
     of the anchors' scores of the sign that matters stays within lam: n sums a row decide what n K products would say. With
-    ``fb.SGD`` without momentum the table is the one that the whole gradient gives; ``left_out`` counts the rows spared last.
+    ``fb.SGD`` without momentum the table is the one that the whole gradient gives, with one backward pass a step and a loss
+    that is not scaled (clipping is fine); ``left_out`` counts the rows spared last.
 
     Args:
         table: an AnchorTable with sparse=True, without slots.
@@ -54,7 +55,6 @@ class FullSoftmax(nn.Module):
         self.table, self.penalty = table, penalty
         self.register_parameter("bias", bias)
         self.left_out = 0
-        self.inputs: Tensor | None = None
 
     def forward(self, hidden: Tensor, targets: Tensor, inputs: Tensor | None = None) -> Tensor:  # [..., d], integer [...] -> []
         """Return the mean loss over all positions; ``inputs`` are ids the same table looked up in this step: they are kept."""
@@ -64,9 +64,9 @@ class FullSoftmax(nn.Module):
         if self.table.padding_idx is not None or not torch.is_grad_enabled():
             logits = self.table.logits(flat)
         else:
-            held, self.inputs = row_parameter(self.table, "transform"), inputs
+            held = row_parameter(self.table, "transform")
             scores = flat @ self.table.atoms.to(flat.dtype).T
-            logits = cast(Tensor, _Scores.apply(held.parameter, scores, self))  # type: ignore[no-untyped-call]
+            logits = cast(Tensor, _Scores.apply(held.parameter, scores, self, inputs))  # type: ignore[no-untyped-call]
         return F.cross_entropy(logits if self.bias is None else logits + self.bias, wanted)
 
 
@@ -74,25 +74,31 @@ class _Scores(torch.autograd.Function):
     """scores [n, K] of the anchors -> logits [n, V] = scores Tᵀ; the gradient of T is row-sparse."""
 
     @staticmethod
-    def forward(ctx: Any, transform: Tensor, scores: Tensor, loss: FullSoftmax) -> Tensor:
-        ctx.save_for_backward(transform, scores)
+    def forward(ctx: Any, transform: Tensor, scores: Tensor, loss: FullSoftmax, inputs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(transform, scores, inputs)
         ctx.loss = loss
         return scores @ transform.to(scores.dtype).T
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (gradient,) = gradients  # [n, V]
-        transform, scores = ctx.saved_tensors
+        transform, scores, inputs = ctx.saved_tensors
         loss = cast(FullSoftmax, ctx.loss)
+        before = row_parameter(loss.table, "transform").weight.grad
+        if before is not None and bool(before._values().any() if before.is_sparse else before.any()):
+            raise ArgumentError(
+                "the transform has a gradient already: rows are spared by the gradient of one backward pass a step; use "
+                "F.cross_entropy(table.logits(hidden), targets) where gradients add up"
+            )
         most = _most(gradient, scores, loss.penalty) * (1 + ROUNDING)
         kept = (transform != 0).any(1) | (most > loss.penalty.lam)
-        if loss.inputs is not None:
-            kept[loss.inputs.reshape(-1)] = True
+        if inputs is not None:
+            kept[inputs.reshape(-1)] = True
         ids = kept.nonzero()[:, 0]
         loss.left_out = len(transform) - len(ids)
         rows = gradient[:, ids].T @ scores
         sparse = torch.sparse_coo_tensor(ids[None], rows.to(transform.dtype), transform.shape, check_invariants=False)
-        return sparse, gradient @ transform.to(gradient.dtype), None
+        return sparse, gradient @ transform.to(gradient.dtype), None, None
 
 
 def _most(gradient: Tensor, scores: Tensor, penalty: Penalty) -> Tensor:  # [n, V], [n, K] -> [V]

@@ -16,7 +16,7 @@ from featherbed.errors import ArgumentError
 from featherbed.optim.checks import check_state
 from featherbed.optim.penalties import Penalty, check_penalties
 from featherbed.rows.ledger import Account, Ledger
-from featherbed.rows.registry import holder_of
+from featherbed.rows.registry import holder_of, holders_of
 from featherbed.rows.slots import Proposal
 
 Group = dict[str, Any]
@@ -105,6 +105,10 @@ class RowOptimizer(Optimizer):
                 f"the gradient of the parameter of shape {tuple(parameter.shape)} holds NaN or infinity; nothing was changed: "
                 "lower the learning rate, or look for what made the loss so large"
             )
+        if self.coefficients(group, 1).decay <= 0:
+            raise ArgumentError(
+                f"lr={group['lr']} times weight_decay={group['weight_decay']} takes all of a parameter: lower one"
+            )
         penalty = self.penalties.get(parameter)
         if grad.is_sparse and penalty is not None and self.metric and not penalty.separable:
             raise ArgumentError(
@@ -133,6 +137,10 @@ class RowOptimizer(Optimizer):
         if not state:
             state["step"] = 0
             state.update(self._fresh(parameter, group))
+        elif any(name not in state or state[name].dtype != parameter.dtype for name in self.holds):
+            fresh = self._fresh(parameter, group)  # a momentum that was not there, a parameter of another type
+            for name, tensor in fresh.items():
+                state[name] = tensor.copy_(state[name]) if name in state else tensor
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
@@ -153,8 +161,11 @@ class RowOptimizer(Optimizer):
     def _step_dense(self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients) -> None:
         ledger, grad = self._ledgers.get(parameter), parameter.grad
         assert grad is not None
+        for holder in holders_of(parameter):
+            holder.settle()
+            if holder.slots is not None:
+                holder.slots.clear()
         if ledger is not None:
-            ledger.settle()
             ledger.steps = state["step"]
         if self.coupled and group["weight_decay"]:
             grad = grad + group["weight_decay"] * parameter
@@ -203,25 +214,33 @@ class RowOptimizer(Optimizer):
 
     def _ledger_of(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> Ledger:
         ledger, penalty, beta = self._ledgers.get(parameter), self.penalties.get(parameter), self._beta(group)
-        if ledger is not None and ledger.beta == beta and ledger.account.penalty is penalty:
+        holders, eps = holders_of(parameter), float(group.get("eps", 0.0))
+        for holder in holders:
+            if holder.ledger is not ledger:
+                holder.settle()  # what another optimizer has left to do
+                holder.ledger = ledger
+        if ledger is not None and self._fits(ledger, state, beta, eps, penalty):
             return ledger
-        holder = holder_of(parameter)
         if ledger is not None:
             ledger.settle()
-        elif holder is not None:
-            holder.settle()  # what another optimizer has left to do
         kind = "none" if penalty is None else penalty.kind
         moving = state["m"] if beta > 0 else None
         second = state["v"] if self.preconditioned else None
-        account = Account(moving, second, float(group.get("eps", 0.0)), self.metric, penalty, kind)
+        account = Account(moving, second, eps, self.metric, penalty, kind)
         self._ledgers[parameter] = ledger = Ledger(parameter, account, beta, state["step"])
-        if holder is not None:
+        for holder in holders:
             holder.ledger = ledger
         return ledger
 
+    def _fits(self, ledger: Ledger, state: dict[str, Any], beta: float, eps: float, penalty: Penalty | None) -> bool:
+        """Whether a ledger still tells how rows move."""
+        account = ledger.account
+        tensors = all(held is None or held is state[name] for name, held in (("m", account.momentum), ("v", account.second)))
+        return tensors and ledger.beta == beta and account.eps == eps and account.penalty is penalty
+
     def _propose(self, parameter: nn.Parameter) -> Proposal | None:
-        holder = holder_of(parameter)
-        if holder is None or holder.slots is None:
+        holder, ledger = holder_of(parameter), self._ledgers.get(parameter)
+        if holder is None or holder.slots is None or ledger is None or not holder.slots.due(ledger.steps):
             return None
         assert parameter.grad is not None
         return holder.slots.propose(parameter.grad)

@@ -65,6 +65,6 @@ class SGD(RowOptimizer):
         """Step in place."""
         if c.decay != 1.0:
             p.mul_(c.decay)
-        moved = grad if "m" not in state else state["m"].mul_(c.keep).add_(grad)
+        moved = grad if c.keep == 0.0 else state["m"].mul_(c.keep).add_(grad)
         p.add_(moved, alpha=-c.rate)
         return 1.0

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featherbed.errors import IdError
 from featherbed.packed.engine import VARIABLE
 
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ def _fixed(weight: Tensor) -> int:
 def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None = None) -> Tensor:  # [n] -> [n, s]
     """Bring rows up to date where they are stored, or return them (``into`` what is given) as they are now."""
     account, history = ledger.account, ledger.history
+    ids = ids.to(torch.int64).contiguous()
+    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= len(ledger.weight)):
+        raise IdError(f"ids go from 0 to {len(ledger.weight) - 1}: got {ids.min()} to {ids.max()}")
     moving, scaled = account.momentum is not None, account.second is not None
     assert account.kind is not None
     job = _train().settle(
@@ -182,7 +186,9 @@ def _room(rows: int, width: int) -> NDArray[np.float32]:
 def finite(values: Tensor) -> bool:
     """Whether every number is one, told by their sum where that is enough."""
     if values.device.type == "cpu" and values.dtype in _REALS:
-        return bool(np.isfinite(values.detach().numpy().sum())) or bool(np.isfinite(values.detach().numpy()).all())
+        held = values.detach().numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(held.sum())) or bool(np.isfinite(held).all())
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
@@ -218,15 +224,15 @@ def slot_gradients(
     order, starts = grouped(index, count)
     borders = np.searchsorted(starts, np.linspace(0, len(order), PIECES + 1)).astype(np.int64)
     borders[0], borders[-1] = 0, count
-    to_values = np.empty(values.shape, dtype=np.float32)
+    to_values = torch.empty(values.shape)  # of torch's own, which it may resize
     to_atoms = np.zeros((PIECES * len(atoms), width), dtype=np.float32)
     total = np.empty((count if keep else 0, width), dtype=np.float32)
     owners = np.empty(0, dtype=np.int64) if owner is None else owner.numpy()
     held = _NOTHING[1] if weights is None else weights.detach().numpy()
     inputs = (support.numpy(), values.detach().numpy(), atoms.detach().numpy(), gradient.numpy(), order, starts, owners, held)
-    _run(_slots().gradients, PIECES, *inputs, to_values, to_atoms, total, borders, grain=1)
+    _run(_slots().gradients, PIECES, *inputs, to_values.numpy(), to_atoms, total, borders, grain=1)
     summed_atoms = to_atoms.reshape(PIECES, len(atoms), width).sum(0)
-    return torch.from_numpy(to_values), torch.from_numpy(summed_atoms), torch.from_numpy(total) if keep else None
+    return to_values, torch.from_numpy(summed_atoms), torch.from_numpy(total) if keep else None
 
 
 def best_atoms(

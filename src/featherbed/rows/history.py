@@ -30,6 +30,7 @@ class History:
         self.beta, self.begin, self.now = beta, begin, begin
         self.reach = 0 if beta == 0 else math.ceil(math.log(NEGLIGIBLE) / math.log(beta))  # steps a momentum matters
         self.powers: Numbers = beta ** np.arange(self.reach + 1, dtype=np.float64)
+        self.last = 0.0, 1.0  # threshold and move of the last step that moved
         self.table: Numbers = np.zeros((FIRST, 8))  # the numbers of a step lie on one cache line
 
     def column(self, name: str) -> Numbers:
@@ -54,14 +55,16 @@ class History:
         decays[j], moves[j], thresholds[j] = decay, move, threshold
         debt[j] = decay * debt[j - 1] + threshold
         fall[j] = fall[j - 1] + (math.log(decay) if decay != 1.0 else 0.0)
-        falls = j > 1 and threshold * moves[j - 1] < self.beta * thresholds[j - 1] * move
+        falls = threshold * self.last[1] < self.beta * self.last[0] * move
         odd[j] = odd[j - 1] + (self.beta > 0 and (falls or decay != 1.0))
         first = max(0, j - self.reach)
         tail[first:j] += move * self.powers[j - first : 0 : -1]
         tail[j] = 0.0
+        if move > 0:
+            self.last = threshold, move
         self.now += 1
 
     def clear(self) -> None:
         """Forget the steps: every row is up to date."""
-        self.begin = self.now
+        self.begin, self.last = self.now, (0.0, 1.0)
         self.table[0] = 0.0

@@ -167,7 +167,11 @@ def slot_gradients(
     quick = fast.in_kernels(gradient, atoms, values) and (weights is None or fast.in_kernels(weights))
     holder = numbered(number)
     slots = None if holder is None else holder.slots
-    keep = slots is not None and holder is not None and holder.ledger is not None and slots.due(holder.ledger.steps)
+    keep = False
+    if slots is not None and holder is not None and holder.ledger is not None and holder.weight.requires_grad:
+        keep = slots.due(holder.ledger.steps)
+        if holder.weight.grad is None:
+            slots.clear()  # a new step begins: what is left is of one that was not taken
     if quick:
         to_values, to_atoms, total = fast.slot_gradients(parts, values, atoms, gradient, index, owner, weights, keep)
     else:
@@ -186,6 +190,8 @@ def slot_gradients(
             to_weights = fast.weight_gradients(rows, index, gradient, owner)
         else:
             to_weights = (rows[index.long()] * gradient[owner]).sum(-1)
+    if not some:
+        to_values = to_values.clone()  # torch resizes an empty gradient, which memory numpy has seen forbids
     return _row_sparse(found.clone(), to_values, total_rows), to_atoms, to_weights
 
 

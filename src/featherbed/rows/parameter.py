@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, overload
 
+import torch
 from torch import Tensor, nn
 
 import featherbed.rows.registry as registry
@@ -42,6 +43,7 @@ class RowParameter(nn.Embedding):
         rows: Tensor = gather_rows(self.weight, ids, self.number)
         return rows
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def settle(self) -> None:
         """Bring every row up to date where it is stored."""
         if self.ledger is not None:
@@ -53,6 +55,12 @@ class RowParameter(nn.Embedding):
         self.settle()
         held: nn.Parameter = self.weight  # type: ignore[assignment]
         return held
+
+    def _apply(self, *given: Any, **settings: Any) -> RowParameter:
+        """Rows are brought up to date before they change their type or device."""
+        self.settle()
+        super()._apply(*given, **settings)  # type: ignore[no-untyped-call]
+        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self.settle()

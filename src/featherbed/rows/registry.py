@@ -33,6 +33,11 @@ def numbered(number: int) -> RowParameter | None:
 def holder_of(weight: Tensor) -> RowParameter | None:
     """Return the row parameter that holds this weight."""
     holder = _open.get(_of_weight.get(weight, 0))  # type: ignore[no-untyped-call]
-    if holder is None or holder.weight is weight:
+    if holder is not None and holder.weight is weight:
         return holder
-    return next((held for held in _open.values() if held.weight is weight), None)
+    return next(iter(holders_of(weight)), None)
+
+
+def holders_of(weight: Tensor) -> list[RowParameter]:
+    """Return every row parameter that holds this weight: more than one where tables are tied."""
+    return [held for held in _open.values() if held.weight is weight]

@@ -56,15 +56,21 @@ class Slots:
         """Leave the gradients of rows, and those of their weights as they were before any scaling."""
         self._left.append((ids, total, values.clone()))
 
+    def clear(self) -> None:
+        """Forget what passes have left."""
+        self._left.clear()
+
     def propose(self, gradient: Tensor) -> Proposal | None:  # sparse [V, s]
         """Return the best atoms for the rows seen since the last step; ``gradient`` tells how it was scaled since."""
-        left, self._left = self._left, []
-        if not left or not len(left[0][0]):
-            return None
-        ids, total, values = (torch.cat(parts) for parts in zip(*left, strict=True))
-        if self.group is not None:
+        rows = gradient._values()
+        empty = gradient._indices()[0, :0], rows.new_empty(0, self.table.atoms.shape[1]), rows[:0]
+        ids, total, values = (torch.cat(parts) for parts in zip(empty, *self._left, strict=True))
+        self.clear()
+        if self.group is not None:  # also with nothing of its own: the others wait
             ids, total, values = (_from_all(part, self.group) for part in (ids, total, values))
-        factor = _scaled_by(ids, values, gradient)
+        factor = _scaled_by(ids, values, gradient) if len(ids) else None
+        if factor is None:
+            return None
         ids, total = _summed(ids, total)
         atoms, support = self.table.atoms.detach(), self.table.support[ids]
         most = min(self.most, len(atoms))
@@ -88,17 +94,22 @@ def _summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return found, rows.new_zeros(len(found), rows.shape[1]).index_add_(0, index, rows)
 
 
-def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float:
-    """Return by how much the gradient was scaled since the backward pass: unscaled, clipped, averaged over processes."""
+def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
+    """Return by how much the gradient was scaled since the backward pass: unscaled, clipped, averaged over processes.
+
+    None if it is of other passes, such as one whose step was not taken.
+    """
     if torch.equal(gradient._indices()[0], ids):  # as it came from one backward pass
         return _along(values, gradient._values())
     before = torch.sparse_coo_tensor(ids[None], values, gradient.shape, check_invariants=False).coalesce()
     now = gradient.coalesce()
     if before.indices().shape != now.indices().shape or not torch.equal(before.indices(), now.indices()):
-        raise ArgumentError(
-            "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel set "
-            "table.slot_group = torch.distributed.group.WORLD; otherwise let every backward pass end in a step"
-        )
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise ArgumentError(
+                "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel "
+                "set table.slot_group = torch.distributed.group.WORLD"
+            )
+        return None
     return _along(before.values(), now.values())
 
 
