@@ -50,8 +50,14 @@ def bars(runs):
     values = [runs[name]["metrics"]["test"]["perplexity"] for name in names]
     axes.barh(names, values, color="tab:blue")
     for place, (name, value) in enumerate(zip(names, values, strict=True)):
-        axes.annotate(f"{value:.1f}  (published {PUBLISHED[name]})", (value, place), fontsize=8, va="center", xytext=(3, 0))
-        axes.texts[-1].set_textcoords("offset points")
+        axes.annotate(
+            f"{value:.1f}  (published {PUBLISHED[name]})",
+            (value, place),
+            fontsize=8,
+            va="center",
+            xytext=(3, 0),
+            textcoords="offset points",
+        )
     axes.invert_yaxis()
     axes.set(xlabel="test perplexity", title="Penn Treebank, LSTM 200 x 2, K = D = 32, input coded")
     axes.set_xlim(0, max(values) * 1.35)
