@@ -60,7 +60,7 @@ def bars(runs):
         )
     axes.invert_yaxis()
     axes.set(xlabel="test perplexity", title="Penn Treebank, LSTM 200 x 2, K = D = 32, input coded")
-    axes.set_xlim(0, max(values) * 1.35)
+    axes.set_xlim(0, max(values) * 1.5)
     figure.tight_layout()
     figure.savefig(HERE / "table1.svg", metadata={"Date": None})
 
