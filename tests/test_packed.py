@@ -666,7 +666,7 @@ def test_rows_that_are_no_numbers_are_found_last():
     rows = torch.full((1003, 2), float("nan"))
     rows[[5, 500, 900]] = torch.tensor([[1.0, 0], [3.0, 0], [2.0, 0]])
     table = fb.DenseTable(1003, 2)
-    table.load_state_dict({"rows": rows})
+    table.load_state_dict({"rows.weight": rows})
     ids, scores = table.pack().search([1.0, 0.0], k=5)
     assert ids[:3].tolist() == [500, 900, 5]
     assert scores[3:].tolist() == [-np.inf, -np.inf]

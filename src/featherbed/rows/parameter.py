@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-import torch
 from torch import Tensor, nn
 
 import featherbed.rows.registry as registry
@@ -43,7 +42,6 @@ class RowParameter(nn.Embedding):
         rows: Tensor = gather_rows(self.weight, ids, self.number)
         return rows
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def settle(self) -> None:
         """Bring every row up to date where it is stored."""
         if self.ledger is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -159,3 +161,8 @@ def quotient_remainder(matrix: Tensor, divisor: int, rounds: int = 20) -> Tensor
         right = (grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(min=1e-12)
     balance = ((right.square().mean(0) + 1e-12) / (left.square().mean(0) + 1e-12)) ** 0.25
     return torch.cat([left * balance, right / balance]).to(matrix.dtype)
+
+
+def share_of_unit_rows(parts: int) -> float:
+    """Return the spread of atoms that gives sums of ``parts`` of them the unit variance nn.Embedding's rows have."""
+    return 1.0 / math.sqrt(parts)

@@ -14,8 +14,8 @@ from featherbed.packed.codes import Hash
 from featherbed.packed.matrix import Matrix
 from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import shared_atoms
-from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+from featherbed.tables.fitting import share_of_unit_rows, shared_atoms
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
 
 class HashedTable(Table):

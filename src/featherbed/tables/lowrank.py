@@ -12,8 +12,8 @@ from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
 from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank
-from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+from featherbed.tables.fitting import low_rank, share_of_unit_rows
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
 
 class LowRankTable(Table):

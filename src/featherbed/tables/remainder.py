@@ -12,8 +12,8 @@ from featherbed.packed.band import Band
 from featherbed.packed.codes import Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import quotient_remainder, shared_atoms
-from featherbed.tables.table import Table, new_parameter, normal, positive, share_of_unit_rows, to_numpy
+from featherbed.tables.fitting import quotient_remainder, share_of_unit_rows, shared_atoms
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
 
 class RemainderTable(Table):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -268,6 +267,14 @@ class Table(nn.Module):
         plain = {k: v if isinstance(v, int | float | str | bool | None) else repr(v) for k, v in self.settings().items()}
         return {"table": type(self).__name__} | plain
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """``table.transform *= 2`` and the like: a parameter goes to the row parameter that holds it."""
+        held = self.__dict__.get("_modules", {}).get(name)
+        if isinstance(held, RowParameter) and isinstance(value, nn.Parameter):
+            held.weight = value
+        else:
+            super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         """Show the table; what merely holds its rows is no part of a model's structure."""
         if all(isinstance(child, RowParameter) for child in self.children()):
@@ -309,8 +316,3 @@ def normal(std: float, generator: torch.Generator | None) -> Callable[[Tensor], 
 def to_numpy(tensor: Tensor) -> NDArray[np.floating]:
     """Return a parameter's values as float32 in numpy."""
     return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
-
-
-def share_of_unit_rows(parts: int) -> float:
-    """Return the spread of atoms that gives sums of ``parts`` of them the unit variance nn.Embedding's rows have."""
-    return 1.0 / math.sqrt(parts)
