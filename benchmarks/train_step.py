@@ -233,7 +233,7 @@ def planted(page, size=20_000, atoms=64, dim=32, steps=3000):
 def softmax(page):
     """A step of sampled softmax: time for each distinct row, by the size of the table."""
     use(os.cpu_count())
-    sizes, positions, samples = (100_000, 1_000_000), 128, 16_384
+    sizes, positions, samples = (100_000, 1_000_000), 512, 16_384
     made, spent = {}, {size: [] for size in sizes}
     for size in sizes:
         contender = anchors(size)
