@@ -222,7 +222,7 @@ def test_two_optimizers_after_each_other():
 
 
 def test_history_in_closed_form():
-    history = History(0.9, 0)
+    history = History(0.9)
     rng = np.random.default_rng(0)
     moves = rng.random(300)
     for move in moves:

@@ -210,26 +210,24 @@ def _least(row: Any, lanes: Any) -> Any:
 
 @job
 def best_atoms(address: Any, start: Any, stop: Any) -> Any:
-    """For each row the ``most`` atoms it lacks whose weights have the largest gradients; 0 where there are none.
+    """For each row the atom it lacks whose weight has the largest gradient, and that; 0 where there is none.
 
     ``scores`` [n, K], which are overwritten, are the gradients but for a factor above 0; ``signed`` asks for the most negative.
     """
     block = _block(address)
     scores, support = _grid(block, 0, np.float32), _grid(block, 3, np.int32)
-    atoms, found = _grid(block, 6, np.int64), _grid(block, 9, np.float32)
-    factor, signed, most = np.float32(_flat(block, 12, np.float64)[0]), block[14], atoms.shape[1]
+    atoms, found = _flat(block, 6, np.int64), _flat(block, 8, np.float32)
+    factor, signed = np.float32(_flat(block, 10, np.float64)[0]), block[12]
     lanes, wanted = np.empty(LANES, np.float32), np.empty(scores.shape[1], np.float32)
     for u in range(start, stop):
         row = scores[u]
         for j in range(support.shape[1]):
             row[support[u, j]] = np.float32(0)
-        for e in range(most):
-            if signed:
-                best, least = _least(row, lanes)
-            else:
-                for k in range(len(row)):
-                    wanted[k] = -abs(row[k])
-                best, least = _least(wanted, lanes)
-            atoms[u, e], found[u, e] = best, factor * row[best] if least < np.float32(0) else np.float32(0)
-            row[best] = np.float32(0)
+        if signed:
+            best, least = _least(row, lanes)
+        else:
+            for k in range(len(row)):
+                wanted[k] = -abs(row[k])
+            best, least = _least(wanted, lanes)
+        atoms[u], found[u] = best, factor * row[best] if least < np.float32(0) else np.float32(0)
     return np.int64(1)

@@ -176,13 +176,14 @@ class RowOptimizer(Optimizer):
 
     def _step_rows(self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients) -> None:
         ledger, penalty = self._ledger_of(parameter, group, state), self.penalties.get(parameter)
-        ids, grad = self._summed(parameter)
+        assert parameter.grad is not None
+        ids, grad = fast.summed(parameter.grad._indices()[0], parameter.grad._values())
         if self.coupled and group["weight_decay"]:
             grad = grad + group["weight_decay"] * ledger.settled(ids)
         threshold = penalty.lam * c.prox if penalty is not None else 0.0
         idle = c.decay == 1.0 and threshold == 0.0 and ledger.beta == 0.0 and penalty is None
         stamp = ledger.now + (not idle)
-        if ledger.account.kind is not None and fast.keeps_rows(parameter, grad):
+        if ledger.account.kind is not None and fast.in_kernels(parameter, grad, wide=True):
             numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
             fast.update_rows(ledger, self.rule, ids, grad, numbers, state.get("m"), state.get("v"), stamp)
         else:
@@ -201,16 +202,6 @@ class RowOptimizer(Optimizer):
             ledger.history.push(c.decay, c.rate if ledger.beta else 0.0, threshold)
             if ledger.history.full:
                 ledger.settle()
-
-    def _summed(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
-        """Return the distinct rows of a row-sparse gradient and their gradients."""
-        grad = parameter.grad
-        assert grad is not None
-        ids, rows = grad._indices()[0], grad._values()
-        if rows.dim() == 2 and fast.in_kernels(rows) and ids.device.type == "cpu":
-            return fast.summed(ids.contiguous(), rows)
-        joined = grad.coalesce()
-        return joined.indices()[0], joined.values()
 
     def _ledger_of(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> Ledger:
         ledger, penalty, beta = self._ledgers.get(parameter), self.penalties.get(parameter), self._beta(group)
@@ -248,28 +239,26 @@ class RowOptimizer(Optimizer):
     def _let_in(
         self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients, proposal: Proposal | None
     ) -> None:
-        """Let atoms into rows: the best into the weakest slot, the next into the next, if their first step makes more of it."""
+        """Let an atom into a row for the weakest that is there, if its first step makes more of it."""
         holder = holder_of(parameter)
         if proposal is None or holder is None or holder.slots is None:
             return
         penalty, ids = self.penalties.get(parameter), proposal.ids
         support = holder.slots.table.support
-        weak = parameter.detach()[ids].abs().topk(proposal.atoms.shape[1], dim=1, largest=False)
+        weak = parameter.detach()[ids].abs().min(dim=1)
         grad = proposal.gradients
-        first = torch.zeros_like(grad)
-        kept = self._fresh(grad, group)
+        first, kept = torch.zeros_like(grad), self._fresh(grad, group)
         scale = self.advance(first, grad, kept, c)
         if penalty is not None:
             first = penalty.prox(first, c.prox / scale if self.metric else c.prox)
         elif holder.slots.table.nonnegative:
             first = first.clamp(min=0)
         better = (first.abs() > weak.values) & (grad != 0)
-        row, place = better.nonzero(as_tuple=True)
-        at = ids[row], weak.indices[row, place]
-        parameter[at] = first[row, place]
-        support[at] = proposal.atoms[row, place].to(support.dtype)
+        at = ids[better], weak.indices[better]
+        parameter[at] = first[better]
+        support[at] = proposal.atoms[better].to(support.dtype)
         for name, tensor in kept.items():
-            state[name][at] = tensor[row, place]
+            state[name][at] = tensor[better]
 
     def settle(self) -> None:
         """Bring every row of every parameter up to date where it is stored."""

@@ -39,16 +39,14 @@ def _numba() -> bool:
     return True
 
 
-def in_kernels(*tensors: Tensor) -> bool:
-    """Whether the compiled loops take these tensors (``FEATHERBED_KERNELS=numpy`` says they never do)."""
-    fit = all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-    return fit and os.environ.get(VARIABLE) != "numpy" and _numba()
+def in_kernels(*tensors: Tensor, wide: bool = False) -> bool:
+    """Whether the compiled loops take these tensors, all of one kind: float32, and float64 too if the loop is ``wide``.
 
-
-def keeps_rows(*tensors: Tensor) -> bool:
-    """Whether the compiled loops bring such rows up to date and step them: in float64 too."""
-    same = all(t.dtype == tensors[0].dtype in _REALS and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-    return same and os.environ.get(VARIABLE) != "numpy" and _numba()
+    ``FEATHERBED_KERNELS=numpy`` says they never do.
+    """
+    kind = tensors[0].dtype
+    fit = all(t.dtype == kind and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    return fit and kind in (_REALS if wide else (torch.float32,)) and os.environ.get(VARIABLE) != "numpy" and _numba()
 
 
 def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> None:
@@ -95,7 +93,10 @@ def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.in
 
 def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
     """Return distinct ids and the sums of their rows, added in the order they come."""
-    found, index, count = distinct(ids)
+    if rows.dim() != 2 or not in_kernels(rows):
+        found, index = torch.unique(ids, return_inverse=True)
+        return found, rows.new_zeros(len(found), *rows.shape[1:]).index_add_(0, index, rows)
+    found, index, count = distinct(ids.contiguous())
     if count == len(ids):
         return found, rows
     order, starts = grouped(index, count)
@@ -241,11 +242,10 @@ def best_atoms(
     atoms: Tensor,  # [K, d]
     factor: float,
     signed: bool,
-    most: int,
-) -> tuple[Tensor, Tensor]:  # int64 [n, e], [n, e]
-    """Return the atoms rows lack whose weights would have the largest gradients factor * total . atom, and these."""
+) -> tuple[Tensor, Tensor]:  # int64 [n], [n]
+    """Return the atom each row lacks whose weight would have the largest gradient factor * total . atom, and that gradient."""
     count, parts = len(total), support.to(torch.int32).numpy()
-    found, gradients = np.empty((count, most), dtype=np.int64), np.empty((count, most), dtype=np.float32)
+    found, gradients = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
     step = max(1, SCORES // len(atoms))
     scores, flipped = torch.empty(min(step, count), len(atoms)), atoms.T.contiguous()
     for start in range(0, count, step):

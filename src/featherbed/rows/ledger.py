@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from featherbed.rows.fast import keeps_rows, settle_rows
+from featherbed.rows.fast import in_kernels, settle_rows
 from featherbed.rows.history import History
 
 BLOCK = 1 << 18  # rows settled at once
@@ -43,7 +43,7 @@ class Ledger:
 
     def __init__(self, weight: Tensor, account: Account, beta: float, steps: int) -> None:
         self.weight, self.account, self.beta = weight, account, beta
-        self.history = History(beta, 0)
+        self.history = History(beta)
         self.stamps = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
         self.steps = steps
 
@@ -61,7 +61,7 @@ class Ledger:
         """Return rows as they are now, without writing anything."""
         if not self.behind:
             return self.weight.detach()[ids]
-        if keeps_rows(self.weight) and self.account.kind is not None:
+        if in_kernels(self.weight, wide=True) and self.account.kind is not None:
             return settle_rows(self, ids, write=False)
         return self._replayed(ids)[0]
 
@@ -77,7 +77,7 @@ class Ledger:
         self.history.clear()
 
     def _settle(self, ids: Tensor) -> None:
-        if keeps_rows(self.weight) and self.account.kind is not None:
+        if in_kernels(self.weight, wide=True) and self.account.kind is not None:
             settle_rows(self, ids, write=True)
             return
         rows, momentum = self._replayed(ids)

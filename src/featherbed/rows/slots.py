@@ -11,7 +11,7 @@ from torch import Tensor
 import featherbed.rows.fast as fast
 from featherbed.errors import ArgumentError
 
-BLOCK = 1 << 23  # scores held at once
+BLOCK = 1 << 14  # rows scored at once
 
 
 class Slotted(Protocol):
@@ -24,7 +24,7 @@ class Slotted(Protocol):
 
 @dataclass(frozen=True)
 class Proposal:
-    """Atoms that rows lack: ``ids`` [n], and the best of the others with the gradients their weights would have, [n, e]."""
+    """For rows ``ids`` [n] the best of the ``atoms`` [n] they lack, and the ``gradients`` [n] their weights would have."""
 
     ids: Tensor
     atoms: Tensor
@@ -32,15 +32,15 @@ class Proposal:
 
 
 class Slots:
-    """Which atoms may come into the rows of a table: the ``most`` whose weights would have the largest gradients.
+    """Which atoms may come into the rows of a table: those whose weights would have the largest gradients.
 
     Every ``every`` steps the backward pass leaves the gradients of the rows it saw (``deposit``), and the optimizer's step
     scores the atoms those rows lack (``propose``), as the gradients stand after unscaling and clipping. With
     DistributedDataParallel set ``group`` to the process group, so that all processes see all rows.
     """
 
-    def __init__(self, table: Slotted, every: int, most: int = 1) -> None:
-        self.table, self.every, self.most = table, every, most
+    def __init__(self, table: Slotted, every: int) -> None:
+        self.table, self.every = table, every
         self.group: Any = None
         self._left: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -71,27 +71,21 @@ class Slots:
         factor = _scaled_by(ids, values, gradient) if len(ids) else None
         if factor is None:
             return None
-        ids, total = _summed(ids, total)
+        ids, total = fast.summed(ids, total)
         atoms, support = self.table.atoms.detach(), self.table.support[ids]
-        most = min(self.most, len(atoms))
         if fast.in_kernels(total, atoms):
-            return Proposal(ids, *fast.best_atoms(total, support, atoms, factor, self.table.nonnegative, most))
-        best, step = [], max(1, BLOCK // len(atoms))
-        for start in range(0, len(ids), step):
-            some = slice(start, start + step)
-            scores = factor * (total[some] @ atoms.T)
-            wanted = -scores if self.table.nonnegative else scores.abs()
-            wanted.scatter_(1, support[some].long(), -torch.inf)
-            top = wanted.topk(most, dim=1)
-            best.append((top.indices, scores.gather(1, top.indices).masked_fill(top.values == -torch.inf, 0.0)))
+            return Proposal(ids, *fast.best_atoms(total, support, atoms, factor, self.table.nonnegative))
+        best = [
+            self._best(*part, atoms, factor)
+            for part in zip(torch.split(total, BLOCK), torch.split(support, BLOCK), strict=True)
+        ]
         return Proposal(ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
 
-
-def _summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    if fast.in_kernels(rows):
-        return fast.summed(ids, rows)
-    found, index = torch.unique(ids, return_inverse=True)
-    return found, rows.new_zeros(len(found), rows.shape[1]).index_add_(0, index, rows)
+    def _best(self, total: Tensor, support: Tensor, atoms: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        scores = factor * (total @ atoms.T)
+        wanted = (-scores if self.table.nonnegative else scores.abs()).scatter_(1, support.long(), -torch.inf)
+        highest, index = wanted.max(dim=1)
+        return index, scores.gather(1, index[:, None])[:, 0].masked_fill(highest == -torch.inf, 0.0)
 
 
 def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
