@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
+    from featherbed.anchors import Frequency as Frequency
     from featherbed.anchors import HalfNormal as HalfNormal
     from featherbed.anchors import Xavier as Xavier
     from featherbed.compression.run import compress as compress
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from featherbed.tables.spec import make_table as make_table
 
 _HOMES = {
-    "featherbed.anchors": ("HalfNormal", "Xavier"),
+    "featherbed.anchors": ("Frequency", "HalfNormal", "Xavier"),
     "featherbed.compression.run": ("compress",),
     "featherbed.errors": (
         "ArgumentError",

@@ -15,8 +15,8 @@ from featherbed.errors import ArgumentError
 class AnchorInit(Protocol):
     """Fills atoms [K, d] and transform [V, K] in place before training."""
 
-    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
-        """Fill both; a non-negative transform must come out non-negative."""
+    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> Tensor | None:
+        """Fill both, non-negatively where asked; return the objects that are anchors [K], if any are."""
 
 
 def check_scale(name: str, value: float | None) -> None:

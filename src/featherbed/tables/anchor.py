@@ -37,6 +37,8 @@ class AnchorTable(Table):
         slots: keep at most so many (anchor, weight) pairs a row: ``transform`` is [V, slots], ``support`` says which anchors.
             Training memory is O(V slots), whatever K. Implies ``sparse``.
         scan_every: how often the anchors a row lacks are scored (with slots); the best come in for the weakest.
+        init: how atoms and transform start: at random (``fb.HalfNormal``, ``fb.Xavier``), or with objects as anchors
+            (``fb.Frequency`` and its like); these are then the table's ``anchor_ids``, and each starts as itself.
 
     >>> import torch
     >>> table = AnchorTable(1000, 16, anchors=8)
@@ -49,6 +51,7 @@ class AnchorTable(Table):
     example: ClassVar[dict[str, Any]] = {"anchors": 5}
     transform = HeldRows()
     support: Tensor | None
+    anchor_ids: Tensor | None
 
     def __init__(
         self,
@@ -75,16 +78,19 @@ class AnchorTable(Table):
                 f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots out to keep all"
             )
         if init is not None and not hasattr(init, "fill"):
-            raise ArgumentError(f"init={init!r}: give an object such as fb.HalfNormal() or fb.Xavier()")
+            raise ArgumentError(f"init={init!r}: give an object such as fb.HalfNormal() or fb.Frequency(counts)")
         self.init: AnchorInit = HalfNormal() if init is None else init
         self.atoms = nn.Parameter(torch.empty(anchors, embedding_dim, dtype=dtype, device=device))  # [K, d]
         width = self.anchors if self.slots is None else self.slots
         transform = torch.empty(num_embeddings, width, dtype=dtype, device=device)  # [V, K] or [V, s]
         with torch.no_grad():
-            self.init.fill(self.atoms, transform, self.nonnegative, generator)
-        self.transform = new_rows(transform, self.sparse)
+            ids = self.init.fill(self.atoms, transform, self.nonnegative, generator)
         support = None if self.slots is None else random_support(self.num_embeddings, self.slots, anchors, generator)
+        if ids is not None:
+            start_as_themselves(ids, transform, support)
+        self.transform = new_rows(transform, self.sparse)
         self.register_buffer("support", None if support is None else support.to(device))  # [V, s]
+        self.register_buffer("anchor_ids", None if ids is None else ids.to(device))  # [K]
         if self.slots is not None:
             self._rows.slots = Slots(self, self.scan_every)
 
@@ -148,6 +154,20 @@ class AnchorTable(Table):
         support, values = strongest(matrix, transform, atoms, self.transform.shape[1], self.nonnegative)
         self.support.copy_(support)
         self.transform.copy_(values)
+
+
+def start_as_themselves(ids: Tensor, transform: Tensor, support: Tensor | None) -> None:  # [K], [V, K] or [V, s], [V, s]
+    """Give the rows of objects that are anchors the weight 1 for themselves and 0 for the others, in place."""
+    places = torch.arange(len(ids))
+    transform[ids] = 0.0
+    if support is None:
+        transform[ids, places] = 1.0
+        return
+    own = support[ids].long()
+    own = torch.where(own == places[:, None], own[:, :1], own)  # where the anchor is among them already, it changes places
+    own[:, 0] = places
+    support[ids] = own.to(support.dtype)
+    transform[ids, 0] = 1.0
 
 
 def random_support(rows: int, slots: int, anchors: int, generator: torch.Generator | None) -> Tensor:  # -> int [V, s]
