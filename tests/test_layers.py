@@ -25,7 +25,21 @@ FLOORS = [
     ["cli"],
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = ("version", "errors", "compose", "hashing", "kernels", "packed", "coding", "view", "serve", "cli", "__init__")
+WITHOUT_TORCH = (
+    "version",
+    "errors",
+    "compose",
+    "hashing",
+    "kernels",
+    "packed",
+    "coding",
+    "view",
+    "serve",
+    "cli",
+    "theory",
+    "graphs",
+    "__init__",
+)
 
 
 def modules():

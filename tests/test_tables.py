@@ -224,6 +224,11 @@ def test_remainder_uses_whole_numbers_only():
 CHANGES = {
     fb.AnchorTable: [{"anchors": 6}, {"slots": 2}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
     fb.DenseTable: [{"padding_idx": 1}],
+    fb.GrowingAnchorTable: [{"anchors": 6}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
+    fb.MixtureTable: [
+        *({"anchors": 6}, {"anchors": 4, "sets": 3}, {"combine": "linear"}, {"inits": fb.Xavier()}, {"nonnegative": False}),
+        {"padding_idx": 1},
+    ],
     fb.HashedTable: [{"buckets": 9}, {"hashes": 3}, {"seed": 3}, {"padding_idx": 1}],
     fb.KDTable: [
         *(

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
+    from featherbed.anchors import Coreset as Coreset
     from featherbed.anchors import Frequency as Frequency
+    from featherbed.anchors import FrequencyThenClusters as FrequencyThenClusters
+    from featherbed.anchors import GroupLasso as GroupLasso
     from featherbed.anchors import HalfNormal as HalfNormal
+    from featherbed.anchors import KMeansPlusPlus as KMeansPlusPlus
+    from featherbed.anchors import RandomBasis as RandomBasis
+    from featherbed.anchors import TfIdf as TfIdf
+    from featherbed.anchors import VocabularyDropout as VocabularyDropout
     from featherbed.anchors import Xavier as Xavier
     from featherbed.compression.run import compress as compress
     from featherbed.errors import ArgumentError as ArgumentError
@@ -23,17 +30,27 @@ if TYPE_CHECKING:
     from featherbed.errors import MissingExtra as MissingExtra
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import UnknownKeyError as UnknownKeyError
+    from featherbed.graphs import Graph as Graph
+    from featherbed.graphs import cooccurrence as cooccurrence
+    from featherbed.graphs import cooccurrence_counts as cooccurrence_counts
+    from featherbed.graphs import edge_file as edge_file
+    from featherbed.graphs import shared_attributes as shared_attributes
+    from featherbed.graphs import wordnet as wordnet
     from featherbed.losses import NCE as NCE
     from featherbed.losses import FullSoftmax as FullSoftmax
     from featherbed.losses import LogUniform as LogUniform
     from featherbed.losses import SampledSoftmax as SampledSoftmax
     from featherbed.losses import Uniform as Uniform
+    from featherbed.losses import negative_pairs as negative_pairs
+    from featherbed.losses import orthogonality as orthogonality
     from featherbed.optim import L1 as L1
     from featherbed.optim import SGD as SGD
     from featherbed.optim import Adagrad as Adagrad
     from featherbed.optim import AdamW as AdamW
+    from featherbed.optim import Budget as Budget
     from featherbed.optim import GroupL1 as GroupL1
     from featherbed.optim import NonNegativeL1 as NonNegativeL1
+    from featherbed.optim import PenaltySchedule as PenaltySchedule
     from featherbed.optim import Proximal as Proximal
     from featherbed.optim import Several as Several
     from featherbed.optim import Yogi as Yogi
@@ -41,19 +58,26 @@ if TYPE_CHECKING:
     from featherbed.packed.file import check as check
     from featherbed.packed.file import load as load
     from featherbed.packed.file import save as save
+    from featherbed.packed.inside import largest_pairs as largest_pairs
+    from featherbed.packed.inside import objects_of as objects_of
+    from featherbed.packed.inside import purity as purity
+    from featherbed.packed.inside import zero_rows as zero_rows
     from featherbed.packed.table import PackedTable as PackedTable
     from featherbed.rows.parameter import settle as settle
     from featherbed.tables import AnchorTable as AnchorTable
     from featherbed.tables import DenseTable as DenseTable
+    from featherbed.tables import GrowingAnchorTable as GrowingAnchorTable
     from featherbed.tables import HashedTable as HashedTable
     from featherbed.tables import KDTable as KDTable
     from featherbed.tables import LowRankTable as LowRankTable
+    from featherbed.tables import MixtureTable as MixtureTable
     from featherbed.tables import ProductTable as ProductTable
     from featherbed.tables import QuantizedTable as QuantizedTable
     from featherbed.tables import RemainderTable as RemainderTable
     from featherbed.tables import SelectedTable as SelectedTable
     from featherbed.tables import Table as Table
     from featherbed.tables.bag import Bag as Bag
+    from featherbed.tables.growth import Growth as Growth
     from featherbed.tables.guide import Online as Online
     from featherbed.tables.guide import Pretrained as Pretrained
     from featherbed.tables.model import auxiliary_loss as auxiliary_loss
@@ -66,7 +90,18 @@ if TYPE_CHECKING:
     from featherbed.tables.spec import make_table as make_table
 
 _HOMES = {
-    "featherbed.anchors": ("Frequency", "HalfNormal", "Xavier"),
+    "featherbed.anchors": (
+        "Coreset",
+        "Frequency",
+        "FrequencyThenClusters",
+        "GroupLasso",
+        "HalfNormal",
+        "KMeansPlusPlus",
+        "RandomBasis",
+        "TfIdf",
+        "VocabularyDropout",
+        "Xavier",
+    ),
     "featherbed.compression.run": ("compress",),
     "featherbed.errors": (
         "ArgumentError",
@@ -78,28 +113,58 @@ _HOMES = {
         "NotPackable",
         "UnknownKeyError",
     ),
-    "featherbed.losses": ("FullSoftmax", "LogUniform", "NCE", "SampledSoftmax", "Uniform"),
+    "featherbed.graphs": (
+        "Graph",
+        "cooccurrence",
+        "cooccurrence_counts",
+        "edge_file",
+        "shared_attributes",
+        "wordnet",
+    ),
+    "featherbed.losses": (
+        "FullSoftmax",
+        "LogUniform",
+        "NCE",
+        "SampledSoftmax",
+        "Uniform",
+        "negative_pairs",
+        "orthogonality",
+    ),
     "featherbed.optim": (
         "Adagrad",
         "AdamW",
+        "Budget",
         "GroupL1",
         "L1",
         "NonNegativeL1",
+        "PenaltySchedule",
         "Proximal",
         "SGD",
         "Several",
         "Yogi",
         "clip_grad_norm_",
     ),
-    "featherbed.packed.file": ("check", "load", "save"),
+    "featherbed.packed.file": (
+        "check",
+        "load",
+        "save",
+    ),
+    "featherbed.packed.inside": (
+        "largest_pairs",
+        "objects_of",
+        "purity",
+        "zero_rows",
+    ),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.rows.parameter": ("settle",),
     "featherbed.tables": (
         "AnchorTable",
         "DenseTable",
+        "GrowingAnchorTable",
         "HashedTable",
         "KDTable",
         "LowRankTable",
+        "MixtureTable",
         "ProductTable",
         "QuantizedTable",
         "RemainderTable",
@@ -107,12 +172,23 @@ _HOMES = {
         "Table",
     ),
     "featherbed.tables.bag": ("Bag",),
-    "featherbed.tables.guide": ("Online", "Pretrained"),
-    "featherbed.tables.relax": ("Softmax", "StraightThrough", "Temperature"),
+    "featherbed.tables.growth": ("Growth",),
+    "featherbed.tables.guide": (
+        "Online",
+        "Pretrained",
+    ),
+    "featherbed.tables.model": (
+        "auxiliary_loss",
+        "split_codes",
+    ),
+    "featherbed.tables.relax": (
+        "Softmax",
+        "StraightThrough",
+        "Temperature",
+    ),
     "featherbed.tables.replace": ("replace_embeddings",),
     "featherbed.tables.sizes": ("Sizes",),
     "featherbed.tables.spec": ("make_table",),
-    "featherbed.tables.model": ("auxiliary_loss", "split_codes"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -121,7 +197,7 @@ __all__ = ["__version__", *sorted(_HOME_OF)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        if name in ("testing", "tasks"):
+        if name in ("testing", "tasks", "theory"):
             return import_module(f"featherbed.{name}")
         raise AttributeError(f"module 'featherbed' has no attribute {name!r}")
     try:

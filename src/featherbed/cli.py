@@ -59,12 +59,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 
 @app.command()
-def inspect(file: File, json: Json = False) -> None:
+def inspect(
+    file: File,
+    anchors: Annotated[bool, typer.Option("--anchors", help="Show what the anchors have learnt, too.")] = False,
+    json: Json = False,
+) -> None:
     """Tell what a packed file is: rows, how they are coded, bytes by part, codes per row."""
+    from featherbed.packed.file import load
+    from featherbed.packed.inside import anchors_report, anchors_text
     from featherbed.packed.report import as_text, report
 
     found = report(file)
-    typer.echo(_dump(found) if json else as_text(found))
+    inside = anchors_report(load(file)) if anchors else None
+    if json:
+        typer.echo(_dump(found if inside is None else found | {"inside": inside}))
+    else:
+        typer.echo(as_text(found) + ("" if inside is None else f"\n{anchors_text(inside)}"))
 
 
 @app.command(context_settings=_NUMBERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -16,17 +17,18 @@ class ObjectAnchors(ABC):
     """Makes K of the V objects of a table its anchors: ``choose`` says which, ``vectors`` where their atoms start.
 
     The row of an anchor object starts as that anchor alone (its row of the transform is the identity's); the other rows start
-    as ``fb.HalfNormal`` starts them.
+    as ``fb.HalfNormal`` starts them, with the spread ``transform_std``, and so do atoms of which nothing is known.
     """
 
-    transform_std: float | None = None
+    def __init__(self, transform_std: float | None = None) -> None:
+        self.transform_std = HalfNormal(transform_std).transform_std
 
     @abstractmethod
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:  # -> int64 [K]
         """Return the ``count`` distinct objects, of ``objects``, that become anchors, the most telling first."""
 
-    def vectors(self, ids: Tensor) -> Tensor | None:  # noqa: ARG002 - some know - [K] -> [K, f]
-        """Return what is known of these objects; where its width is the table's, atoms start there, else at random."""
+    def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # noqa: ARG002 - some know - [K] -> [K, d]
+        """Return where the atoms of these objects start, if vectors of that width are known; zero rows stand for unknown."""
         return None
 
     def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> Tensor:
@@ -36,19 +38,34 @@ class ObjectAnchors(ABC):
             raise ArgumentError(f"anchors={count}: there are only {objects} objects that could be anchors; ask for fewer")
         HalfNormal(self.transform_std).fill(atoms, transform, nonnegative, generator)
         ids = self.choose(objects, count, generator)
-        known = self.vectors(ids)
-        if known is not None and known.shape[1] == atoms.shape[1]:
-            atoms.copy_(known)
+        known = self.vectors(ids, atoms.shape[1])
+        if known is not None:
+            there = known.any(dim=1).to(atoms.device)  # an atom of zeros would give its weights no gradient
+            atoms[there] = known.to(atoms)[there]
         return ids
+
+    def __repr__(self) -> str:
+        """Show the call: data by name, settings by value where they are not the usual ones."""
+        shown = []
+        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                value = getattr(self, name)
+                shown += [] if value == parameter.default else [f"{name}={value!r}"]
+            elif name != "self":
+                shown.append(name)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def scores_for(name: str, scores: Any, objects: int) -> Tensor:  # -> float64 [V]
-    """Return one finite number for each object, or say what was given instead."""
-    found = torch.as_tensor(scores).detach().cpu().double()
+    """Return one finite number of at least 0 for each object, or say what was given instead."""
+    try:
+        found = torch.as_tensor(scores).detach().cpu().double()
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"{name} are {type(scores).__name__}: give one number for each of the {objects} objects") from None
     if found.shape != (objects,):
         raise ArgumentError(f"{name} have shape {tuple(found.shape)}; give one for each of the {objects} objects")
-    if not bool(torch.isfinite(found).all()):
-        raise ArgumentError(f"{name} hold NaN or infinity: give one finite number for each object")
+    if not bool(torch.isfinite(found).all()) or bool((found < 0).any()):
+        raise ArgumentError(f"{name} hold NaN, infinity or negative numbers: give how often each object occurs")
     return found
 
 
@@ -73,11 +90,9 @@ class Frequency(ObjectAnchors):
     """
 
     def __init__(self, counts: Any, *, transform_std: float | None = None) -> None:
-        self.counts, self.transform_std = counts, HalfNormal(transform_std).transform_std
+        super().__init__(transform_std)
+        self.counts = counts
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002 - nothing is drawn
         """Return the most frequent, most frequent first."""
         return highest(scores_for("counts", self.counts, objects), count)
-
-    def __repr__(self) -> str:
-        return "Frequency(counts)"

@@ -21,7 +21,7 @@ class AnchorInit(Protocol):
 
 def check_scale(name: str, value: float | None) -> None:
     """Refuse a spread that is not a positive number."""
-    if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
         raise ArgumentError(f"{name}={value!r}: give a number above 0")
 
 

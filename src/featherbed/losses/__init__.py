@@ -1,8 +1,18 @@
-"""Losses of models with many outputs: a few sampled ids in the place of all, or few rows updated."""
+"""Losses of models with many outputs, where few ids stand for all, and terms that a loss may have for anchors."""
 
+from featherbed.losses.anchors import negative_pairs, orthogonality
 from featherbed.losses.full import FullSoftmax
 from featherbed.losses.nce import NCE
 from featherbed.losses.sampled import SampledSoftmax
 from featherbed.losses.samplers import LogUniform, Sampler, Uniform
 
-__all__ = ["NCE", "FullSoftmax", "LogUniform", "SampledSoftmax", "Sampler", "Uniform"]
+__all__ = [
+    "NCE",
+    "FullSoftmax",
+    "LogUniform",
+    "SampledSoftmax",
+    "Sampler",
+    "Uniform",
+    "negative_pairs",
+    "orthogonality",
+]

@@ -92,6 +92,8 @@ class _Scores(torch.autograd.Function):
             )
         most = _most(gradient, scores, loss.penalty) * (1 + ROUNDING)
         kept = (transform != 0).any(1) | (most > loss.penalty.lam)
+        if loss.penalty.exempt is not None:
+            kept[loss.penalty.exempt.places(None)[0]] = True  # entries that nothing sets back
         if inputs is not None:
             kept[inputs.reshape(-1)] = True
         ids = kept.nonzero()[:, 0]

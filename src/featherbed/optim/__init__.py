@@ -2,9 +2,11 @@
 
 from featherbed.optim.adagrad import Adagrad
 from featherbed.optim.adamw import AdamW
+from featherbed.optim.budget import Budget
 from featherbed.optim.clip import clip_grad_norm_
 from featherbed.optim.penalties import L1, GroupL1, NonNegativeL1, Penalty
 from featherbed.optim.proximal import Proximal
+from featherbed.optim.schedules import PenaltySchedule
 from featherbed.optim.several import Several
 from featherbed.optim.sgd import SGD
 from featherbed.optim.yogi import Yogi
@@ -14,9 +16,11 @@ __all__ = [
     "SGD",
     "Adagrad",
     "AdamW",
+    "Budget",
     "GroupL1",
     "NonNegativeL1",
     "Penalty",
+    "PenaltySchedule",
     "Proximal",
     "Several",
     "Yogi",

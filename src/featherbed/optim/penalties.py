@@ -2,7 +2,8 @@
 
     prox_h(x; s) = argmin_z  Σ_i (z_i - x_i)² / (2 s_i) + h(z)
 
-with a step s that is one number or, in the metric of a preconditioner, one number for each element.
+with a step s that is one number or, in the metric of a preconditioner, one number for each element. A penalty may leave
+some entries alone (``exempt``) and hold others at zero (``freeze``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.exempt import Exempt
+from featherbed.rows.registry import holders_of
 
 Step = float | Tensor
 
@@ -30,7 +33,9 @@ class Penalty(ABC):
 
     _lam: float
     separable: ClassVar[bool] = True
-    kind: ClassVar[str | None] = None  # by which compiled loops know it
+    loops: ClassVar[str | None] = None  # by which compiled loops know it
+    exempt: Exempt | None = None  # entries that are not penalised
+    kept: Tensor | None = None  # bool, as the parameter: entries that may be other than zero (None: all)
 
     def __init__(self, lam: float) -> None:
         self.lam = lam
@@ -46,20 +51,64 @@ class Penalty(ABC):
             raise ArgumentError(f"lam={value!r}: a penalty's weight is a finite number of at least 0")
         self._lam = float(value)
 
+    @property
+    def kind(self) -> str | None:
+        """The name by which compiled loops know this penalty; None: they do not."""
+        return self.loops if self.exempt is None and self.kept is None else None
+
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
         """Return h(x), a scalar."""
 
     @abstractmethod
-    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
-        """Return the proximal point of x for threshold = lam * step."""
+    def point(self, x: Tensor, threshold: Step) -> Tensor:
+        """Return the proximal point of x for threshold = lam * step, where every entry is penalised."""
 
-    def prox(self, x: Tensor, step: Step) -> Tensor:
+    def shrink(self, x: Tensor, threshold: Step, ids: Tensor | None = None) -> Tensor:
+        """Return the proximal point for threshold = lam * step of x: the rows ``ids`` of the parameter, or all of it."""
+        found = self.point(x, threshold)
+        if self.exempt is not None:
+            spared = self.exempt.places(ids)
+            found[spared] = self.point(x[spared], 0.0)
+        if self.kept is not None:
+            found *= self.kept if ids is None else self.kept[ids]
+        return found
+
+    def prox(self, x: Tensor, step: Step, ids: Tensor | None = None) -> Tensor:
         """Return the proximal point of x."""
-        return self.shrink(x, self.lam * step)
+        return self.shrink(x, self.lam * step, ids)
+
+    def first(self, x: Tensor, step: Step, ids: Tensor, atoms: Tensor) -> Tensor:  # [n], step, [n], [n] -> [n]
+        """Return the proximal point of single entries that rows ``ids`` of a table with slots would have for ``atoms``."""
+        if self.kept is not None:
+            return torch.zeros_like(x)
+        found = self.point(x, self.lam * step)
+        return found if self.exempt is None else torch.where(self.exempt.holds(ids, atoms), self.point(x, 0.0), found)
+
+    def freeze(self, parameter: nn.Parameter) -> None:
+        """Let the zeros of ``parameter`` stay zero and the others free: ``lam`` is 0 from now on. For a refit after selection.
+
+        >>> weights, penalty = nn.Parameter(torch.tensor([[0.0, 2.0]])), NonNegativeL1(1.0)
+        >>> penalty.freeze(weights); penalty.prox(torch.tensor([[5.0, 5.0]]), 1.0)
+        tensor([[0., 5.]])
+        """
+        _settle(parameter)
+        self.keep(parameter, parameter.detach() != 0)
+        self.lam = 0.0
+
+    def keep(self, parameter: nn.Parameter, kept: Tensor | None) -> None:  # bool, as the parameter
+        """Hold every other entry at zero, from now on (None: none)."""
+        _settle(parameter)  # what rows have missed, they missed under the old rule
+        if kept is not None and kept.shape != parameter.shape:
+            raise ArgumentError(f"kept entries have shape {tuple(kept.shape)}, the parameter {tuple(parameter.shape)}")
+        self.kept = kept
+        if kept is not None:
+            with torch.no_grad():
+                parameter.mul_(kept)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(lam={self.lam:g})"
+        spared = "" if self.exempt is None else f", exempt={self.exempt!r}"
+        return f"{type(self).__name__}(lam={self.lam:g}{spared})"
 
 
 class L1(Penalty):
@@ -69,13 +118,13 @@ class L1(Penalty):
     tensor([-2., 0., 1.])
     """
 
-    kind = "l1"
+    loops = "l1"
 
     def value(self, x: Tensor) -> Tensor:
         """lam Σ|x|."""
         return self.lam * x.abs().sum()
 
-    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+    def point(self, x: Tensor, threshold: Step) -> Tensor:
         """sign(x) max(|x| - threshold, 0)."""
         return torch.sign(x) * (x.abs() - threshold).clamp(min=0)
 
@@ -83,19 +132,27 @@ class L1(Penalty):
 class NonNegativeL1(Penalty):
     """h(x) = lam Σ x_i for x >= 0, infinite elsewhere; prox: max(x - lam s, 0). Non-negativity holds also at lam = 0.
 
-    ANT's penalty on the transform (Liang et al. 2021, equation 3).
+    ANT's penalty on the transform (Liang et al. 2021, equation 3). ``exempt=table.related(graph)`` leaves the entries of
+    related objects and anchors unpenalised: T = max((T - lam s) S(G) + T (1 - S(G)), 0), with S(G) = 0 for related pairs.
 
     >>> NonNegativeL1(1.0).prox(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
     tensor([0., 0., 1.])
     """
 
-    kind = "nonnegative"
+    loops = "nonnegative"
+
+    def __init__(self, lam: float, exempt: Exempt | None = None) -> None:
+        super().__init__(lam)
+        if exempt is not None and not isinstance(exempt, Exempt):
+            raise ArgumentError(f"exempt={exempt!r}: give table.related(graph), the entries that are not penalised")
+        self.exempt = exempt
 
     def value(self, x: Tensor) -> Tensor:
-        """lam Σ x, or infinity."""
-        return torch.where((x < 0).any(), torch.full((), math.inf, dtype=x.dtype, device=x.device), self.lam * x.sum())
+        """lam Σ x over the entries that are penalised, or infinity."""
+        total = x.sum() if self.exempt is None else x.sum() - x[self.exempt.places(None)].sum()
+        return torch.where((x < 0).any(), torch.full((), math.inf, dtype=x.dtype, device=x.device), self.lam * total)
 
-    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+    def point(self, x: Tensor, threshold: Step) -> Tensor:
         """max(x - threshold, 0)."""
         return (x - threshold).clamp(min=0)
 
@@ -118,7 +175,7 @@ class GroupL1(Penalty):
         total: Tensor = self.lam * x.reshape(len(x), -1).norm(dim=1).sum()
         return total
 
-    def shrink(self, x: Tensor, threshold: Step) -> Tensor:
+    def point(self, x: Tensor, threshold: Step) -> Tensor:
         """Shrink every row's length; thresholds are one number, one for each row [V, 1], or one for each element."""
         rows = x.reshape(len(x), -1)
         if not isinstance(threshold, Tensor) or threshold.dim() == 0 or threshold.shape == (len(x), 1):
@@ -140,6 +197,11 @@ class GroupL1(Penalty):
         return point.reshape(x.shape)
 
 
+def _settle(parameter: nn.Parameter) -> None:
+    for holder in holders_of(parameter):
+        holder.settle()
+
+
 def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -> dict[nn.Parameter, Penalty]:
     """Return the mapping as a dict; refuse penalties on parameters the optimizer does not hold."""
     if not isinstance(penalties, Mapping):
@@ -149,6 +211,8 @@ def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -
             raise ArgumentError(f"penalties are given for parameters, such as table.transform; got {str(parameter)[:60]!r}")
         if not isinstance(penalty, Penalty):
             raise ArgumentError(f"penalties map parameters to penalties, got {penalty!r}: for example fb.NonNegativeL1(2e-6)")
+        if penalty.exempt is not None:
+            penalty.exempt.check(parameter)
         if id(parameter) not in held:
             shape = tuple(getattr(parameter, "shape", ()))
             raise ArgumentError(

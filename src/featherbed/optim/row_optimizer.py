@@ -137,10 +137,11 @@ class RowOptimizer(Optimizer):
         if not state:
             state["step"] = 0
             state.update(self._fresh(parameter, group))
-        elif any(name not in state or state[name].dtype != parameter.dtype for name in self.holds):
-            fresh = self._fresh(parameter, group)  # a momentum that was not there, a parameter of another type
+        elif any(name not in state or not _fit(state[name], parameter) for name in self.holds):
+            fresh = self._fresh(parameter, group)  # a momentum that was not there, a parameter of another type or shape
             for name, tensor in fresh.items():
-                state[name] = tensor.copy_(state[name]) if name in state else tensor
+                old = state.get(name)
+                state[name] = tensor.copy_(old) if old is not None and old.shape == tensor.shape else tensor
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
@@ -192,7 +193,7 @@ class RowOptimizer(Optimizer):
             rows = parameter.detach()[ids]
             scale = self.advance(rows, grad, kept, c)
             if penalty is not None:
-                rows = penalty.prox(rows, c.prox / scale if self.metric else c.prox)
+                rows = penalty.prox(rows, c.prox / scale if self.metric else c.prox, ids)
             parameter[ids] = rows
             for name, tensor in kept.items():
                 state[name][ids] = tensor
@@ -227,7 +228,8 @@ class RowOptimizer(Optimizer):
         """Whether a ledger still tells how rows move."""
         account = ledger.account
         tensors = all(held is None or held is state[name] for name, held in (("m", account.momentum), ("v", account.second)))
-        return tensors and ledger.beta == beta and account.eps == eps and account.penalty is penalty
+        kind = "none" if penalty is None else penalty.kind
+        return tensors and ledger.beta == beta and account.eps == eps and account.penalty is penalty and account.kind == kind
 
     def _propose(self, parameter: nn.Parameter) -> Proposal | None:
         holder, ledger = holder_of(parameter), self._ledgers.get(parameter)
@@ -250,7 +252,7 @@ class RowOptimizer(Optimizer):
         first, kept = torch.zeros_like(grad), self._fresh(grad, group)
         scale = self.advance(first, grad, kept, c)
         if penalty is not None:
-            first = penalty.prox(first, c.prox / scale if self.metric else c.prox)
+            first = penalty.first(first, c.prox / scale if self.metric else c.prox, ids, proposal.atoms)
         elif holder.slots.table.nonnegative:
             first = first.clamp(min=0)
         better = (first.abs() > weak.values) & (grad != 0)
@@ -286,12 +288,16 @@ class RowOptimizer(Optimizer):
                     self._ledger_of(parameter, group, self.state[parameter])
 
     def _drop_ledgers(self) -> None:
-        self.settle()
-        for parameter in self._ledgers:
-            holder = holder_of(parameter)
-            if holder is not None:
+        for parameter in [*self._ledgers]:
+            self.forget(parameter)
+
+    def forget(self, parameter: nn.Parameter) -> None:
+        """Bring the rows of a parameter up to date and close its books: its shape or its state is about to change."""
+        ledger = self._ledgers.pop(parameter, None)
+        if ledger is not None:
+            ledger.settle()
+            for holder in holders_of(parameter):
                 holder.ledger = None
-        self._ledgers.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles keep the penalties, on the copied parameters."""
@@ -305,3 +311,7 @@ class RowOptimizer(Optimizer):
         super().__setstate__(state)
         if "penalties" in state:
             self._open_ledgers()
+
+
+def _fit(kept: Tensor, parameter: Tensor) -> bool:
+    return kept.dtype == parameter.dtype and kept.shape == parameter.shape

@@ -17,8 +17,8 @@ BLOCK = 1 << 18  # rows settled at once
 class Shrinkage(Protocol):
     """A penalty, as far as rows that catch up need it."""
 
-    def shrink(self, x: Tensor, threshold: Tensor) -> Tensor:
-        """Return the proximal point of x for thresholds lam * step."""
+    def shrink(self, x: Tensor, threshold: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the proximal point of x, the rows ``ids`` of the parameter, for thresholds lam * step."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Ledger:
         def shrunk(values: Tensor, threshold: Tensor) -> Tensor:
             if account.penalty is None:
                 return values
-            return account.penalty.shrink(values, threshold / scale if account.metric else threshold)
+            return account.penalty.shrink(values, threshold / scale if account.metric else threshold, ids)
 
         steps = min(int(missed.max()) if len(missed) else 0, history.reach)
         for k in range(1, steps + 1):

@@ -3,9 +3,11 @@
 from featherbed.tables.anchor import AnchorTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
+from featherbed.tables.growing import GrowingAnchorTable
 from featherbed.tables.hashed import HashedTable
 from featherbed.tables.kd import KDTable
 from featherbed.tables.lowrank import LowRankTable
+from featherbed.tables.mixture import MixtureTable
 from featherbed.tables.product import ProductTable
 from featherbed.tables.quantized import QuantizedTable
 from featherbed.tables.remainder import RemainderTable
@@ -15,9 +17,11 @@ from featherbed.tables.table import Table
 METHODS: tuple[type[Table], ...] = (
     AnchorTable,
     DenseTable,
+    GrowingAnchorTable,
     HashedTable,
     KDTable,
     LowRankTable,
+    MixtureTable,
     ProductTable,
     QuantizedTable,
     RemainderTable,
@@ -29,9 +33,11 @@ __all__ = [
     "AnchorTable",
     "Codes",
     "DenseTable",
+    "GrowingAnchorTable",
     "HashedTable",
     "KDTable",
     "LowRankTable",
+    "MixtureTable",
     "ProductTable",
     "QuantizedTable",
     "RemainderTable",

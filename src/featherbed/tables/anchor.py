@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
 from featherbed.errors import ArgumentError
+from featherbed.optim.exempt import Exempt
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
@@ -21,6 +22,18 @@ from featherbed.tables.fitting import low_rank, semi_nonnegative, strongest
 from featherbed.tables.table import Table, positive, to_numpy
 
 BLOCK = 1 << 20  # rows started at once
+
+
+class Graph(Protocol):
+    """Relations between objects: featherbed.graphs.Graph, or what has a sparse matrix [V, V] of them."""
+
+    @property
+    def objects(self) -> int:
+        """V."""
+
+    @property
+    def matrix(self) -> Any:
+        """scipy.sparse CSR [V, V]."""
 
 
 class AnchorTable(Table):
@@ -108,6 +121,19 @@ class AnchorTable(Table):
         if self._rows.slots is None:
             raise ArgumentError("slot_group is for tables with slots")
         self._rows.slots.group = group
+
+    def related(self, graph: Graph) -> Exempt:
+        """Return the (object, anchor) entries whose object and anchor object ``graph`` relates, for ``fb.NonNegativeL1``."""
+        if self.anchor_ids is None:
+            raise ArgumentError(
+                "the anchors of this table stand for no objects, so nothing relates to them: choose objects as anchors, "
+                "for example init=fb.Frequency(counts)"
+            )
+        if graph.objects != self.num_embeddings:
+            raise ArgumentError(f"the graph is over {graph.objects} objects, the table has {self.num_embeddings}")
+        entries = graph.matrix[:, self.anchor_ids.cpu().numpy()].tocoo()
+        pairs = torch.stack([torch.from_numpy(part.astype("int64")) for part in (entries.row, entries.col)], dim=1)
+        return Exempt(self, pairs, self.anchors)
 
     def codes(self, ids: Tensor) -> Codes:
         """Every anchor, weighted by the row of the transform; with slots those of the support."""

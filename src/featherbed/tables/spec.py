@@ -1,10 +1,12 @@
 """Short specs: ``anchor:anchors=50,init=xavier(gain=0.5)`` names a table and its settings.
 
 spec      = method [":" setting {"," setting}]
-method    = dense | anchor | lowrank | hashed | kd | product | remainder | selected | quantized   (class name without "Table")
+method    = dense | anchor | growinganchor | mixture | lowrank | hashed | kd | product | remainder | selected | quantized
+            (class name without "Table")
 setting   = keyword "=" value
 value     = number | true | false | none | word | behaviour
-behaviour = name ["(" [setting {"," setting}] ")"]         (halfnormal, xavier, softmax, straightthrough, temperature, online)
+behaviour = name ["(" [setting {"," setting}] ")"]         (halfnormal, xavier, randombasis, softmax,
+                                                                straightthrough, temperature, online)
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from featherbed.anchors import HalfNormal, Xavier
+from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
 from featherbed.tables import METHODS, Table
 from featherbed.tables.guide import Online
 from featherbed.tables.relax import Softmax, StraightThrough, Temperature
 
-_KINDS: tuple[Any, ...] = (HalfNormal, Xavier, Softmax, StraightThrough, Temperature, Online)
+_KINDS: tuple[Any, ...] = (HalfNormal, Xavier, RandomBasis, Softmax, StraightThrough, Temperature, Online)
 BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
 _WORDS = {"true": True, "false": False, "none": None}
 

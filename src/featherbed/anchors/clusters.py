@@ -1,0 +1,152 @@
+"""Anchors by clustering: k-means++ seeds of a feature space are objects that span it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featherbed.anchors.given import as_features, dense_rows, draw_seed, sklearn
+from featherbed.anchors.objects import ObjectAnchors, highest, scores_for
+from featherbed.errors import ArgumentError
+
+Ids = NDArray[np.int64]
+
+
+class FeatureAnchors(ObjectAnchors):
+    """Objects with features: the atoms of chosen ones start there where the features are as wide as the table."""
+
+    def __init__(self, features: Any, transform_std: float | None) -> None:
+        super().__init__(transform_std)
+        self.features = as_features(features)
+
+    def features_of(self, objects: int) -> Any:  # -> [V, f], an array or scipy CSR
+        """Return the features, which must be those of so many objects."""
+        if self.features.shape[0] != objects:
+            raise ArgumentError(f"features have shape {self.features.shape}; give a row for each of the {objects} objects")
+        return self.features
+
+    def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # [K] -> [K, d]
+        """Return the features, if they are as wide as the atoms."""
+        return torch.from_numpy(dense_rows(self.features, ids.numpy())) if self.features.shape[1] == width else None
+
+
+class KMeansPlusPlus(FeatureAnchors):
+    """The seeds of k-means++ in a feature space are the anchors: no object is far from all (Liang et al. 2021, section 2.1).
+
+        P(next = x) = D(x)² / Σ_y D(y)²,    D(x) the distance to the nearest seed so far, the first uniform
+
+    Arthur and Vassilvitskii 2007. Large features attract seeds: with counts such as co-occurrences take logarithms or rows
+    of length 1 first, or the few most frequent objects are all there is to span. Atoms start at the features where these are
+    as wide as the table.
+
+    Args:
+        features: [V, f], an array, a tensor or a scipy.sparse matrix: GloVe vectors, co-occurrence counts, attributes.
+        trials: of so many objects drawn, the one that leaves the smallest sum of squared distances becomes the next seed;
+            None: 2 + log K, scikit-learn's; 1: the law above.
+        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+
+    >>> import featherbed as fb, numpy as np
+    >>> features = np.array([[0.0, 0], [0, 0.1], [9, 0], [9, 0.1], [0, 9]])
+    >>> table = fb.AnchorTable(5, 2, anchors=3, init=KMeansPlusPlus(features))
+    >>> sorted(min(i, 4) // 2 for i in table.anchor_ids.tolist())  # one of 0 and 1, one of 2 and 3, and 4
+    [0, 1, 2]
+    """
+
+    def __init__(self, features: Any, *, trials: int | None = None, transform_std: float | None = None) -> None:
+        super().__init__(features, transform_std)
+        self.trials = None if trials is None else whole("trials", trials)
+
+    def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
+        """Return the seeds, in the order of their choice."""
+        features = self.features_of(objects)
+        return torch.from_numpy(seeds(features, count, draw_seed(generator), trials=self.trials))
+
+
+class FrequencyThenClusters(FeatureAnchors):
+    """The most frequent objects first, then k-means++ among the others (Liang et al. 2021, figure 2).
+
+    The frequent objects are centres from the start: every further anchor is drawn with P(x) = D(x)² / Σ_y D(y)², D(x) the
+    distance to the nearest anchor so far.
+
+    Args:
+        counts: how often each object occurs, [V].
+        features: [V, f], as in ``fb.KMeansPlusPlus``.
+        frequent: the share of the anchors that are chosen by frequency, 0 to 1.
+        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+
+    >>> import featherbed as fb, numpy as np
+    >>> features = np.array([[0.0, 0], [0, 0.1], [0, 0.2], [9, 0]])  # the last is rare, and like no other
+    >>> fb.AnchorTable(4, 8, anchors=2, init=FrequencyThenClusters([9, 8, 7, 1], features)).anchor_ids
+    tensor([0, 3])
+    """
+
+    def __init__(self, counts: Any, features: Any, *, frequent: float = 0.5, transform_std: float | None = None) -> None:
+        super().__init__(features, transform_std)
+        if isinstance(frequent, bool) or not isinstance(frequent, int | float) or not 0 <= frequent <= 1:
+            raise ArgumentError(f"frequent={frequent!r}: give the share of the anchors chosen by frequency, from 0 to 1")
+        self.counts, self.frequent = counts, frequent
+
+    def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
+        """Return the most frequent, then the seeds in the order of their choice."""
+        features = self.features_of(objects)
+        first = highest(scores_for("counts", self.counts, objects), round(self.frequent * count)).numpy()
+        return torch.from_numpy(more_seeds(features, first, count, np.random.default_rng(draw_seed(generator))))
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number of at least 1, or say which setting is not one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
+    return int(value)
+
+
+def seeds(features: Any, count: int, seed: int, trials: int | None = None, weights: NDArray[np.float64] | None = None) -> Ids:
+    """Return k-means++ seeds, rows of ``features`` [V, f]; a row of weight w counts as w rows."""
+    settings = {"random_state": seed, "n_local_trials": trials, "sample_weight": weights}
+    ids: Ids = sklearn("cluster").kmeans_plusplus(features, count, **settings)[1].astype(np.int64)
+    _check_distinct(features, ids, 0)
+    return ids
+
+
+def more_seeds(features: Any, first: Ids, count: int, rng: np.random.Generator) -> Ids:  # [V, f], [F] -> [K]
+    """Return ``first`` and, after them, k-means++ seeds that continue from them: ``count`` in all.
+
+    scikit-learn's seeding cannot start from given centres.
+    """
+    ids = [int(i) for i in first] or [int(rng.integers(features.shape[0]))]
+    nearest = squared_distances(features, dense_rows(features, np.array(ids))).min(axis=1)
+    while len(ids) < count:
+        nearest[ids] = 0  # rounding may say otherwise
+        total = nearest.sum()
+        if total == 0:
+            raise _too_few(len(ids), count)
+        ids.append(int(rng.choice(len(nearest), p=nearest / total)))
+        nearest = np.minimum(nearest, squared_distances(features, dense_rows(features, np.array(ids[-1:])))[:, 0])
+    found: Ids = np.array(ids, dtype=np.int64)
+    _check_distinct(features, found, len(first))
+    return found
+
+
+def squared_distances(features: Any, centres: NDArray[Any]) -> NDArray[np.float64]:  # [V, f], [K, f] -> [V, K]
+    """Return the squared Euclidean distances of rows to centres."""
+    found = sklearn("metrics").pairwise.euclidean_distances(features, centres, squared=True)
+    distances: NDArray[np.float64] = found.astype(np.float64)
+    return distances
+
+
+def _check_distinct(features: Any, ids: Ids, given: int) -> None:
+    """Refuse seeds that repeat an earlier row; the first ``given`` were not chosen by their features and may."""
+    rows = dense_rows(features, ids)
+    different = len(np.unique(rows, axis=0)) - len(np.unique(rows[:given], axis=0))
+    if different < len(ids) - given:
+        raise _too_few(given + different, len(ids))
+
+
+def _too_few(found: int, count: int) -> ArgumentError:
+    return ArgumentError(
+        f"the features tell only {found} anchors apart, of {count}: too many rows are equal; ask for fewer anchors"
+    )

@@ -1,0 +1,218 @@
+"""Objects that occur near each other: words of a text, items of a session."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from featherbed.errors import ArgumentError
+from featherbed.graphs.graph import Graph, as_array, object_ids, whole
+
+CHUNK = 1 << 16  # tokens paired at a time
+BLOCK = 1 << 23  # pairs sorted at a time; at least 2 CHUNK
+Array = NDArray[Any]
+
+
+def cooccurrence(
+    tokens: Array | Iterable[Any],
+    objects: int,
+    *,
+    window: int = 10,
+    min_count: int = 5,
+    pmi: float | None = None,
+    top: int | None = None,
+    by: Literal["pmi", "count"] = "pmi",
+) -> Graph:
+    """Relate objects that occur within ``window`` places of each other often enough.
+
+    n_ij is the number of places at most ``window`` apart that hold i and j (``cooccurrence_counts``), n_i = Σ_j n_ij and
+    N = Σ_i n_i. With PMI(i, j) = ln(n_ij N / (n_i n_j)) (Church and Hanks 1990, here over pairs, not single words) i and j are
+    related if n_ij >= ``min_count``, PMI(i, j) >= ``pmi`` where that is given, and, where ``top`` is given, j is among the
+    ``top`` best of those left to i, or i among the best of those left to j: an object may have more than ``top`` neighbours.
+
+    Liang et al. (2021) take a window of 10. In a long text most pairs of common words meet once by chance, hence
+    ``min_count``; 1 is refused unless ``pmi`` or ``top`` choose. Every count is exact, and memory is that of
+    ``cooccurrence_counts`` before the matrix is made.
+
+    Args:
+        tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows stay inside each array.
+        objects: how many objects there are; ids are 0..objects - 1.
+        window: the largest distance that counts; neighbouring places are 1 apart.
+        by: what ``top`` goes by, "pmi" or "count"; of equal ones the lower id is better.
+
+    >>> cooccurrence(np.array([0, 1, 2, 0, 1, 3, 0, 1]), objects=4, window=1, min_count=2).pairs()
+    array([[0, 1]])
+    """
+    objects, window, min_count = _checked(objects, window, min_count)
+    if pmi is not None and (isinstance(pmi, bool) or not isinstance(pmi, int | float | np.number) or not math.isfinite(pmi)):
+        raise ArgumentError(f"pmi={pmi!r}: give a finite number (0 keeps what is no rarer than by chance) or None")
+    if top is not None:
+        top = whole("top", top, 1)
+    if by not in ("pmi", "count"):
+        raise ArgumentError(f"by={by!r}: give 'pmi' or 'count'")
+    if min_count == 1 and pmi is None and top is None:
+        raise ArgumentError(
+            "min_count=1 would relate everything that ever met: give a min_count of at least 2, or pmi, or top; "
+            "cooccurrence_counts returns the counts of all pairs"
+        )
+    keys, counts = _count(tokens, objects, window)
+    often = counts >= min_count
+    total = _marginals(keys, counts, objects) if pmi is not None or top is not None else None
+    low, high, counts = *_ends(keys[often], objects), counts[often]
+    del keys, often
+    if total is not None:
+        scores = np.log(counts * total.sum() / (total[low] * total[high]))
+        keep = np.ones(len(low), dtype=bool) if pmi is None else scores >= pmi
+        low, high, scores = low[keep], high[keep], (scores if by == "pmi" else counts)[keep]
+        if top is not None:
+            keep = _best(low, high, scores, top)
+            low, high = low[keep], high[keep]
+    return Graph.of_pairs(np.stack([low, high], axis=1), objects)
+
+
+def cooccurrence_counts(
+    tokens: Array | Iterable[Any], objects: int, *, window: int = 10, min_count: int = 1
+) -> csr_array:  # -> int [objects, objects]
+    """Count how often objects occur within ``window`` places of each other: n_ij = |{(s, t): s < t <= s + window}|.
+
+    {x_s, x_t} = {i, j} with i != j; the matrix is symmetric, its diagonal empty. Pairs are sorted and counted a block at a
+    time and merged into those counted before, so memory goes with the number of distinct pairs and not with the length of the
+    text: 8 bytes a pair (12 with more than 65,536 objects), twice that while a block is merged, about 32 while the matrix is
+    made.
+
+    Args:
+        tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows stay inside each array.
+        objects: how many objects there are; ids are 0..objects - 1.
+        window: the largest distance that counts; neighbouring places are 1 apart.
+        min_count: leaves rarer pairs out of the matrix, after all were counted exactly.
+
+    >>> cooccurrence_counts([[0, 1, 0], [2, 1]], objects=3, window=1).toarray()
+    array([[0, 2, 0],
+           [2, 0, 1],
+           [0, 1, 0]], dtype=int32)
+    """
+    objects, window, min_count = _checked(objects, window, min_count)
+    keys, counts = _count(tokens, objects, window)
+    if min_count > 1:
+        keys, counts = keys[counts >= min_count], counts[counts >= min_count]
+    kind = np.int32 if max(2 * len(keys), objects) < 1 << 31 else np.int64
+    starts = np.searchsorted(keys, np.arange(objects, dtype=keys.dtype) * keys.dtype.type(objects))
+    starts = np.append(starts, len(keys)).astype(kind)
+    columns = (keys % keys.dtype.type(objects)).astype(kind)
+    del keys
+    upper = csr_array((counts, columns, starts), shape=(objects, objects))
+    return upper + upper.T.tocsr()
+
+
+def _checked(objects: int, window: int, min_count: int) -> tuple[int, int, int]:
+    return whole("objects", objects, 1), whole("window", window, 1), whole("min_count", min_count, 1)
+
+
+def _count(tokens: Array | Iterable[Any], objects: int, window: int) -> tuple[Array, Array]:
+    """Return the distinct pairs i < j as sorted keys i * objects + j, and how often each occurs."""
+    kind = np.uint32 if objects <= 1 << 16 else np.uint64
+    keys, counts = np.empty(0, dtype=kind), np.empty(0, dtype=np.int32)
+    block, filled, seen = np.empty(BLOCK, dtype=kind), 0, 0
+    for fresh in _pairs(_chunks(tokens, objects), kind(objects), window):
+        if filled + len(fresh) > BLOCK:
+            keys, counts = _merge(keys, counts, block[:filled], seen)
+            filled = 0
+        block[filled : filled + len(fresh)] = fresh
+        filled += len(fresh)
+        seen += len(fresh)
+    return _merge(keys, counts, block[:filled], seen)
+
+
+def _chunks(tokens: Array | Iterable[Any], objects: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the ids, CHUNK to 2 CHUNK at a time, and the number of the array each comes from."""
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        raise ArgumentError(f"tokens are {type(tokens).__name__}: give an array of ids, or an iterable of such arrays")
+    pieces: list[Array] = []
+    numbers: list[int] = []
+    size = 0
+    for number, given in enumerate([tokens] if isinstance(tokens, np.ndarray) else tokens):
+        text = as_array("tokens", given)
+        if text.ndim != 1:
+            raise ArgumentError(f"tokens hold an array of shape {text.shape}: give ids [n], or an iterable of such arrays")
+        for start in range(0, len(text), CHUNK):
+            pieces.append(object_ids("tokens", text[start : start + CHUNK], objects))
+            numbers.append(number)
+            size += len(pieces[-1])
+            if size >= CHUNK:
+                yield np.concatenate(pieces), np.repeat(numbers, [len(piece) for piece in pieces])
+                pieces, numbers, size = [], [], 0
+    if pieces:
+        yield np.concatenate(pieces), np.repeat(numbers, [len(piece) for piece in pieces])
+
+
+def _pairs(chunks: Iterator[tuple[Array, Array]], objects: Any, window: int) -> Iterator[Array]:
+    """Yield the key of every pair of unlike objects in one text and at most ``window`` apart, at most 2 CHUNK at a time."""
+    ids, text = np.empty(0, dtype=objects.dtype), np.empty(0, dtype=np.int64)
+    for fresh, fresh_text in chunks:
+        known = len(ids)  # the end of a text that goes on: paired with what follows, not again with itself
+        ids = np.concatenate([ids, fresh.astype(objects.dtype)])
+        text = np.concatenate([text, fresh_text])
+        longest = int(np.bincount(text - text[0]).max())
+        for distance in range(1, min(window, longest - 1) + 1):
+            start, stop = max(known, distance), len(ids) - distance
+            left, right = ids[start - distance : stop], ids[start:]
+            count = (left != right) & (text[start - distance : stop] == text[start:])
+            yield (np.minimum(left, right) * objects + np.maximum(left, right))[count]
+        keep = max(len(ids) - window, int(np.searchsorted(text, text[-1])))
+        ids, text = ids[keep:], text[keep:]
+
+
+def _merge(keys: Array, counts: Array, block: Array, seen: int) -> tuple[Array, Array]:
+    """Sort the block in place, count its runs and add them to what was counted before; ``seen`` bounds every count."""
+    block.sort()
+    first = np.flatnonzero(np.diff(block, prepend=~block[:1]))  # ~x is never x: the first key starts a run too
+    found, runs = block[first], np.diff(first, append=len(block))
+    if seen >= 1 << 31:
+        counts = counts.astype(np.int64, copy=False)
+    at = np.searchsorted(keys, found)
+    known = at < len(keys)
+    known[known] = keys[at[known]] == found[known]
+    counts[at[known]] += runs[known].astype(counts.dtype)
+    at, found, runs = at[~known], found[~known], runs[~known]
+    at += np.arange(len(at))
+    old = np.ones(len(keys) + len(at), dtype=bool)
+    old[at] = False
+    return _between(keys, found, at, old), _between(counts, runs, at, old)
+
+
+def _between(held: Array, new: Array, at: Array, old: NDArray[np.bool_]) -> Array:
+    """Return both in one array: the new ones at places ``at``, those held before where ``old`` says."""
+    made = np.empty(len(old), dtype=held.dtype)
+    made[at], made[old] = new, held
+    return made
+
+
+def _ends(keys: Array, objects: int) -> tuple[Array, Array]:
+    low, high = np.divmod(keys, keys.dtype.type(objects))
+    return low.astype(np.int64), high.astype(np.int64)
+
+
+def _marginals(keys: Array, counts: Array, objects: int) -> NDArray[np.float64]:  # -> [objects]
+    """n_i = Σ_j n_ij, as many pairs at a time as there are objects: the sums may cost no more than the pairs."""
+    total, step = np.zeros(objects), max(objects, CHUNK)
+    for start in range(0, len(keys), step):
+        here = slice(start, start + step)
+        for end in _ends(keys[here], objects):
+            total += np.bincount(end, weights=counts[here], minlength=objects)
+    return total
+
+
+def _best(low: Array, high: Array, scores: Array, top: int) -> NDArray[np.bool_]:
+    """Which pairs are among the ``top`` highest of either end."""
+    own, other = np.concatenate([low, high]), np.concatenate([high, low])
+    order = np.lexsort((other, -np.concatenate([scores, scores]), own))
+    sorted_own = own[order]
+    rank = np.arange(len(own)) - np.searchsorted(sorted_own, sorted_own)
+    keep = np.zeros(len(low), dtype=bool)
+    keep[order[rank < top] % max(len(low), 1)] = True
+    return keep

@@ -1,0 +1,115 @@
+"""Relations listed in a file: ConceptNet's, or two columns of names."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain, product
+from pathlib import Path
+
+from featherbed.errors import ArgumentError, DataError
+from featherbed.graphs.graph import Graph, places
+
+
+def edge_file(
+    path: str | Path,
+    keys: Sequence[str],
+    *,
+    relations: Collection[str] | None = None,
+    language: str | None = "en",
+    min_weight: float = 0.0,
+    unknown: Counter[str] | None = None,
+) -> Graph:
+    """Relate the objects whose names stand together on a line of a file, which may be gzipped; its first line shows its kind.
+
+    ConceptNet (Speer et al. 2017): URI, relation, start, end and a JSON text with a weight, between tabs; of the node
+    ``/c/en/hot_dog/n`` the name is ``hot_dog``, compared without case and with blanks as underscores. Any other file: two
+    names a line, between tabs, commas or blanks, compared as they are. Empty lines and lines that start with # are skipped,
+    and so are lines with a name that is not among the keys.
+
+    Args:
+        path: the file; UTF-8.
+        keys: the names of the objects, in the order of their ids.
+        relations: the relations that count, such as ``("Synonym", "RelatedTo")``; None means all. ConceptNet only.
+        language: the language both nodes must have, or None for any. ConceptNet only.
+        min_weight: the least weight that counts. ConceptNet only.
+        unknown: a Counter that is given the names that are not among the keys, one for each time they were met.
+
+    >>> path = getfixture("tmp_path") / "edges.csv"
+    >>> _ = path.write_text("hot,cold\\nhot,tepid\\n")
+    >>> missing = Counter()
+    >>> edge_file(path, ["cold", "hot", "warm"], unknown=missing).pairs().tolist(), missing
+    ([[0, 1]], Counter({'tepid': 1}))
+    """
+    if isinstance(relations, str) or (relations is not None and not relations):
+        raise ArgumentError(f"relations={relations!r}: give a list of names such as ('Synonym',), or None for all")
+    if isinstance(min_weight, bool) or not isinstance(min_weight, int | float) or not math.isfinite(min_weight):
+        raise ArgumentError(f"min_weight={min_weight!r}: give a finite number")
+    lines = _lines(Path(path))
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path} holds no edges")
+    conceptnet = first[1].count("\t") == 4 and "\t/r/" in first[1]
+    if not conceptnet and (relations is not None or min_weight > 0):
+        raise ArgumentError(f"{path} has two columns: there are no relations or weights to choose by")
+    known = places(keys, lambda key: key.lower().replace(" ", "_") if conceptnet else key)
+    read = _conceptnet(relations, language, min_weight) if conceptnet else _two_columns(first[1])
+    pairs: set[tuple[int, int]] = set()
+    for number, line in chain([first], lines):
+        try:
+            ends = read(line)
+        except (ValueError, KeyError, TypeError):
+            wanted = "URI, relation, start, end and JSON between tabs" if conceptnet else "two names"
+            raise DataError(f"{path}, line {number}: expected {wanted}, found {line[:80]!r}") from None
+        if unknown is not None:
+            unknown.update(name for name in ends if name not in known)
+        if ends:
+            pairs.update(product(known.get(ends[0], ()), known.get(ends[1], ())))
+    return Graph.of_pairs(list(pairs), len(keys))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are neither empty nor comments, with their numbers."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and not line.startswith("#"):
+                    yield number, line.rstrip("\r\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text: {error}") from None
+
+
+def _two_columns(first: str) -> Callable[[str], tuple[str, ...]]:
+    """Return the reader of a line of two names, between what stands between those of the first line."""
+    separator = next((mark for mark in "\t," if mark in first), None)
+
+    def read(line: str) -> tuple[str, ...]:
+        start, end = line.split(separator)
+        return start.strip(), end.strip()
+
+    return read
+
+
+def _conceptnet(relations: Collection[str] | None, language: str | None, min_weight: float) -> Callable[[str], tuple[str, ...]]:
+    """Return the reader of a line of ConceptNet: the names of both nodes, or nothing where the line is not asked for."""
+
+    def read(line: str) -> tuple[str, ...]:
+        _, relation, *uris, about = line.split("\t")
+        if not relation.startswith("/r/") or len(uris) != 2:
+            raise ValueError
+        if relations is not None and relation.removeprefix("/r/") not in relations:
+            return ()
+        if any(not uri.startswith("/c/") for uri in uris):  # ExternalURL leads out of the network
+            return ()
+        (one, start), (other, end) = (uri.split("/")[2:4] for uri in uris)
+        if language is not None and {one, other} != {language}:
+            return ()
+        if min_weight > 0 and json.loads(about)["weight"] < min_weight:
+            return ()
+        return start.lower(), end.lower()
+
+    return read

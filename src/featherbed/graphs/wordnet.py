@@ -1,0 +1,168 @@
+"""Words related in WordNet, read from its database files."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, product
+from pathlib import Path, PurePosixPath
+
+from featherbed.errors import ArgumentError, DataError
+from featherbed.graphs.graph import Graph, places
+
+POINTERS = {"synonyms": (), "antonyms": ("!",), "hypernyms": ("@", "@i"), "hyponyms": ("~", "~i")}
+FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
+_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand: "galore(ip)"
+Synset = list[list[int]]  # the objects behind each of its words, in order
+
+
+def wordnet(
+    words: Sequence[str],
+    folder: str | Path | None = None,
+    relations: Sequence[str] = ("synonyms", "antonyms", "hypernyms", "hyponyms"),
+) -> Graph:
+    """Relate words that WordNet relates directly (one hop), whatever their sense (Miller 1995; Liang et al. 2021, Appendix H).
+
+    Synonyms share a synset; the words of a synset and of its hypernyms (more general) or hyponyms are related, instances
+    included; antonyms are pairs of single words. A graph has no direction, so hypernyms and hyponyms are the same edges. Case
+    does not matter, blanks are underscores ("hot dog" is ``hot_dog``); words that WordNet does not have get no neighbours.
+
+    Args:
+        words: the objects, in the order of their ids.
+        folder: the folder with ``data.noun``, ``data.verb``, ``data.adj`` and ``data.adv``, or a tar or zip file of it, or a
+            folder with such a ``wordnet*`` file. By default the usual places: ``$WNSEARCHDIR``, ``$WNHOME/dict``,
+            ``$FEATHERBED_DATA/wordnet``, NLTK's ``corpora/wordnet``, ``/usr/share/wordnet``, ``/usr/local/WordNet-3.0/dict``.
+        relations: which relations count.
+
+    >>> folder = getfixture("tmp_path")
+    >>> for name in FILES:
+    ...     _ = (folder / name).write_text("")
+    >>> lines = ["01 05 n 02 car 0 auto 0 001 @ 02 n 0000 | a carriage with a motor", "02 05 n 01 vehicle 0 000 | it moves"]
+    >>> _ = (folder / "data.noun").write_text("\\n".join(lines))
+    >>> wordnet(["car", "vehicle", "auto", "tree"], folder).pairs().tolist()
+    [[0, 1], [0, 2], [1, 2]]
+    """
+    unknown = [name for name in relations if name not in POINTERS]
+    if isinstance(relations, str) or unknown or not relations:
+        raise ArgumentError(f"relations={relations!r}: give some of {', '.join(POINTERS)}")
+    known = places(words, lambda word: word.lower().replace(" ", "_"))
+    symbols = {symbol for name in relations for symbol in POINTERS[name]}
+    synsets: dict[str, Synset] = {}
+    pointers: list[tuple[str, str, int, int]] = []
+    for name, lines in _read(_find(folder)):
+        for number, line in enumerate(lines, 1):
+            if line.strip() and not line.startswith("  "):  # the licence stands on lines that start with two blanks
+                try:
+                    _parse(line, known, symbols, synsets, pointers)
+                except (ValueError, IndexError):
+                    raise DataError(f"{name}, line {number} is no WordNet synset: {line.strip()[:60]!r}") from None
+    pairs: set[tuple[int, int]] = set()
+    if "synonyms" in relations:
+        for synset in synsets.values():
+            pairs.update(combinations([place for word in synset for place in word], 2))
+    for source, target, from_word, to_word in pointers:
+        if target in synsets:
+            pairs.update(product(_chosen(synsets[source], from_word), _chosen(synsets[target], to_word)))
+    return Graph.of_pairs(list(pairs), len(words))
+
+
+def _parse(
+    line: str,
+    known: dict[str, list[int]],
+    symbols: set[str],
+    synsets: dict[str, Synset],
+    pointers: list[tuple[str, str, int, int]],
+) -> None:
+    """Read a synset: offset, file number, type, number of words, words with sense numbers, number of pointers, pointers.
+
+    Only synsets with a known word are kept. Satellites of adjectives (type s) are adjectives (a) to whoever points at them.
+    """
+    fields = line.split(" | ", 1)[0].split()
+    after = 4 + 2 * int(fields[3], 16)
+    count = int(fields[after])
+    if count < 0 or len(fields) < after + 1 + 4 * count:
+        raise ValueError
+    synset = [known.get(_MARKER.sub("", word).lower(), []) for word in fields[4:after:2]]
+    if not any(synset):
+        return
+    own = _key(fields[0], fields[2])
+    synsets[own] = synset
+    for at in range(after + 1, after + 1 + 4 * count, 4):
+        symbol, offset, kind, ends = fields[at : at + 4]
+        if symbol in symbols:
+            pointers.append((own, _key(offset, kind), int(ends[:2], 16), int(ends[2:], 16)))
+
+
+def _key(offset: str, kind: str) -> str:
+    return f"{'a' if kind == 's' else kind}{int(offset):08}"
+
+
+def _chosen(synset: Synset, word: int) -> list[int]:
+    """The objects a pointer speaks of: of word 1, 2, ..., or of the whole synset where it says 0."""
+    return [place for places_ in (synset if word == 0 else synset[word - 1 : word]) for place in places_]
+
+
+def _find(folder: str | Path | None) -> Path:
+    """Return the folder or archive that holds the data files."""
+    looked = [Path(folder), Path(folder) / "dict"] if folder is not None else _usual_places()
+    for place in looked:
+        if all((place / name).is_file() for name in FILES) or (place.is_file() and _archive(place)):
+            return place
+        if place.is_dir():
+            inside = sorted(path for path in place.glob("wordnet*") if path.is_file() and _archive(path))
+            if inside:
+                return inside[0]
+        zipped = place.with_name(place.name + ".zip")
+        if zipped.is_file():  # as NLTK leaves it
+            return zipped
+    raise DataError(
+        f"WordNet was not found: no {', '.join(FILES)} in {', '.join(map(str, looked))}; give its folder, tar or zip file"
+    )
+
+
+def _usual_places() -> list[Path]:
+    given = os.environ
+    found = [Path(given["WNSEARCHDIR"])] if given.get("WNSEARCHDIR") else []
+    found += [Path(given["WNHOME"]) / "dict"] if given.get("WNHOME") else []
+    found += [Path(given["FEATHERBED_DATA"]) / "wordnet"] if given.get("FEATHERBED_DATA") else []
+    nltk = [*filter(None, given.get("NLTK_DATA", "").split(os.pathsep)), "~/nltk_data", "/usr/share/nltk_data"]
+    found += [Path(place).expanduser() / "corpora" / "wordnet" for place in nltk]
+    return [*found, Path("/usr/share/wordnet"), Path("/usr/local/WordNet-3.0/dict")]
+
+
+def _archive(path: Path) -> bool:
+    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
+
+
+def _read(place: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the lines of each data file, from a folder or an archive."""
+    found = set()
+    try:
+        for name, content in _contents(place):
+            found.add(name)
+            yield f"{place}: {name}", content.decode("utf-8").split("\n")
+    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{place} cannot be read as WordNet: {error}") from None
+    if len(found) < len(FILES):
+        raise DataError(f"{place} holds no {', '.join(name for name in FILES if name not in found)}: WordNet has all of them")
+
+
+def _contents(place: Path) -> Iterable[tuple[str, bytes]]:
+    if place.is_dir():
+        yield from ((name, (place / name).read_bytes()) for name in FILES)
+    elif zipfile.is_zipfile(place):
+        with zipfile.ZipFile(place) as packed:
+            for path in packed.namelist():
+                if PurePosixPath(path).name in FILES:
+                    yield PurePosixPath(path).name, packed.read(path)
+    else:
+        with tarfile.open(place) as tar:
+            for member in tar:
+                file = tar.extractfile(member) if PurePosixPath(member.name).name in FILES else None
+                if file is not None:
+                    yield PurePosixPath(member.name).name, file.read()

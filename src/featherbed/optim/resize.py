@@ -1,0 +1,67 @@
+"""Parameters that change their shape, and what optimizers keep for them with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featherbed.optim.row_optimizer import RowOptimizer
+from featherbed.rows.registry import holders_of
+
+Change = Callable[[Tensor, float], Tensor]  # a tensor and what new entries hold -> the tensor in its new shape
+
+
+def owners(optimizer: Optimizer | None) -> list[Optimizer]:
+    """Return an optimizer and those it wraps.
+
+    >>> import featherbed as fb
+    >>> adam = torch.optim.Adam([nn.Parameter(torch.zeros(2))])
+    >>> len(owners(fb.Proximal(adam, {})))
+    2
+    """
+    if optimizer is None:
+        return []
+    inner = [*getattr(optimizer, "optimizers", ()), getattr(optimizer, "optimizer", None)]
+    return [optimizer, *(owner for one in inner for owner in owners(one))]
+
+
+def kept_for(parameter: nn.Parameter, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """Return the tensors of a parameter's shape that an optimizer keeps for it, by name."""
+    found: dict[str, Tensor] = {}
+    for owner in owners(optimizer):
+        state = owner.state.get(parameter, {})
+        found |= {name: value for name, value in state.items() if _alike(value, parameter)}
+    return found
+
+
+def _alike(value: object, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape
+
+
+@torch.no_grad()
+def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None = None) -> None:
+    """Give a parameter, and every tensor of its shape that an optimizer keeps for it, the shape that ``change`` makes.
+
+    The parameter stays the object it is, so that optimizers, penalties and models still hold it. Its new entries are zero;
+    those of the optimizer's tensors are what fresh ones hold.
+    """
+    for holder in holders_of(parameter):
+        holder.settle()
+    for owner in owners(optimizer):
+        penalty = getattr(owner, "penalties", {}).get(parameter)
+        if penalty is not None and penalty.kept is not None:
+            penalty.kept = change(penalty.kept, True)
+        group = next((g for g in owner.param_groups if any(p is parameter for p in g["params"])), {})
+        state = owner.state.get(parameter, {})
+        for name, value in [*state.items()]:
+            if _alike(value, parameter):
+                state[name] = change(value, owner.first(name, group) if isinstance(owner, RowOptimizer) else 0.0)
+        if isinstance(owner, RowOptimizer):
+            owner.forget(parameter)
+    parameter.grad = None
+    parameter.data = change(parameter.data, 0.0)
+    for holder in holders_of(parameter):
+        holder.num_embeddings, holder.embedding_dim = parameter.shape

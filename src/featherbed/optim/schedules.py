@@ -1,0 +1,57 @@
+"""Schedules of a penalty's weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from featherbed.errors import ArgumentError
+from featherbed.optim.penalties import Penalty
+
+
+class PenaltySchedule:
+    """lam(t) of one or more penalties, linear between the given points {step: lam} and constant outside them.
+
+    Optimizers read ``penalty.lam`` at every step, so the schedule reaches them: call ``step`` after each of theirs. With n
+    steps an epoch, ``{0: 0, 5 * n: 0, 50 * n: 2e-6}`` is constant for 5 epochs and then rises to the end.
+
+    >>> import featherbed as fb
+    >>> penalty = fb.NonNegativeL1(0.0)
+    >>> schedule = PenaltySchedule(penalty, {2: 0.0, 4: 1.0})
+    >>> [(schedule.step(), penalty.lam)[1] for _ in range(5)]
+    [0.0, 0.0, 0.5, 1.0, 1.0]
+    """
+
+    def __init__(self, penalties: Penalty | Iterable[Penalty], points: Mapping[int, float]) -> None:
+        self.penalties = [penalties] if isinstance(penalties, Penalty) else list(penalties)
+        if not self.penalties or not all(isinstance(penalty, Penalty) for penalty in self.penalties):
+            raise ArgumentError(f"{penalties!r}: give a penalty, such as fb.NonNegativeL1(0.0), or several")
+        if not isinstance(points, Mapping) or not points:
+            raise ArgumentError(f"points={points!r}: give {{step: lam, ...}} with at least one point")
+        places, weights = [list(part) for part in zip(*sorted(points.items()), strict=True)]
+        good = all(isinstance(t, int | np.integer) and not isinstance(t, bool) and t >= 0 for t in places)
+        if not good or not all(np.isfinite(w) and w >= 0 for w in weights):
+            raise ArgumentError(f"points={dict(points)!r}: steps are whole numbers from 0, weights finite numbers from 0")
+        self.points = places, weights
+        self.steps = 0
+        self._set()
+
+    def _set(self) -> None:
+        for penalty in self.penalties:
+            penalty.lam = float(np.interp(self.steps, *self.points))
+
+    def step(self) -> None:
+        """Set the weights for the next step of the optimizer."""
+        self.steps += 1
+        self._set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the schedule stands."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.steps = int(state["steps"])
+        self._set()

@@ -1,0 +1,298 @@
+"""An anchor table whose anchors come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from featherbed.anchors.random import AnchorInit
+from featherbed.errors import ArgumentError
+from featherbed.optim.resize import kept_for, owners, resize
+from featherbed.optim.row_optimizer import RowOptimizer
+from featherbed.tables.anchor import AnchorTable
+from featherbed.tables.table import positive
+
+FORGET = 0.8  # how much of the gradients' second moment stays from one batch to the next
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Anchors outside a table: atoms [n, d], their columns of the transform [V, n], and what an optimizer kept for either."""
+
+    atoms: Tensor
+    columns: Tensor
+    atom_state: dict[str, Tensor]
+    column_state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a table was: transform and atoms, and for each optimizer the state it had for either."""
+
+    values: list[Tensor]
+    states: list[list[dict[str, Any] | None]]
+
+
+class GrowingAnchorTable(AnchorTable):
+    """E = T A with a number of anchors that ``fb.Growth`` changes while training: NBANT (Liang et al. 2021, section 2.3).
+
+    Only the active anchors are there to be trained, looked up, saved and counted; ``fb.Growth`` keeps those it takes out.
+
+    Args:
+        anchors: how many to start with.
+        max_anchors: how many there may be at most.
+
+    >>> import torch
+    >>> table = GrowingAnchorTable(1000, 16, anchors=4)
+    >>> table.add_anchors(torch.ones(1, 16))
+    >>> table.anchor_count, table.transform.shape
+    (5, torch.Size([1000, 5]))
+    """
+
+    example: ClassVar[dict[str, Any]] = {"anchors": 5}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        anchors: int = 10,
+        max_anchors: int = 100,
+        nonnegative: bool = True,
+        sparse: bool = False,
+        padding_idx: int | None = None,
+        init: AnchorInit | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.on_training: Callable[[], None] | None = None
+        self.on_gradient: Callable[[Tensor], None] | None = None
+        if positive("anchors", anchors) > positive("max_anchors", max_anchors):
+            raise ArgumentError(f"anchors={anchors}: there may be at most max_anchors={max_anchors}")
+        settings: dict[str, Any] = {"padding_idx": padding_idx, "init": init, "generator": generator, "dtype": dtype}
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            anchors=anchors,
+            nonnegative=nonnegative,
+            sparse=sparse,
+            device=device,
+            **settings,
+        )
+        self.max_anchors = int(max_anchors)
+        self.anchor_ids = None  # anchors that come and go are no objects
+
+    @property
+    def anchor_count(self) -> int:
+        """K, the number of active anchors."""
+        return len(self.atoms)
+
+    def seen(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
+        """Return the rows of ids; in training, first make the change that is due, and tell of the rows' gradients."""
+        if not self.training:
+            return self.lookup(ids)
+        if self.on_training is not None:
+            self.on_training()
+        rows = self.lookup(ids)
+        if self.on_gradient is not None and rows.requires_grad:
+            rows.register_hook(self.on_gradient)  # type: ignore[no-untyped-call]
+        return rows
+
+    def add_anchors(
+        self,
+        atoms: Tensor,  # [n, d]
+        columns: Tensor | None = None,  # [V, n]
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        """Add anchors, with weights of zero unless ``columns`` are given; they learn no faster than the others do.
+
+        A fresh preconditioner in the midst of training would take steps many times as large: where the optimizer keeps scales
+        (tensors that are never negative, such as squares of gradients), new anchors begin with the mean of the others'.
+        """
+        columns = self.transform.new_zeros(self.num_embeddings, len(atoms)) if columns is None else columns
+        states = []
+        for parameter, axis in ((self.atoms, 0), (self.transform, 1)):
+            scales = {name: kept for name, kept in kept_for(parameter, optimizer).items() if bool((kept >= 0).all())}
+            states.append({name: kept.mean(axis, keepdim=True) for name, kept in scales.items()})
+        self.put_anchors(Anchors(atoms.to(self.atoms), columns, *states), optimizer)
+
+    def put_anchors(self, anchors: Anchors, optimizer: Optimizer | None = None, place: int | None = None) -> None:
+        """Put anchors in, with what an optimizer kept for them: as the last ones, or from ``place`` on."""
+        count, place = len(anchors.atoms), self.anchor_count if place is None else place
+        if self.anchor_count + count > self.max_anchors:
+            raise ArgumentError(f"{self.anchor_count} + {count} anchors: there may be at most max_anchors={self.max_anchors}")
+        for parameter, axis, values, state in self._sides(anchors):
+
+            def longer(tensor: Tensor, fill: float, axis: int = axis) -> Tensor:
+                shape = [count if side == axis else length for side, length in enumerate(tensor.shape)]
+                before, after = tensor.split([place, tensor.shape[axis] - place], axis)  # type: ignore[no-untyped-call]
+                return torch.cat([before, tensor.new_full(shape, fill), after], axis)
+
+            resize(parameter, longer, optimizer)
+            kept = kept_for(parameter, optimizer)
+            with torch.no_grad():
+                for tensor, part in [(parameter, values), *((kept[name], value) for name, value in state.items())]:
+                    tensor.narrow(axis, place, count).copy_(part)
+        self.anchors = self.anchor_count
+
+    def take_anchors(self, places: list[int], optimizer: Optimizer | None = None) -> Anchors:
+        """Take anchors out and return them with what the optimizer kept for them; at least one stays."""
+        gone = sorted(set(places))
+        if not gone or gone[0] < 0 or gone[-1] >= self.anchor_count or len(gone) >= self.anchor_count:
+            raise ArgumentError(
+                f"places={places}: of the {self.anchor_count} anchors some are taken out and at least one stays"
+            )
+        out = torch.tensor(gone, device=self.device)
+        stay = torch.tensor([k for k in range(self.anchor_count) if k not in gone], device=self.device)
+        taken: list[tuple[Tensor, dict[str, Tensor]]] = []
+        for parameter, axis in ((self.transform, 1), (self.atoms, 0)):
+            values = parameter.detach().index_select(axis, out)
+            state = {name: value.index_select(axis, out) for name, value in kept_for(parameter, optimizer).items()}
+            taken.append((values, state))
+            resize(parameter, lambda tensor, _, axis=axis: tensor.index_select(axis, stay), optimizer)  # type: ignore[misc]
+        self.anchors = self.anchor_count
+        return Anchors(taken[1][0], taken[0][0], taken[1][1], taken[0][1])
+
+    @torch.no_grad()
+    def start_over(self, optimizer: Optimizer | None = None, generator: torch.Generator | None = None) -> Before:
+        """Start weights and optimizer state anew, the anchors in the directions they have; return what was before."""
+        sides = (self.transform, self.atoms)
+        for owner in owners(optimizer):
+            if isinstance(owner, RowOptimizer):
+                owner.forget(self.transform)
+        states = [[owner.state.pop(side, None) for side in sides] for owner in owners(optimizer)]
+        before = Before([side.detach().clone() for side in sides], states)
+        atoms = torch.empty_like(self.atoms)
+        self.init.fill(atoms, self.transform, self.nonnegative, generator)
+        self.atoms.mul_(atoms.norm(dim=1, keepdim=True) / self.atoms.norm(dim=1, keepdim=True).clamp(min=1e-12))
+        return before
+
+    def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
+        """Be again what the table was before it started over."""
+        sides = (self.transform, self.atoms)
+        for owner in owners(optimizer):
+            if isinstance(owner, RowOptimizer):
+                owner.forget(self.transform)
+        for side, value in zip(sides, before.values, strict=True):
+            resize(side, lambda _tensor, _fill, value=value: value.clone())  # type: ignore[misc]
+        for owner, states in zip(owners(optimizer), before.states, strict=True):
+            owner.state.update({side: state for side, state in zip(sides, states, strict=True) if state is not None})
+        self.anchors = self.anchor_count
+
+    def _sides(self, anchors: Anchors) -> list[tuple[nn.Parameter, int, Tensor, dict[str, Tensor]]]:
+        columns = (self.transform, 1, anchors.columns, anchors.column_state)
+        return [columns, (self.atoms, 0, anchors.atoms, anchors.atom_state)]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take in a state of any number of anchors."""
+        atoms = state_dict.get(prefix + "atoms")
+        if isinstance(atoms, Tensor) and atoms.dim() == 2 and len(atoms) != self.anchor_count:
+            if len(atoms) > self.max_anchors:
+                raise ArgumentError(f"the state has {len(atoms)} anchors: there may be at most max_anchors={self.max_anchors}")
+            resize(self.atoms, lambda tensor, _: tensor.new_zeros(len(atoms), tensor.shape[1]))
+            resize(self.transform, lambda tensor, _: tensor.new_zeros(len(tensor), len(atoms)))
+            self.anchors = self.anchor_count
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are no part of the training that changes this table."""
+        return {**self.__dict__, "on_training": None, "on_gradient": None}
+
+
+@dataclass
+class Departure:
+    """An anchor that leaves a table: its weights go to the anchor most like it, ``share`` times (0: to none)."""
+
+    table: GrowingAnchorTable
+    place: int
+    heir: int
+    share: float
+    anchors: Anchors | None = None  # it, once it has left
+    handed: tuple[Tensor, Tensor] | None = None  # the heir's weights before and after, [V] each
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Give the weights of the anchor to its heir."""
+        transform = self.table.transform
+        transform[:, self.heir] += self.share * transform[:, self.place]
+        transform[:, self.place] = 0.0
+
+    @torch.no_grad()
+    def leave(self, optimizer: Optimizer | None) -> None:
+        """Hand over and leave."""
+        transform = self.table.transform
+        column, before = transform[:, [self.place]].clone(), transform[:, self.heir].clone()
+        self.hand_over()
+        self.handed = before, transform[:, self.heir].clone()
+        self.anchors = replace(self.table.take_anchors([self.place], optimizer), columns=column)
+
+    @torch.no_grad()
+    def come_back(self, optimizer: Optimizer | None) -> None:
+        """Come back to the old place with weights and state as they were; the heir returns its share."""
+        assert self.anchors is not None
+        assert self.handed is not None
+        heir, (before, after) = self.table.transform[:, self.heir - (self.heir > self.place)], self.handed
+        less = heir - self.share * self.anchors.columns[:, 0]
+        heir.copy_(torch.where(heir == after, before, less.clamp(min=0) if self.table.nonnegative else less))
+        self.table.put_anchors(self.anchors, optimizer, self.place)
+
+    def state(self) -> dict[str, Any]:
+        """Return it as plain tensors and numbers, for a checkpoint."""
+        anchors = None if self.anchors is None else vars(self.anchors)
+        return {"place": self.place, "heir": self.heir, "share": self.share, "anchors": anchors, "handed": self.handed}
+
+    @classmethod
+    def of_state(cls, table: GrowingAnchorTable, state: dict[str, Any]) -> Departure:
+        """Make it from a checkpoint."""
+        anchors = None if state["anchors"] is None else Anchors(**state["anchors"])
+        return cls(table, state["place"], state["heir"], state["share"], anchors, state["handed"])
+
+
+@torch.no_grad()
+def departures(table: GrowingAnchorTable) -> list[Departure]:
+    """Return how each anchor would leave, first the one whose absence is expected to cost least.
+
+    With heir j and share c the rows change by T[:, k] (a_k - c a_j): the cost is ||T[:, k]||² min_j,c ||a_k - c a_j||².
+    """
+    atoms = table.atoms.double()
+    gram = atoms @ atoms.T
+    squares = gram.diagonal()
+    shares = gram / squares.clamp(min=torch.finfo(torch.float64).tiny)  # [k, j]: of a_j in a_k
+    if table.nonnegative:
+        shares = shares.clamp(min=0)
+    left = squares[:, None] - 2 * shares * gram + shares.square() * squares
+    left.fill_diagonal_(torch.inf)
+    least, heirs = left.min(dim=1)
+    cost = table.transform.double().square().sum(0) * least.clamp(min=0)
+    pairs = [(k, int(heirs[k])) for k in torch.argsort(cost, stable=True).tolist()] if len(atoms) > 1 else []
+    return [Departure(table, k, j, float(shares[k, j])) for k, j in pairs]
+
+
+class Asked:
+    """What the rows of a table ask for: the second moment of their gradients, over the last batches."""
+
+    def __init__(self, table: GrowingAnchorTable) -> None:
+        self.table, self.moment = table, table.atoms.new_zeros(table.embedding_dim, table.embedding_dim).detach()
+        self.mean = self.moment.new_zeros(table.embedding_dim)
+        table.on_gradient = self.see
+
+    def see(self, gradient: Tensor) -> None:  # [..., d]
+        """Take in the gradients of rows."""
+        rows = gradient.detach().reshape(-1, self.table.embedding_dim).to(self.moment)
+        self.moment.mul_(FORGET).addmm_(rows.T, rows)
+        self.mean.mul_(FORGET).add_(rows.sum(0))
+
+    def directions(self, count: int) -> Tensor:  # [count, d]
+        """Return the directions of most need, as long as the table's anchors are."""
+        vectors = torch.linalg.eigh(self.moment.double()).eigenvectors.flip(1).T.to(self.mean)  # [d, d], the top one first
+        found = vectors[torch.arange(count) % len(vectors)]
+        sign = torch.where(found @ self.mean > 0, -1.0, 1.0)  # rows move against their gradients
+        length = self.table.atoms.detach().norm(dim=1).median()
+        asked: Tensor = found * (sign * length)[:, None]
+        return asked

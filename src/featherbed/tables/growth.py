@@ -1,0 +1,294 @@
+"""Growth: the number of anchors follows the objective of NBANT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from featherbed.errors import ArgumentError
+from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTable, departures
+from featherbed.tables.table import positive
+from featherbed.theory.objective import check_lambdas, nbant_objective
+
+RULES = ("trial", "trend")
+PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_due")  # what a state keeps as it is
+OVER = 1 << 30  # a change that starts over
+CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to cost least
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one call of ``Growth.step`` found, and what it did: ``grow``, ``shrink``, ``undo``, ``keep``."""
+
+    anchors: int
+    loss: float
+    nonzeros: int
+    objective: float
+    decision: str
+
+
+class Growth:
+    """Grows and shrinks the anchors of tables so that loss + lambda2 ||T||_0 + (lambda1 - lambda2) K falls (NBANT).
+
+    Liang et al. 2021, equation 5 and algorithm 2, with the mean loss on validation data. Call ``step`` once an epoch, in any
+    loop. Tables are tied: they have as many anchors each, K is their sum, and they change together. A change takes place
+    with the next look-up in training, so what is saved after ``step`` is what was evaluated.
+
+    ``rule="trend"`` is the paper's: ``window`` objectives that do not rise ask for ``delta`` anchors more, ``window`` that do
+    not fall for as many less. It takes learning for a need of anchors. ``rule="trial"``: new anchors are tried for an epoch
+    and given back if the objective rose and is lower without them; where an epoch teaches less than an anchor costs, those
+    whose absence lowers the objective are taken out, and others on trial for an epoch. When neither helps, the tables may
+    start over in the directions their anchors have found (``restarts`` times; kept if the objective comes out lower),
+    which frees them of weights that suited fewer anchors.
+
+    A new anchor starts in the direction in which the gradients of the rows are largest (the top eigenvector of their d x d
+    second moment), with weights of zero. One that is taken out leaves its weights to the anchor most like it, and is kept
+    with its weights and its optimizer state, to be put back.
+
+    Args:
+        tables: fb.GrowingAnchorTable, one or several.
+        optimizer: the one that trains them, or None.
+        lambda1, lambda2: the price of an anchor and of a non-zero weight, lambda1 > lambda2 > 0.
+        delta: how many anchors come or go at a time.
+        window: how many objectives make a trend; how many epochs new anchors are left to learn, and tables where nothing helps.
+        generator: draws the weights that tables start over with.
+
+    >>> import featherbed as fb
+    >>> table = fb.GrowingAnchorTable(100, 8, anchors=4)
+    >>> optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(1e-5)})
+    >>> growth = Growth([table], optimizer, lambda1=1e-2, lambda2=1e-5, rule="trend")
+    >>> [growth.step(loss).decision for loss in (3.0, 2.0, 1.0)], growth.anchor_count
+    (['keep', 'keep', 'grow'], 4)
+    >>> rows = table(torch.tensor([1, 2]))  # training goes on
+    >>> growth.anchor_count
+    5
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[GrowingAnchorTable] | GrowingAnchorTable,
+        optimizer: Optimizer | None,
+        *,
+        lambda1: float,
+        lambda2: float,
+        delta: int = 1,
+        window: int = 3,
+        rule: str = "trial",
+        restarts: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.tables = [tables] if isinstance(tables, GrowingAnchorTable) else list(tables)
+        if not self.tables or not all(isinstance(table, GrowingAnchorTable) for table in self.tables):
+            raise ArgumentError(f"tables={tables!r}: give one or several fb.GrowingAnchorTable")
+        if len({table.anchor_count for table in self.tables}) > 1:
+            raise ArgumentError(f"tied tables start with as many anchors each, not {[t.anchor_count for t in self.tables]}")
+        if rule not in RULES:
+            raise ArgumentError(f"rule={rule!r}: use {' or '.join(RULES)}")
+        if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
+            raise ArgumentError(f"restarts={restarts!r}: give a whole number of at least 0")
+        check_lambdas(lambda1, lambda2)
+        self.optimizer, self.lambda1, self.lambda2, self.rule = optimizer, float(lambda1), float(lambda2), rule
+        self.delta, self.window = positive("delta", delta), positive("window", window)
+        self.restarts, self.generator = restarts, generator
+        self.history: list[Measured] = []
+        self.removed: list[list[Departure]] = []  # what took anchors out, the last one last: a departure for each table
+        self._asked = [Asked(table) for table in self.tables]
+        self._young: list[int] = []  # for how many epochs each of the last anchors is still left to learn
+        self._trial: tuple[float, int] | None = None  # the objective before, and by how many anchors K has changed
+        self._before: list[Before] = []  # what tables were that started over, while that is on trial
+        self._direction, self._failed, self._rest = 1, 0, 0
+        self._due = 0  # by how many anchors K is to change with the next look-up in training
+
+    @property
+    def anchor_count(self) -> int:
+        """K of each table."""
+        return self.tables[0].anchor_count
+
+    def nonzeros(self) -> int:
+        """Return ||T||_0 over all tables."""
+        return sum(int(torch.count_nonzero(table.transform)) for table in self.tables)
+
+    def step(self, evaluate: Callable[[], float] | float) -> Measured:
+        """Measure the objective and decide: ``evaluate()`` returns the mean validation loss of the tables as they stand."""
+        if not callable(evaluate) and self.rule != "trend":
+            raise ArgumentError("rule='trial' evaluates more than once: give a function that returns the validation loss")
+        self._change()  # what was due, in case nothing was trained since
+        self._young = [left - 1 for left in self._young if left > 1]
+        found = self._measured(evaluate)
+        found = self._by_trend(found) if self.rule == "trend" else self._by_trial(found, evaluate)
+        self.history.append(found)
+        for table in self.tables:
+            table.on_training = self._change if self._due else None
+        return found
+
+    def _measured(self, evaluate: Any) -> Measured:
+        loss = float(evaluate() if callable(evaluate) else evaluate)
+        if not math.isfinite(loss):
+            raise ArgumentError(f"the validation loss is {loss}: is the validation set empty, or has training diverged?")
+        nonzeros, anchors = self.nonzeros(), self.anchor_count * len(self.tables)
+        value = nbant_objective(loss, nonzeros, anchors, self.lambda1, self.lambda2)
+        return Measured(self.anchor_count, loss, nonzeros, float(value), "keep")
+
+    def _by_trend(self, found: Measured) -> Measured:
+        recent = [*(m.objective for m in self.history), found.objective][-self.window :]
+        steps = [*pairwise(recent)]
+        if len(recent) == self.window and all(a >= b for a, b in steps) and self._room(1):
+            self._due = self._room(1)
+            return replace(found, decision="grow")
+        if len(recent) == self.window and all(a <= b for a, b in steps) and self._room(-1):
+            self._due = -self._room(-1)
+            return replace(found, decision="shrink")
+        return found
+
+    def _by_trial(self, found: Measured, evaluate: Any) -> Measured:
+        decision = "keep"
+        fell = self.history[-1].objective - found.objective if self.history else math.inf
+        slow = fell < (self.lambda1 - self.lambda2) * len(self.tables)  # an epoch teaches less than an anchor costs
+        if self._before:
+            self._rest = max(0, self._rest - 1)
+            if self._rest or not slow:
+                return found
+            found, decision = self._started_over(found, evaluate)
+        elif self._trial is not None:
+            found, decision = self._judged(found, evaluate)
+        for _ in range(self.delta if slow else 0):
+            better = self._without(found, evaluate)
+            if better is not None:
+                found, decision, self._failed = better, "shrink", 0
+        if decision != "shrink":
+            self._propose(found.objective)
+        return replace(found, decision=decision)
+
+    def _started_over(self, found: Measured, evaluate: Any) -> tuple[Measured, str]:
+        """Keep what starting over has led to, or take it back."""
+        assert self._trial is not None
+        (objective, _), self._trial, before, self._before = self._trial, None, self._before, []
+        self._direction = 1
+        if found.objective < objective:
+            return found, "restart"
+        for table, one in zip(self.tables, before, strict=True):
+            table.take_back(one, self.optimizer)
+        return self._measured(evaluate), "undo"
+
+    def _judged(self, found: Measured, evaluate: Any) -> tuple[Measured, str]:
+        """Keep the change that was on trial, or undo it."""
+        assert self._trial is not None
+        (before, change), self._trial = self._trial, None
+        if change > 0:  # are the tables better off without the new anchors, now that these have learnt for an epoch?
+            new = [*range(self.anchor_count - change, self.anchor_count)]
+            taken = [table.take_anchors(new, self.optimizer) for table in self.tables]
+            without = self._measured(evaluate)
+            if found.objective <= before or found.objective < without.objective:
+                for table, anchors in zip(self.tables, taken, strict=True):
+                    table.put_anchors(anchors, self.optimizer)
+                self._failed = 0
+                return found, "grow"
+            self._young = self._young[: len(self._young) - change]
+        else:  # are they worse off than with the anchors they had before?
+            if found.objective <= before:
+                self._failed = 0
+                return found, "shrink"
+            for _ in range(-change):
+                self._put_back()
+            without = self._measured(evaluate)
+        self._failed, self._direction = self._failed + 1, -self._direction
+        return without, "undo"
+
+    def _propose(self, objective: float) -> None:
+        if self._failed >= 2:  # neither way helps: start over, or let the tables learn for a while
+            self._failed, self._rest = 0, self.window
+            if self.restarts:
+                self.restarts -= 1
+                self._trial, self._due = (objective, 0), OVER
+                return
+        if self._rest or not self.history:
+            self._rest = max(0, self._rest - 1)
+        elif self._room(self._direction):
+            self._due = self._direction * self._room(self._direction)
+            self._trial = objective, self._due
+        else:
+            self._failed, self._direction = self._failed + 1, -self._direction
+
+    def _room(self, direction: int) -> int:
+        """Return how many anchors may come (1) or go (-1) at once."""
+        most = min(table.max_anchors for table in self.tables)
+        return min(self.delta, most - self.anchor_count if direction > 0 else self.anchor_count - 1)
+
+    def _without(self, found: Measured, evaluate: Any) -> Measured | None:
+        """Take out the anchors whose absence lowers the objective most; None, and nothing changed, if there are none."""
+        best, chosen = found, None
+        if self.anchor_count == 1:
+            return None
+        for leaving in zip(*(self._ripe(table)[:CANDIDATES] for table in self.tables), strict=True):
+            self._take_out([*leaving])
+            tried = self._measured(evaluate)
+            self._put_back()
+            if tried.objective < best.objective:
+                best, chosen = tried, [*leaving]
+        if chosen is None:
+            return None
+        self._take_out(chosen)
+        return best
+
+    def _change(self) -> None:
+        """Make the change that is due."""
+        due, self._due = self._due, 0
+        for table in self.tables:
+            table.on_training = None
+        if due == OVER:
+            self._before = [table.start_over(self.optimizer, self.generator) for table in self.tables]
+            return
+        for _ in range(-due):
+            self._take_out([(self._ripe(table) or departures(table))[0] for table in self.tables])
+        back = min(due, len(self.removed)) if self.rule == "trend" else 0
+        for _ in range(back):
+            self._put_back()
+        if due > back:
+            for table, asked in zip(self.tables, self._asked, strict=True):
+                table.add_anchors(asked.directions(due - back), optimizer=self.optimizer)
+            self._young += [self.window] * (due - back)
+
+    def _ripe(self, table: GrowingAnchorTable) -> list[Departure]:
+        """Return how anchors that have had time to learn would leave."""
+        return [one for one in departures(table) if one.place < table.anchor_count - len(self._young)]
+
+    def _take_out(self, leaving: list[Departure]) -> None:
+        for one in leaving:
+            one.leave(self.optimizer)
+        self.removed.append(leaving)
+
+    def _put_back(self) -> None:
+        for one in self.removed.pop():
+            one.come_back(self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where growth stands, with the anchors that were taken out; save the model's and the optimizer's state too."""
+        plain = {name: getattr(self, name) for name in PLAIN}
+        return {
+            **plain,
+            "history": [asdict(found) for found in self.history],
+            "removed": [[one.state() for one in change] for change in self.removed],
+            "before": [vars(one) for one in self._before],
+            "asked": [(asked.moment, asked.mean) for asked in self._asked],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; load the model's and the optimizer's state first."""
+        for name in PLAIN:
+            setattr(self, name, state[name])
+        self.history = [Measured(**found) for found in state["history"]]
+        self.removed = [
+            [Departure.of_state(table, one) for table, one in zip(self.tables, change, strict=True)]
+            for change in state["removed"]
+        ]
+        self._before = [Before(**one) for one in state["before"]]
+        for asked, (moment, mean) in zip(self._asked, state["asked"], strict=True):
+            asked.moment, asked.mean = moment, mean
+        for table in self.tables:
+            table.on_training = self._change if self._due else None

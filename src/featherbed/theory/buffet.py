@@ -1,0 +1,137 @@
+"""The Indian Buffet Process: a prior over binary matrices whose number of columns is not fixed beforehand.
+
+Customers (the objects of a table) take dishes (its anchors). z_nk = 1 says that customer n has taken dish k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featherbed.errors import ArgumentError
+from featherbed.theory.objective import is_number
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is no finite number above 0."""
+    if not is_number(value) or value <= 0:
+        raise ArgumentError(f"{name}={value!r}: give a finite number above 0")
+
+
+def check_customers(customers: int) -> None:
+    """Refuse what is no whole number of at least 1."""
+    if not isinstance(customers, Integral) or isinstance(customers, bool) or customers < 1:
+        raise ArgumentError(f"customers={customers!r}: give a whole number of at least 1")
+
+
+def taken_dishes(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, K]
+    """Return Z without the columns nobody chose: dishes that were never taken are none.
+
+    >>> taken_dishes([[1, 0, 0], [1, 0, 1]]).astype(int).tolist()
+    [[1, 0], [1, 1]]
+    """
+    try:
+        given = np.asarray(selection)
+    except ValueError:
+        raise ArgumentError("Z is a matrix [objects, anchors]; the rows given differ in length") from None
+    if given.ndim != 2 or not len(given):
+        raise ArgumentError(f"Z has shape {given.shape}: give a matrix [objects, anchors] with at least one object")
+    if given.dtype != bool and not np.isin(given, (0, 1)).all():
+        raise ArgumentError("Z holds other entries than 0 and 1: for a transform T give T != 0")
+    taken = given.astype(bool)
+    return np.asarray(taken[:, taken.any(axis=0)])
+
+
+def left_ordered(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, K]
+    """Return the left-ordered form of Z: columns read as binary numbers, the first row on top, largest first.
+
+    Matrices that differ in the order of their columns only have the same form; ``log_probability`` is that of all of them
+    together (Griffiths and Ghahramani 2011, section 2.2).
+
+    >>> left_ordered([[0, 1], [1, 1]]).astype(int).tolist()
+    [[1, 0], [1, 1]]
+    """
+    taken = taken_dishes(selection)
+    return np.asarray(taken[:, np.lexsort(~taken[::-1])])
+
+
+def sample_buffet(customers: int, a: float, b: float = 1.0, *, generator: np.random.Generator) -> NDArray[np.bool_]:  # [N, K]
+    """Draw Z from the Indian Buffet Process, dishes in the order in which they were first taken.
+
+    Customer n = 1, 2, ... takes each dish that m_k customers took before with probability m_k / (b + n - 1), then
+    Poisson(a b / (b + n - 1)) new ones. b = 1 is the one-parameter process. Ghahramani, Griffiths and Sollich 2007; Liang et
+    al. 2021, appendix A.
+
+    Args:
+        customers: N.
+        a: the expected number of dishes of a customer.
+        b: the larger, the less the customers agree, and the more dishes there are in all.
+
+    >>> sample_buffet(4, a=2.0, b=1.0, generator=np.random.default_rng(0)).astype(int)
+    array([[1, 1, 0, 0, 0, 0, 0],
+           [1, 0, 1, 1, 1, 0, 0],
+           [0, 0, 1, 0, 1, 1, 0],
+           [0, 0, 1, 0, 1, 1, 1]])
+    """
+    check_customers(customers)
+    check_positive("a", a)
+    check_positive("b", b)
+    takers = np.zeros(0, dtype=np.int64)  # m_k
+    rows: list[NDArray[np.bool_]] = []
+    for before in range(customers):
+        old = generator.random(len(takers)) < takers / (b + before)
+        new = generator.poisson(a * (b / (b + before)))
+        rows.append(np.concatenate([old, np.ones(new, dtype=bool)]))
+        takers = np.concatenate([takers + old, np.ones(new, dtype=np.int64)])
+    matrix = np.zeros((customers, len(takers)), dtype=bool)
+    for line, row in zip(matrix, rows, strict=True):
+        line[: len(row)] = row
+    return matrix
+
+
+def expected_dishes(customers: int, a: float, b: float = 1.0) -> float:
+    """Return E[K] = a Σ_{n=1..N} b / (b + n - 1); K is Poisson with this mean.
+
+    >>> expected_dishes(3, a=2.0)  # 2 (1 + 1/2 + 1/3)
+    3.6666666666666665
+    """
+    check_customers(customers)
+    check_positive("a", a)
+    check_positive("b", b)
+    return float(a * np.sum(b / (b + np.arange(customers))))
+
+
+def log_probability(selection: ArrayLike, a: float, b: float = 1.0) -> float:  # [N, K]
+    """Return log p(Z) of the Indian Buffet Process, of all matrices that differ from Z in the order of columns together.
+
+    p(Z) = (ab)^K / Π_h K_h! exp(-ab H) Π_k Γ(m_k) Γ(N - m_k + b) / Γ(N + b),  H = Σ_{n=1..N} 1 / (b + n - 1): Liang et al.
+    2021, equation 9, and with b = 1 equation 8. m_k customers took dish k; K_h of the K columns are the same column h.
+
+    >>> round(math.exp(log_probability([[1], [0]], a=1.0)), 4)  # e^-1.5 / 2
+    0.1116
+    """
+    check_positive("a", a)
+    check_positive("b", b)
+    return log_prior(selection, math.log(a), math.log(b))
+
+
+def log_prior(selection: ArrayLike, log_a: float, log_b: float) -> float:  # [N, K]
+    """Return ``log_probability`` for a = exp(log_a), b = exp(log_b), which themselves may be too large or small for a float.
+
+    >>> log_prior([[1, 0], [0, 1]], log_a=-2000.0, log_b=1000.0)
+    -4000.0
+    """
+    taken = taken_dishes(selection)
+    customers, dishes = taken.shape
+    takers = taken.sum(axis=0)
+    with np.errstate(divide="ignore"):  # log 0: logaddexp takes it for what it is
+        logs = np.logaddexp(log_b, np.log(np.arange(customers)[::-1]))  # log(b + N - j), j = 1 .. N
+    expected = math.exp(log_a) * float(np.sum(np.exp(log_b - logs)))  # abH
+    # Γ(N - m + b) / Γ(N + b) = Π_{j=1..m} 1 / (b + N - j); the Gamma functions themselves overflow, and lose b beside N
+    shares = sum(map(math.lgamma, takers.tolist())) - float(np.cumsum(logs)[takers - 1].sum())
+    same = sum(math.lgamma(count + 1) for count in Counter(column.tobytes() for column in taken.T).values())
+    return float(dishes * (log_a + log_b) - same - expected + shares)
