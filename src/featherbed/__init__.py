@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from featherbed.tables import RemainderTable as RemainderTable
     from featherbed.tables import SelectedTable as SelectedTable
     from featherbed.tables import Table as Table
+    from featherbed.tables.arrivals import Arrivals as Arrivals
     from featherbed.tables.bag import Bag as Bag
     from featherbed.tables.growth import Growth as Growth
     from featherbed.tables.guide import Online as Online
@@ -171,6 +172,7 @@ _HOMES = {
         "SelectedTable",
         "Table",
     ),
+    "featherbed.tables.arrivals": ("Arrivals",),
     "featherbed.tables.bag": ("Bag",),
     "featherbed.tables.growth": ("Growth",),
     "featherbed.tables.guide": (

@@ -83,6 +83,11 @@ class Budget:
                 holder.settle()
         return sum(int(torch.count_nonzero(parameter.detach())) for parameter in self.penalties)
 
+    @property
+    def reached(self) -> bool:
+        """Whether the budget holds from here on."""
+        return self.done >= self.end
+
     def step(self) -> None:
         """Go on by a step of the optimizer."""
         self.done += 1

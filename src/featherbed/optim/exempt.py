@@ -51,7 +51,7 @@ class Exempt:
         if support is not None:
             entry, slot = (support[rows[at]].cpu().long() == columns[:, None]).nonzero(as_tuple=True)
             at, columns = at[entry], slot
-        device = self.table.transform.device
+        device = self.table.transform.device if ids is None else ids.device  # rows that catch up must not ask for the whole
         return at.to(device), columns.to(device)
 
     def holds(self, ids: Tensor, atoms: Tensor) -> Tensor:  # [n], [n] -> bool [n]

@@ -36,6 +36,7 @@ class Penalty(ABC):
     loops: ClassVar[str | None] = None  # by which compiled loops know it
     exempt: Exempt | None = None  # entries that are not penalised
     kept: Tensor | None = None  # bool, as the parameter: entries that may be other than zero (None: all)
+    shared: bool = False  # whether an optimizer has it on several parameters
 
     def __init__(self, lam: float) -> None:
         self.lam = lam
@@ -66,12 +67,12 @@ class Penalty(ABC):
 
     def shrink(self, x: Tensor, threshold: Step, ids: Tensor | None = None) -> Tensor:
         """Return the proximal point for threshold = lam * step of x: the rows ``ids`` of the parameter, or all of it."""
+        if self.kept is not None:
+            x = x * (self.kept if ids is None else self.kept[ids])  # before, as entries of a row may share its shrinkage
         found = self.point(x, threshold)
         if self.exempt is not None:
             spared = self.exempt.places(ids)
             found[spared] = self.point(x[spared], 0.0)
-        if self.kept is not None:
-            found *= self.kept if ids is None else self.kept[ids]
         return found
 
     def prox(self, x: Tensor, step: Step, ids: Tensor | None = None) -> Tensor:
@@ -99,6 +100,8 @@ class Penalty(ABC):
     def keep(self, parameter: nn.Parameter, kept: Tensor | None) -> None:  # bool, as the parameter
         """Hold every other entry at zero, from now on (None: none)."""
         _settle(parameter)  # what rows have missed, they missed under the old rule
+        if kept is not None and self.shared:
+            raise ArgumentError(f"{self!r} is on several parameters, each with its own zeros: give every parameter a penalty")
         if kept is not None and kept.shape != parameter.shape:
             raise ArgumentError(f"kept entries have shape {tuple(kept.shape)}, the parameter {tuple(parameter.shape)}")
         self.kept = kept
@@ -218,4 +221,7 @@ def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -
             raise ArgumentError(
                 f"{penalty!r} is on a parameter of shape {shape} that this optimizer does not hold: pass it too"
             )
+    given = [*penalties.values()]
+    for penalty in given:
+        penalty.shared = sum(other is penalty for other in given) > 1
     return dict(penalties)

@@ -62,6 +62,9 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
         if isinstance(owner, RowOptimizer):
             owner.forget(parameter)
     parameter.grad = None
-    parameter.data = change(parameter.data, 0.0)
+    changed = change(parameter.data, 0.0)
+    # autograd remembers the shape while a graph lives (a loop's last loss): only another type makes it forget
+    parameter.data = changed.new_empty(0, dtype=torch.float16 if changed.dtype != torch.float16 else torch.float32)
+    parameter.data = changed
     for holder in holders_of(parameter):
         holder.num_embeddings, holder.embedding_dim = parameter.shape

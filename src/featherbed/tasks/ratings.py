@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.tables.growth import Growth
 from featherbed.tables.model import auxiliary_loss
 from featherbed.tables.table import Table
 from featherbed.tasks.checkpoints import Checkpoints
@@ -57,6 +59,8 @@ def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
 @torch.no_grad()
 def mean_squared_error(model: nn.Module, ratings: Ratings, batch: int = 65_536) -> float:
     """Return the mean squared error of a model's predictions."""
+    if len(ratings) == 0:
+        raise ArgumentError("there are no ratings to measure the error on: give a validation set that is not empty")
     model.eval()
     total = 0.0
     for users, items, values in zip(*(torch.split(part, batch) for part in to_tensors(ratings)), strict=True):
@@ -70,7 +74,7 @@ def train_epoch(
     triples: tuple[Tensor, Tensor, Tensor],
     batch: int,
     generator: torch.Generator,
-    scheduler: Any = None,
+    schedulers: Sequence[Any] = (),
 ) -> float:
     """Pass over all triples once, in an order drawn from ``generator``; return the mean squared error on the way."""
     model.train()
@@ -81,7 +85,7 @@ def train_epoch(
         loss = F.mse_loss(model(users[index], items[index]), values[index])
         (loss + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if scheduler is not None:
+        for scheduler in schedulers:
             scheduler.step()
         total += float(loss.detach()) * len(index)
     return total / len(values)
@@ -97,7 +101,8 @@ def train(
     batch: int = 1024,
     patience: int = 3,
     seed: int = 0,
-    scheduler: Any = None,
+    schedulers: Sequence[Any] = (),
+    growth: Growth | None = None,
     checkpoints: Checkpoints | None = None,
     settings: dict[str, Any] | None = None,
     progress: bool = True,
@@ -105,8 +110,10 @@ def train(
 ) -> Result:
     """Fit the model; stop ``patience`` epochs after the best validation error; leave the best parameters in the model.
 
-    ``scheduler`` steps once a batch. With ``checkpoints`` every epoch is saved and a stopped run goes on from the last.
-    Ctrl-C ends training early with the best model so far. ``settings`` are kept in the result beside the loop's own.
+    ``schedulers`` step once a batch: schedules of learning rates, ``fb.PenaltySchedule``, ``fb.Budget`` (epochs before it
+    is reached cannot be the best). With ``growth``, which decides once an epoch, the best epoch is that of the lowest
+    objective. With ``checkpoints`` every epoch is saved and a stopped run goes on from the last. Ctrl-C ends training early
+    with the best model so far. ``settings`` are kept in the result beside the loop's own.
     """
     generator = torch.Generator().manual_seed(seed)
     triples = to_tensors(train)
@@ -115,18 +122,21 @@ def train(
         result,
         model,
         optimizer,
-        metric="validation_mse",
+        metric="validation_mse" if growth is None else "objective",
         patience=patience,
         checkpoints=checkpoints,
         generators={"order": generator},
-        scheduler=scheduler,
+        stepped=[*schedulers, *([] if growth is None else [growth])],
     )
     with training, training_bar(progress) as bar:
         task = bar.add_task(name, total=epochs, completed=training.first, note="")
         for epoch in training.epochs(epochs):
             begun = time.perf_counter()
-            row = {"epoch": epoch, "train_mse": train_epoch(model, optimizer, triples, batch, generator, scheduler)}
+            row = {"epoch": epoch, "train_mse": train_epoch(model, optimizer, triples, batch, generator, schedulers)}
             row["seconds"] = time.perf_counter() - begun
+            if growth is not None:
+                found = growth.step(lambda: mean_squared_error(model, validation))
+                row |= {"anchors": found.anchors, "objective": found.objective}
             row["validation_mse"] = mean_squared_error(model, validation)
             row["parameters"] = model.users.parameter_count() + model.items.parameter_count()
             training.record(row)

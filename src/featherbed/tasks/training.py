@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from featherbed.tasks.results import Result
 class Training:
     """The bookkeeping of one run: ``for epoch in training.epochs(n): ...; training.record(row)``, then ``finish()``.
 
-    Epochs end ``patience`` after the lowest ``metric``. With ``checkpoints`` every epoch is saved, and a stopped run goes
-    on from the last one. Leaving the block by Ctrl-C marks the result as interrupted; the best state so far is kept.
+    Epochs end ``patience`` after the lowest ``metric``. ``stepped`` are schedules and the like, with a state of their own;
+    where one of them says it has not ``reached`` its end, an epoch cannot be the best. With ``checkpoints`` every epoch is
+    saved, and a stopped run goes on from the last one. Leaving the block by Ctrl-C marks the result as interrupted; the
+    best state so far is kept.
     """
 
     def __init__(
@@ -31,9 +33,9 @@ class Training:
         patience: int,
         checkpoints: Checkpoints | None = None,
         generators: dict[str, torch.Generator] | None = None,
-        scheduler: Any = None,
+        stepped: Sequence[Any] = (),
     ) -> None:
-        self.result, self.model, self.optimizer, self.scheduler = result, model, optimizer, scheduler
+        self.result, self.model, self.optimizer, self.stepped = result, model, optimizer, list(stepped)
         self.metric, self.patience = metric, patience
         self.checkpoints, self.generators = checkpoints, generators or {}
         self.best_state = copy.deepcopy(model.state_dict())
@@ -48,11 +50,13 @@ class Training:
         self.first, extra = saved["step"], saved["extra"]
         self.best_state, self.seconds_before = extra["best_state"], extra["seconds"]
         self.result.history = extra["history"]
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(extra["scheduler"])
+        for one, state in zip(self.stepped, extra["stepped"], strict=True):
+            one.load_state_dict(state)
 
     def _best_epoch(self) -> int:
-        return int(min(self.result.history, key=lambda row: row[self.metric])["epoch"])
+        """Return the epoch of the lowest metric among those that may be the best; the last one while none may."""
+        rows = [row for row in self.result.history if row["reached"]] or self.result.history[-1:]
+        return int(min(rows, key=lambda row: row[self.metric])["epoch"])
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs still to run."""
@@ -68,12 +72,13 @@ class Training:
 
     def record(self, row: dict[str, float]) -> None:
         """Take in an epoch's numbers; keep the state if it is the best so far; save a checkpoint."""
+        row["reached"] = all(getattr(one, "reached", True) for one in self.stepped)
         self.result.history.append(row)
         if self._best_epoch() == row["epoch"]:
             self.best_state = copy.deepcopy(self.model.state_dict())
         if self.checkpoints is not None:
             extra = {"best_state": self.best_state, "history": self.result.history, "seconds": self.seconds}
-            extra["scheduler"] = None if self.scheduler is None else self.scheduler.state_dict()
+            extra["stepped"] = [one.state_dict() for one in self.stepped]
             step = int(row["epoch"]) + 1
             self.checkpoints.save(step, model=self.model, optimizer=self.optimizer, generators=self.generators, **extra)
 
