@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from featherbed.packed.inside import zero_rows as zero_rows
     from featherbed.packed.table import PackedTable as PackedTable
     from featherbed.rows.parameter import settle as settle
+    from featherbed.sharing import SSE as SSE
+    from featherbed.sharing import share as share
     from featherbed.tables import AnchorTable as AnchorTable
     from featherbed.tables import DenseTable as DenseTable
     from featherbed.tables import GrowingAnchorTable as GrowingAnchorTable
@@ -158,6 +160,7 @@ _HOMES = {
     ),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.rows.parameter": ("settle",),
+    "featherbed.sharing": ("SSE", "share"),
     "featherbed.tables": (
         "AnchorTable",
         "DenseTable",

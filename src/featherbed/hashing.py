@@ -25,11 +25,20 @@ def hash_ids(ids: Any, seed: int, buckets: int) -> Any:  # int64 [...] -> int64 
     >>> hash_ids(np.arange(4), seed=0, buckets=10).tolist()
     [7, 7, 2, 3]
     """
-    x = ids + _signed((seed + 1) * _GOLDEN)
+    return mixed(ids + _signed((seed + 1) * _GOLDEN)) % buckets
+
+
+def mixed(x: Any) -> Any:  # int64 [...] -> int64 [...] from 0
+    """Return numbers of 63 bits that look random, the same for the same ``x``.
+
+    >>> import numpy as np
+    >>> mixed(np.array([1, 2])).tolist()
+    [6238072747940578789, 6616413024727798922]
+    """
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX1
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX2
     x = x ^ ((x >> 31) & ((1 << 33) - 1))
-    return (x & ((1 << 63) - 1)) % buckets
+    return x & ((1 << 63) - 1)
 
 
 def hash_codes(ids: Any, *, seed: int, hashes: int, buckets: int) -> list[Any]:  # int64 [...] -> hashes x int64 [...]

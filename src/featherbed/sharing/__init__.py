@@ -1,0 +1,5 @@
+"""Stochastic shared embeddings: ids replaced at random while training, in front of any table."""
+
+from featherbed.sharing.sse import SSE, share
+
+__all__ = ["SSE", "share"]

@@ -1,0 +1,179 @@
+"""SSE: ids are replaced at random on their way to a table, while training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.hashing import mixed
+from featherbed.ops import check_ids
+from featherbed.sharing.law import Law, Relation
+
+_laws: WeakValueDictionary[int, SSE] = WeakValueDictionary()  # operators know a module by its number
+
+
+def check_rate(p: Any) -> float:
+    """Return a probability, or say what was given instead."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise ArgumentError(f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a hundred)")
+    return float(p)
+
+
+def draw_key(generator: torch.Generator | None) -> int:
+    """Draw a key of 62 bits."""
+    return int(torch.randint(1 << 62, (), generator=generator))
+
+
+def share(
+    ids: Tensor,
+    num_embeddings: int,
+    p: float,
+    *,
+    graph: Relation | None = None,
+    rho: float = 1.0,
+    exclude: Iterable[int] = (),
+    include_self: bool = False,
+    mixture: bool = False,
+    per: str = "occurrence",
+    generator: torch.Generator | None = None,
+) -> Tensor:  # integer [...] -> int64 [...]
+    """Return ids, each replaced by another with probability ``p``: for targets, and loops that handle ids themselves.
+
+    The law and the settings are those of ``fb.SSE``; every call draws anew from ``generator``.
+
+    >>> ids = torch.zeros(1000, dtype=torch.int64)
+    >>> shared = share(ids, 50, 0.1, generator=torch.Generator().manual_seed(0))
+    >>> 50 < int((shared != 0).sum()) < 150, int(shared.max()) < 50
+    (True, True)
+    """
+    law = Law(num_embeddings, graph, rho, exclude, include_self, mixture, per)
+    return law.drawn(check_ids(ids, num_embeddings), check_rate(p), draw_key(generator))
+
+
+class SSE(nn.Module):
+    """Stochastic shared embeddings (Wu et al. 2019) in front of any module that takes ids: nn.Embedding, EmbeddingBag, tables.
+
+    While training every occurrence of an id is replaced, with probability ``p``, by another id; the rows of that one are used
+    and learn. In evaluation, and with p = 0, ids pass as they are. SSE-SE: every other id is as likely, p / (V - 1).
+    SSE-Graph: with a ``graph`` a neighbour is ``rho`` times as likely as an id that is none; an id without neighbours is
+    replaced as in SSE-SE. Whatever else the wrapped module has (``weight``, ``logits``, ``sizes``) is reached through this one.
+
+    Draws depend on a seed, the number of calls in training, the place of the id and, with several processes or data-loader
+    workers, which one this is: they are the same again with the same state, and compiled.
+
+    Args:
+        table: the module; its ``num_embeddings`` is V, its ``padding_idx`` never changes and never appears.
+        p: the probability of being replaced; may be changed while training (``sse.p = 0.02``, ``fb.PenaltySchedule``).
+        graph: ``fb.Graph`` over the V ids.
+        exclude: further ids that never change and never appear (separators, unknown words).
+        include_self: draw among all ids, the old one too, as the authors' code does: an effective p of p (V - 1) / V.
+        mixture: their code's other law: with probability 1/rho any id, else one of the neighbours and the id itself.
+        per: "occurrence", or "id": the same id in a batch becomes the same other.
+
+    >>> table = nn.Embedding(100, 8)
+    >>> items = SSE(table, p=0.1, generator=torch.Generator().manual_seed(0))
+    >>> items(torch.tensor([3, 17])).shape, items.embedding_dim
+    (torch.Size([2, 8]), 8)
+    """
+
+    seed: Tensor
+    calls: Tensor
+    rate: Tensor
+
+    def __init__(
+        self,
+        table: nn.Module,
+        p: float,
+        *,
+        graph: Relation | None = None,
+        rho: float = 1.0,
+        exclude: Iterable[int] = (),
+        include_self: bool = False,
+        mixture: bool = False,
+        per: str = "occurrence",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        rows = getattr(table, "num_embeddings", None)
+        if not isinstance(rows, int):
+            raise ArgumentError(f"{table!r} has no num_embeddings: give a module that takes ids, such as nn.Embedding")
+        padding = getattr(table, "padding_idx", None)
+        self.table = table
+        self.law = Law(rows, graph, rho, [*exclude, *([] if padding is None else [padding])], include_self, mixture, per)
+        self.register_buffer("seed", torch.tensor(draw_key(generator)))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("rate", torch.tensor(check_rate(p), dtype=torch.float64))
+        self._enter()
+
+    def _enter(self) -> None:
+        self.number = max(_laws.keys(), default=0) + 1
+        _laws[self.number] = self
+
+    @property
+    def p(self) -> float:
+        """The probability of being replaced."""
+        return float(self.rate)
+
+    @p.setter
+    def p(self, value: float) -> None:
+        self.rate.fill_(check_rate(value))
+
+    def forward(self, ids: Tensor, *given: Any, **settings: Any) -> Any:
+        """Pass ids, shared while training, to the module."""
+        return self.table(self.share(ids), *given, **settings)
+
+    def share(self, ids: Tensor) -> Tensor:  # integer [...] -> int64 [...]
+        """Return ids as the module is to see them: replaced at random while training."""
+        if not self.training:
+            return ids
+        self.calls.add_(1)
+        shared: Tensor = _shared(ids, self.rate, self.seed, self.calls, self.number)
+        return shared
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "table":
+                raise
+            return getattr(super().__getattr__("table"), name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles draw on from here."""
+        return {name: value for name, value in self.__dict__.items() if name != "number"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take in a copy's state."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._enter()
+
+    def extra_repr(self) -> str:
+        """Show the law."""
+        near = f", rho={self.law.rho:g}, neighbours={len(self.law.neighbours)}" if self.law.neighbours is not None else ""
+        return f"p={self.p:g}{near}"
+
+
+@torch.library.custom_op("featherbed::share_ids", mutates_args=())
+def _shared(ids: Tensor, rate: Tensor, seed: Tensor, calls: Tensor, number: int) -> Tensor:
+    module = _laws[number]
+    return module.law.drawn(check_ids(ids, module.law.rows), float(rate), _key(int(seed), int(calls)))
+
+
+@_shared.register_fake
+def _(ids: Tensor, rate: Tensor, seed: Tensor, calls: Tensor, number: int) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(ids, dtype=torch.int64)
+
+
+def _key(seed: int, calls: int) -> int:
+    """Return the key of a call, another in each process and data-loader worker."""
+    group, worker = torch.distributed, torch.utils.data.get_worker_info()
+    rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
+    place = rank * 65_536 + (0 if worker is None else worker.id + 1)
+    for number in (place, calls):
+        seed = int(mixed(torch.tensor(seed) + mixed(torch.tensor(number + 1))))
+    return seed
