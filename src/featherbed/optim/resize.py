@@ -50,7 +50,7 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
     """
     for holder in holders_of(parameter):
         holder.settle()
-    for owner in owners(optimizer):
+    for owner in reversed(owners(optimizer)):  # the innermost, which knows what fresh ones hold, first
         penalty = getattr(owner, "penalties", {}).get(parameter)
         if penalty is not None and penalty.kept is not None:
             penalty.kept = change(penalty.kept, True)

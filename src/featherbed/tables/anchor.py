@@ -129,6 +129,8 @@ class AnchorTable(Table):
                 "the anchors of this table stand for no objects, so nothing relates to them: choose objects as anchors, "
                 "for example init=fb.Frequency(counts)"
             )
+        if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
+            raise ArgumentError(f"got {type(graph).__name__}: give a graph, such as fb.Graph.of_pairs(pairs, objects)")
         if graph.objects != self.num_embeddings:
             raise ArgumentError(f"the graph is over {graph.objects} objects, the table has {self.num_embeddings}")
         entries = graph.matrix[:, self.anchor_ids.cpu().numpy()].tocoo()

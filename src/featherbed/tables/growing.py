@@ -123,8 +123,17 @@ class GrowingAnchorTable(AnchorTable):
         self.put_anchors(Anchors(atoms.to(self.atoms), columns, *states), optimizer)
 
     def put_anchors(self, anchors: Anchors, optimizer: Optimizer | None = None, place: int | None = None) -> None:
-        """Put anchors in, with what an optimizer kept for them: as the last ones, or from ``place`` on."""
-        count, place = len(anchors.atoms), self.anchor_count if place is None else place
+        """Put anchors in, with what an optimizer kept for them: as the last ones, or from ``place`` on.
+
+        Rows that came after their weights were taken have none for them.
+        """
+        count, place, rows = len(anchors.atoms), self.anchor_count if place is None else place, len(anchors.columns)
+        fit = anchors.columns.dim() == 2 and anchors.columns.shape[1] == count and rows <= self.num_embeddings
+        if anchors.atoms.shape != (count, self.embedding_dim) or not fit:
+            raise ArgumentError(
+                f"anchors of shape {tuple(anchors.atoms.shape)} with weights of shape {tuple(anchors.columns.shape)}: "
+                f"give [n, {self.embedding_dim}] and [{self.num_embeddings}, n]"
+            )
         if self.anchor_count + count > self.max_anchors:
             raise ArgumentError(f"{self.anchor_count} + {count} anchors: there may be at most max_anchors={self.max_anchors}")
         for parameter, axis, values, state in self._sides(anchors):
@@ -138,7 +147,8 @@ class GrowingAnchorTable(AnchorTable):
             kept = kept_for(parameter, optimizer)
             with torch.no_grad():
                 for tensor, part in [(parameter, values), *((kept[name], value) for name, value in state.items())]:
-                    tensor.narrow(axis, place, count).copy_(part)
+                    there = tensor.narrow(axis, place, count)
+                    (there[:rows] if axis else there).copy_(part)
         self.anchors = self.anchor_count
 
     def take_anchors(self, places: list[int], optimizer: Optimizer | None = None) -> Anchors:
@@ -174,15 +184,19 @@ class GrowingAnchorTable(AnchorTable):
         return before
 
     def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
-        """Be again what the table was before it started over."""
+        """Be again what the table was before it started over; rows that came since keep what they have."""
         sides = (self.transform, self.atoms)
         for owner in owners(optimizer):
             if isinstance(owner, RowOptimizer):
                 owner.forget(self.transform)
+        now = [kept_for(side, optimizer) for side in sides]
         for side, value in zip(sides, before.values, strict=True):
-            resize(side, lambda _tensor, _fill, value=value: value.clone())  # type: ignore[misc]
+            resize(side, lambda tensor, _, value=value: torch.cat([value, tensor[len(value) :]]))  # type: ignore[misc]
         for owner, states in zip(owners(optimizer), before.states, strict=True):
-            owner.state.update({side: state for side, state in zip(sides, states, strict=True) if state is not None})
+            for side, state, new in zip(sides, states, now, strict=True):
+                if state is not None:
+                    longer = {k: torch.cat([v, new[k][len(v) :]]) if k in new else v for k, v in state.items()}
+                    owner.state[side] = longer
         self.anchors = self.anchor_count
 
     def _sides(self, anchors: Anchors) -> list[tuple[nn.Parameter, int, Tensor, dict[str, Tensor]]]:
@@ -237,7 +251,8 @@ class Departure:
         """Come back to the old place with weights and state as they were; the heir returns its share."""
         assert self.anchors is not None
         assert self.handed is not None
-        heir, (before, after) = self.table.transform[:, self.heir - (self.heir > self.place)], self.handed
+        before, after = self.handed
+        heir = self.table.transform[: len(before), self.heir - (self.heir > self.place)]
         less = heir - self.share * self.anchors.columns[:, 0]
         heir.copy_(torch.where(heir == after, before, less.clamp(min=0) if self.table.nonnegative else less))
         self.table.put_anchors(self.anchors, optimizer, self.place)
@@ -285,6 +300,8 @@ class Asked:
     def see(self, gradient: Tensor) -> None:  # [..., d]
         """Take in the gradients of rows."""
         rows = gradient.detach().reshape(-1, self.table.embedding_dim).to(self.moment)
+        if not bool(rows.isfinite().all()):
+            return  # a step that is skipped, as gradient scalers do
         self.moment.mul_(FORGET).addmm_(rows.T, rows)
         self.mean.mul_(FORGET).add_(rows.sum(0))
 
@@ -292,7 +309,7 @@ class Asked:
         """Return the directions of most need, as long as the table's anchors are."""
         vectors = torch.linalg.eigh(self.moment.double()).eigenvectors.flip(1).T.to(self.mean)  # [d, d], the top one first
         found = vectors[torch.arange(count) % len(vectors)]
-        sign = torch.where(found @ self.mean > 0, -1.0, 1.0)  # rows move against their gradients
+        sign = torch.where(found @ self.mean > 0, -1.0, 1.0).to(found)  # rows move against their gradients
         length = self.table.atoms.detach().norm(dim=1).median()
         asked: Tensor = found * (sign * length)[:, None]
         return asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -83,15 +83,19 @@ class Growth:
         restarts: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.tables = [tables] if isinstance(tables, GrowingAnchorTable) else list(tables)
+        self.tables = list(tables) if isinstance(tables, Iterable) else [tables]
         if not self.tables or not all(isinstance(table, GrowingAnchorTable) for table in self.tables):
             raise ArgumentError(f"tables={tables!r}: give one or several fb.GrowingAnchorTable")
+        if len({id(table) for table in self.tables}) < len(self.tables):
+            raise ArgumentError("a table is given twice: give each once")
         if len({table.anchor_count for table in self.tables}) > 1:
             raise ArgumentError(f"tied tables start with as many anchors each, not {[t.anchor_count for t in self.tables]}")
         if rule not in RULES:
             raise ArgumentError(f"rule={rule!r}: use {' or '.join(RULES)}")
         if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
             raise ArgumentError(f"restarts={restarts!r}: give a whole number of at least 0")
+        if rule == "trend" and positive("window", window) < 2:
+            raise ArgumentError(f"window={window}: a trend takes at least 2 objectives")
         check_lambdas(lambda1, lambda2)
         self.optimizer, self.lambda1, self.lambda2, self.rule = optimizer, float(lambda1), float(lambda2), rule
         self.delta, self.window = positive("delta", delta), positive("window", window)
@@ -128,7 +132,12 @@ class Growth:
         return found
 
     def _measured(self, evaluate: Any) -> Measured:
-        loss = float(evaluate() if callable(evaluate) else evaluate)
+        given = evaluate() if callable(evaluate) else evaluate
+        given = given.detach() if isinstance(given, torch.Tensor) else given
+        try:
+            loss = float("no" if isinstance(given, bool | str) else given)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"the validation loss is {given!r}: give or return one number") from None
         if not math.isfinite(loss):
             raise ArgumentError(f"the validation loss is {loss}: is the validation set empty, or has training diverged?")
         nonzeros, anchors = self.nonzeros(), self.anchor_count * len(self.tables)
@@ -183,12 +192,16 @@ class Growth:
         if change > 0:  # are the tables better off without the new anchors, now that these have learnt for an epoch?
             new = [*range(self.anchor_count - change, self.anchor_count)]
             taken = [table.take_anchors(new, self.optimizer) for table in self.tables]
-            without = self._measured(evaluate)
-            if found.objective <= before or found.objective < without.objective:
+            try:
+                without = self._measured(evaluate)
+            finally:
                 for table, anchors in zip(self.tables, taken, strict=True):
                     table.put_anchors(anchors, self.optimizer)
+            if found.objective <= before or found.objective < without.objective:
                 self._failed = 0
                 return found, "grow"
+            for table in self.tables:
+                table.take_anchors(new, self.optimizer)
             self._young = self._young[: len(self._young) - change]
         else:  # are they worse off than with the anchors they had before?
             if found.objective <= before:
@@ -227,8 +240,10 @@ class Growth:
             return None
         for leaving in zip(*(self._ripe(table)[:CANDIDATES] for table in self.tables), strict=True):
             self._take_out([*leaving])
-            tried = self._measured(evaluate)
-            self._put_back()
+            try:
+                tried = self._measured(evaluate)
+            finally:
+                self._put_back()
             if tried.objective < best.objective:
                 best, chosen = tried, [*leaving]
         if chosen is None:
@@ -252,7 +267,7 @@ class Growth:
         if due > back:
             for table, asked in zip(self.tables, self._asked, strict=True):
                 table.add_anchors(asked.directions(due - back), optimizer=self.optimizer)
-            self._young += [self.window] * (due - back)
+            self._young = [*self._young, *[self.window] * (due - back)]
 
     def _ripe(self, table: GrowingAnchorTable) -> list[Departure]:
         """Return how anchors that have had time to learn would leave."""
@@ -275,7 +290,7 @@ class Growth:
             "history": [asdict(found) for found in self.history],
             "removed": [[one.state() for one in change] for change in self.removed],
             "before": [vars(one) for one in self._before],
-            "asked": [(asked.moment, asked.mean) for asked in self._asked],
+            "asked": [(asked.moment.clone(), asked.mean.clone()) for asked in self._asked],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -289,6 +304,6 @@ class Growth:
         ]
         self._before = [Before(**one) for one in state["before"]]
         for asked, (moment, mean) in zip(self._asked, state["asked"], strict=True):
-            asked.moment, asked.mean = moment, mean
+            asked.moment, asked.mean = moment.to(asked.moment).clone(), mean.to(asked.mean).clone()
         for table in self.tables:
             table.on_training = self._change if self._due else None
