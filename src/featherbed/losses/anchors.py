@@ -30,7 +30,10 @@ def negative_pairs(table: AnchorTable, pairs: Any) -> Tensor:  # integer [n, 2] 
     0.0
     """
     table = _of_anchors(table)
-    ids = torch.as_tensor(pairs)
+    try:
+        ids = torch.as_tensor(pairs)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError("pairs make no array: give two ids for each, [n, 2]") from None
     if ids.dim() != 2 or ids.shape[1] != 2:
         raise ArgumentError(f"pairs have shape {tuple(ids.shape)}: give two ids for each, [n, 2]")
     codes = table.codes(check_ids(ids.to(table.device), table.num_embeddings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class Budget:
     ) -> None:
         if not isinstance(penalties, Mapping) or not penalties or not all(isinstance(p, Penalty) for p in penalties.values()):
             raise ArgumentError("penalties are {parameter: penalty}, at least one, the same that the optimizer has")
+        if len({id(penalty) for penalty in penalties.values()}) < len(penalties):
+            raise ArgumentError("one penalty is on several parameters, each with its own zeros: give every parameter a penalty")
         for name, value in (("nonzeros", nonzeros), ("steps", steps), ("every", every)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
@@ -69,8 +72,9 @@ class Budget:
             raise ArgumentError(f"nonzeros={nonzeros}: the parameters have only {entries} entries")
         if how not in WAYS:
             raise ArgumentError(f"how={how!r}: use {' or '.join(WAYS)}")
-        if not 0 <= warmup < until <= 1:
-            raise ArgumentError(f"warmup={warmup}, until={until}: give shares of the steps, 0 <= warmup < until <= 1")
+        numbers = all(isinstance(share, Real) and not isinstance(share, bool) for share in (warmup, until))
+        if not numbers or not 0 <= warmup < until <= 1:
+            raise ArgumentError(f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < until <= 1")
         self.penalties, self.nonzeros, self.steps, self.how, self.every = dict(penalties), nonzeros, steps, how, every
         self.begin, self.end = int(warmup * steps), max(1, int(until * steps))
         self.done, self.first = 0, 0  # steps so far; entries when they began to become fewer

@@ -68,7 +68,7 @@ class Penalty(ABC):
     def shrink(self, x: Tensor, threshold: Step, ids: Tensor | None = None) -> Tensor:
         """Return the proximal point for threshold = lam * step of x: the rows ``ids`` of the parameter, or all of it."""
         if self.kept is not None:
-            x = x * (self.kept if ids is None else self.kept[ids])  # before, as entries of a row may share its shrinkage
+            x = torch.where(self.kept if ids is None else self.kept[ids], x, 0.0)  # first: a row may be shrunk as a whole
         found = self.point(x, threshold)
         if self.exempt is not None:
             spared = self.exempt.places(ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,16 @@ class PenaltySchedule:
     """
 
     def __init__(self, penalties: Penalty | Iterable[Penalty], points: Mapping[int, float]) -> None:
-        self.penalties = [penalties] if isinstance(penalties, Penalty) else list(penalties)
+        given = [penalties] if isinstance(penalties, Penalty) else penalties
+        self.penalties = list(given) if isinstance(given, Iterable) else []
         if not self.penalties or not all(isinstance(penalty, Penalty) for penalty in self.penalties):
             raise ArgumentError(f"{penalties!r}: give a penalty, such as fb.NonNegativeL1(0.0), or several")
         if not isinstance(points, Mapping) or not points:
             raise ArgumentError(f"points={points!r}: give {{step: lam, ...}} with at least one point")
-        places, weights = [list(part) for part in zip(*sorted(points.items()), strict=True)]
-        good = all(isinstance(t, int | np.integer) and not isinstance(t, bool) and t >= 0 for t in places)
-        if not good or not all(np.isfinite(w) and w >= 0 for w in weights):
+        good = all(isinstance(t, int | np.integer) and not isinstance(t, bool) and t >= 0 for t in points)
+        if not good or not all(isinstance(w, Real) and not isinstance(w, bool) and 0 <= w < np.inf for w in points.values()):
             raise ArgumentError(f"points={dict(points)!r}: steps are whole numbers from 0, weights finite numbers from 0")
-        self.points = places, weights
+        self.points = sorted(points), [points[t] for t in sorted(points)]
         self.steps = 0
         self._set()
 
