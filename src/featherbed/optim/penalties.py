@@ -55,7 +55,7 @@ class Penalty(ABC):
     @property
     def kind(self) -> str | None:
         """The name by which compiled loops know this penalty; None: they do not."""
-        return self.loops if self.exempt is None and self.kept is None else None
+        return self.loops if self.exempt is None else None
 
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:

@@ -131,7 +131,18 @@ def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None
     numbers = np.array([account.eps], dtype=np.float64)
     arrays = (weight, ids.numpy(), ledger.stamps.numpy(), _held(account.momentum), _held(account.second), out, history.table)
     _run(job, len(ids), *arrays, history.powers, numbers, int(write), history.begin, history.now)
+    if write:
+        _hold_zeros(ledger, ids)
+    elif account.penalty is not None and account.penalty.kept is not None:
+        out *= account.penalty.kept[ids].numpy()
     return torch.from_numpy(out)
+
+
+def _hold_zeros(ledger: Ledger, ids: Tensor) -> None:
+    """Set entries that a penalty holds at zero back there: an entry's way does not depend on the others of its row."""
+    kept = None if ledger.account.penalty is None else ledger.account.penalty.kept
+    if kept is not None:
+        ledger.weight.data[ids] *= kept[ids]
 
 
 def update_rows(
@@ -161,6 +172,7 @@ def update_rows(
     arrays = (ledger.weight.detach().numpy(), ids.numpy(), ledger.stamps.numpy(), _held(momentum), _held(second))
     values = np.array(numbers, dtype=np.float64)
     _run(job, len(ids), *arrays, gradient.numpy(), history.table, history.powers, values, history.begin, history.now, stamp)
+    _hold_zeros(ledger, ids)
 
 
 def slot_rows(

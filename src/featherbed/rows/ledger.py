@@ -15,7 +15,9 @@ BLOCK = 1 << 18  # rows settled at once
 
 
 class Shrinkage(Protocol):
-    """A penalty, as far as rows that catch up need it."""
+    """A penalty, as far as rows that catch up need it; ``kept`` [V, s]: entries that may be other than zero (None: all)."""
+
+    kept: Tensor | None
 
     def shrink(self, x: Tensor, threshold: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return the proximal point of x, the rows ``ids`` of the parameter, for thresholds lam * step."""
