@@ -17,7 +17,7 @@ from featherbed.tables.table import positive
 from featherbed.theory.objective import check_lambdas, nbant_objective
 
 RULES = ("trial", "trend")
-PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_due")  # what a state keeps as it is
+PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_pause", "_due")  # what a state keeps as it is
 OVER = 1 << 30  # a change that starts over
 CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to cost least
 
@@ -107,6 +107,7 @@ class Growth:
         self._trial: tuple[float, int] | None = None  # the objective before, and by how many anchors K has changed
         self._before: list[Before] = []  # what tables were that started over, while that is on trial
         self._direction, self._failed, self._rest = 1, 0, 0
+        self._pause = self.window  # epochs without a trial after trials both ways have failed: longer each time
         self._due = 0  # by how many anchors K is to change with the next look-up in training
 
     @property
@@ -214,12 +215,13 @@ class Growth:
         return without, "undo"
 
     def _propose(self, objective: float) -> None:
-        if self._failed >= 2:  # neither way helps: start over, or let the tables learn for a while
+        if self._failed >= 2 and self.restarts:  # neither way helps: start over
+            self.restarts -= 1
             self._failed, self._rest = 0, self.window
-            if self.restarts:
-                self.restarts -= 1
-                self._trial, self._due = (objective, 0), OVER
-                return
+            self._trial, self._due = (objective, 0), OVER
+            return
+        if self._failed >= 2:  # let the tables learn for a while, each time for longer
+            self._failed, self._rest, self._pause = 0, self._pause, 2 * self._pause
         if self._rest or not self.history:
             self._rest = max(0, self._rest - 1)
         elif self._room(self._direction):
