@@ -36,7 +36,7 @@ def test_a_graph_is_its_set_of_pairs():
     rng = np.random.default_rng(0)
     for objects, count in ((1, 3), (2, 0), (7, 12), (40, 200)):
         pairs, expected = random_edges(rng, objects, count)
-        graph = Graph.of_pairs(pairs, objects)
+        graph = Graph.from_edges(objects, pairs)
         assert edges(graph) == expected
         assert graph.edges == len(expected)
         assert graph.objects == objects
@@ -58,11 +58,11 @@ def test_a_graph_is_its_set_of_pairs():
 def test_union():
     rng = np.random.default_rng(1)
     (first, some), (second, others) = (random_edges(rng, 12, 15) for _ in range(2))
-    assert edges(Graph.of_pairs(first, 12) | Graph.of_pairs(second, 12)) == some | others
+    assert edges(Graph.from_edges(12, first) | Graph.from_edges(12, second)) == some | others
     with pytest.raises(ArgumentError, match="over 12 objects, the other over 13"):
-        Graph.of_pairs(first, 12) | Graph.of_pairs(second, 13)
+        Graph.from_edges(12, first) | Graph.from_edges(13, second)
     with pytest.raises(TypeError):
-        Graph.of_pairs(first, 12) | {(0, 1)}
+        Graph.from_edges(12, first) | {(0, 1)}
 
 
 def test_a_matrix_may_hold_weights_zeros_and_a_diagonal():
@@ -73,7 +73,7 @@ def test_a_matrix_may_hold_weights_zeros_and_a_diagonal():
 
 
 def test_a_graph_does_not_change():
-    graph = Graph.of_pairs([[0, 1]], 2)
+    graph = Graph.from_edges(2, [[0, 1]])
     with pytest.raises(AttributeError):
         graph.matrix = None
 
@@ -95,7 +95,7 @@ def test_a_graph_does_not_change():
 )
 def test_pairs_that_are_none(pairs, objects, message):
     with pytest.raises(ArgumentError, match=message):
-        Graph.of_pairs(pairs, objects)
+        Graph.from_edges(objects, pairs)
 
 
 def test_matrices_that_are_no_relation():
@@ -109,14 +109,14 @@ def test_matrices_that_are_no_relation():
 @pytest.mark.parametrize("i", [-1, 3, 0.0, True, "a", [0]])
 def test_neighbours_of_nobody(i):
     with pytest.raises(ArgumentError, match="give the id of one of the 3 objects"):
-        Graph.of_pairs([[0, 1]], 3).neighbours(i)
+        Graph.from_edges(3, [[0, 1]]).neighbours(i)
 
 
 @pytest.mark.parametrize("count", [0, 3, 12])
 def test_non_edges_are_all_the_others_equally_often(count):
     rng = np.random.default_rng(count)
     pairs, taken = random_edges(rng, 7, count)
-    drawn = Graph.of_pairs(pairs, 7).non_edges(40_000, rng)
+    drawn = Graph.from_edges(7, pairs).non_edges(40_000, rng)
     assert drawn.shape == (40_000, 2)
     assert drawn.dtype == np.int64
     found = Counter(map(tuple, drawn.tolist()))
@@ -127,12 +127,12 @@ def test_non_edges_are_all_the_others_equally_often(count):
 
 
 def test_non_edges_follow_their_seed_and_find_the_last_free_pair():
-    graph = Graph.of_pairs([[0, 1], [1, 2]], 50)
+    graph = Graph.from_edges(50, [[0, 1], [1, 2]])
     assert np.array_equal(graph.non_edges(20, 3), graph.non_edges(20, np.random.default_rng(3)))
     assert not np.array_equal(graph.non_edges(20, 3), graph.non_edges(20, 4))
     full = csr_array(1 - np.eye(300))
     assert set(map(tuple, Graph(full - _pair(300, 7, 190)).non_edges(100, 0).tolist())) == {(7, 190)}
-    for complete in (Graph(full), Graph.of_pairs([], 1)):
+    for complete in (Graph(full), Graph.from_edges(1, [])):
         with pytest.raises(ArgumentError, match="is complete"):
             complete.non_edges(1, 0)
     for seed in (None, True, 0.5, "a"):

@@ -102,7 +102,7 @@ def test_storage_is_not_copied_for_every_key():
 def test_what_cannot_grow_is_refused():
     counts = [3, 2, 1]
     words = fb.AnchorTable(3, 4, anchors=2, init=fb.Frequency(counts))
-    graph = fb.Graph.of_pairs([[0, 2]], 3)
+    graph = fb.Graph.from_edges(3, [[0, 2]])
     optimizer = fb.Yogi(words.parameters(), penalties={words.transform: fb.NonNegativeL1(1e-3, exempt=words.related(graph))})
     with pytest.raises(fb.ArgumentError, match="exempts entries"):
         fb.Arrivals([words], optimizer, ["a", "b"]).admit(["c"])

@@ -38,7 +38,7 @@ def table_of_objects(seed=0, rows=V, anchors=K, dtype=WIDE, **settings):
 def some_graph(rows=V, share=0.25, seed=5):
     generator = np.random.default_rng(seed)
     pairs = [(i, j) for i in range(rows) for j in range(i) if generator.random() < share]
-    return fb.Graph.of_pairs(pairs, objects=rows)
+    return fb.Graph.from_edges(rows, pairs)
 
 
 def related_pairs(graph):
@@ -338,7 +338,7 @@ def test_related_refuses_what_it_cannot_relate():
 
 def test_an_empty_graph_spares_nothing():
     table = table_of_objects()
-    exempt = table.related(fb.Graph.of_pairs([], objects=V))
+    exempt = table.related(fb.Graph.from_edges(V, []))
     x = torch.randn(V, K, dtype=WIDE, generator=seeded(0))
     assert len(exempt) == 0
     assert torch.equal(fb.NonNegativeL1(0.3, exempt=exempt).prox(x, 1.0), fb.NonNegativeL1(0.3).prox(x, 1.0))

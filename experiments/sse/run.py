@@ -60,7 +60,7 @@ def douban(_settings):
     values = matrix[rows, columns].astype(np.float32)
     names = tuple(map(str, range(len(matrix)))), tuple(map(str, range(matrix.shape[1])))
     related = np.stack(np.nonzero(graph), axis=1)
-    users = fb.Graph.of_pairs(related, len(matrix))
+    users = fb.Graph.from_edges(len(matrix), related)
     return split_train(Ratings(rows, columns, values, *names), int(train.sum())), (users, None)
 
 

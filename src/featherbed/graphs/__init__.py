@@ -1,4 +1,4 @@
-"""Where relations between objects come from: a text, WordNet, an edge file, shared attributes. numpy and scipy, no torch."""
+"""Where relations between objects come from: pairs, attributes, vectors, a text, WordNet. numpy and scipy, no torch."""
 
 from importlib.util import find_spec
 
@@ -7,10 +7,9 @@ from featherbed.errors import MissingExtra
 if find_spec("scipy") is None:
     raise MissingExtra("scipy", "train", "featherbed.graphs")
 
-from featherbed.graphs.attributes import shared_attributes
 from featherbed.graphs.cooccurrence import cooccurrence, cooccurrence_counts
 from featherbed.graphs.edges import edge_file
 from featherbed.graphs.graph import Graph
 from featherbed.graphs.wordnet import wordnet
 
-__all__ = ["Graph", "cooccurrence", "cooccurrence_counts", "edge_file", "shared_attributes", "wordnet"]
+__all__ = ["Graph", "cooccurrence", "cooccurrence_counts", "edge_file", "wordnet"]

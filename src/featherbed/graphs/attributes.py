@@ -1,35 +1,56 @@
-"""Objects that have something in common: an actor, a director, an age group."""
+"""Objects that have something in common: an actor, an age group, an entity type."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
+from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
-from featherbed.graphs.graph import Graph, object_ids, whole
+from featherbed.graphs.checks import object_ids
+from featherbed.graphs.lists import Ids
+
+MOST_PAIRS = 1 << 27  # sixteen bytes each while lists are made: 2 GB
 
 
-def shared_attributes(attributes: Any, objects: int, *, most: int = 100) -> Graph:
-    """Relate objects that share the value of an attribute: G = [B Bᵀ > 0], B_ia = 1 where object i has the value a.
+def sharing_pairs(
+    objects: int, attributes: Any, largest: int | None, most: int | None, generator: np.random.Generator
+) -> tuple[Iterator[tuple[Ids, Ids]], int]:
+    """Return pairs of objects that share a value, in pieces, and how many pairs at most.
 
-    A value that more than ``most`` objects share is left out: of the users of one age group everyone would be related to
-    everyone, n (n - 1) / 2 pairs that say little. None and NaN are no values: two objects without one share nothing.
-
-    Args:
-        attributes: a tuple (ids [n], values [n]), object by object and value by value, where objects have several values or
-            none; or a list or array [objects] with the one value of each object.
-        objects: how many objects there are.
-        most: the largest number of objects a value may relate.
-
-    >>> shared_attributes(["child", "adult", None, "child"], objects=4).pairs()
-    array([[0, 3]])
-    >>> films, actors = [0, 0, 1, 2, 2], ["Hepburn", "Grant", "Hepburn", "Bogart", "Grant"]
-    >>> shared_attributes((films, actors), objects=3).pairs().tolist()
-    [[0, 1], [0, 2]]
+    The holders of a value stand in a circle, in random order, and each is paired with the next, the next but one and so on,
+    half around: all pairs. With ``most`` no further than gives each that many.
     """
-    objects, most = whole("objects", objects, 1), whole("most", most, 2)
+    ids, values = _cells(objects, attributes)
+    sizes = np.bincount(values)
+    if largest is not None:
+        few = sizes[values] <= largest
+        ids, values = ids[few], values[few]
+        sizes = np.bincount(values, minlength=len(sizes))
+    reach = sizes // 2 if most is None else np.minimum(sizes // 2, -(-most // 2))
+    pairs = int((sizes * reach).sum())
+    if pairs > MOST_PAIRS:
+        raise ArgumentError(
+            f"the values relate {pairs:,} pairs (one is shared by {sizes.max():,} objects), {MOST_PAIRS:,} are the most: give "
+            "largest= to leave common values out, or a smaller most= to keep some neighbours of each object"
+        )
+    order = np.lexsort((generator.permutation(len(ids)), values))
+    ids, values = ids[order], values[order]
+
+    def pieces() -> Iterator[tuple[Ids, Ids]]:
+        at, first = np.arange(len(ids)), np.concatenate([[0], np.cumsum(sizes)[:-1]]) if len(sizes) else sizes
+        for step in range(1, int(reach.max(initial=0)) + 1):
+            at = at[reach[values[at]] >= step]
+            start = first[values[at]]
+            yield ids[at], ids[start + (at - start + step) % sizes[values[at]]]
+
+    return pieces(), pairs
+
+
+def _cells(objects: int, attributes: Any) -> tuple[Ids, Ids]:
+    """Return which object has which value, values as numbers, each (object, value) once."""
     if isinstance(attributes, tuple):
         if len(attributes) != 2:
             raise ArgumentError(f"a tuple of {len(attributes)} attributes: give (ids [n], values [n]), or a list of values")
@@ -41,15 +62,12 @@ def shared_attributes(attributes: Any, objects: int, *, most: int = 100) -> Grap
             f"attributes have shape {values.shape}, the ids of their objects {ids.shape}: give one value for each of the "
             f"{objects} objects, or a tuple (ids [n], values [n])"
         )
-    there = np.array([value is not None and value == value for value in values], dtype=bool)  # NaN is not itself
+    there: NDArray[np.bool_] = np.array([value is not None and value == value for value in values], dtype=bool)  # NaN != NaN
     ids, values, numbers = ids[there], values[there], dict[Any, int]()
     try:
         columns = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
     except TypeError as error:
         raise ArgumentError(f"attributes are texts, numbers or other values that can be looked up: {error}") from None
-    # each (object, value) once: a value counts the objects that have it
     cells = np.unique(ids * max(len(numbers), 1) + columns)
     rows, columns = np.divmod(cells, max(len(numbers), 1))
-    few = np.bincount(columns, minlength=len(numbers))[columns] <= most
-    has = csr_array((np.ones(int(few.sum()), np.int32), (rows[few], columns[few])), shape=(objects, max(len(numbers), 1)))
-    return Graph(has @ has.T)
+    return rows, columns

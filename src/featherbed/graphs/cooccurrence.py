@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from featherbed.errors import ArgumentError
-from featherbed.graphs.graph import Graph, as_array, object_ids, whole
+from featherbed.graphs.checks import as_array, object_ids, whole
+from featherbed.graphs.graph import Graph
 
 CHUNK = 1 << 16  # tokens paired at a time
 BLOCK = 1 << 23  # pairs sorted at a time; at least 2 CHUNK
@@ -72,7 +73,7 @@ def cooccurrence(
         if top is not None:
             keep = _best(low, high, scores, top)
             low, high = low[keep], high[keep]
-    return Graph.of_pairs(np.stack([low, high], axis=1), objects)
+    return Graph.from_edges(objects, np.stack([low, high], axis=1))
 
 
 def cooccurrence_counts(

@@ -6,13 +6,17 @@ import gzip
 import json
 import math
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, product
 from pathlib import Path
 
+import numpy as np
+
 from featherbed.errors import ArgumentError, DataError
-from featherbed.graphs.graph import Graph, places
+from featherbed.graphs.checks import places
+from featherbed.graphs.graph import Graph
 
 
 def edge_file(
@@ -58,7 +62,7 @@ def edge_file(
         raise ArgumentError(f"{path} has two columns: there are no relations or weights to choose by")
     known = places(keys, lambda key: key.lower().replace(" ", "_") if conceptnet else key)
     read = _conceptnet(relations, language, min_weight) if conceptnet else _two_columns(first[1])
-    pairs: set[tuple[int, int]] = set()
+    pairs = array("i")  # both ends of one edge after the other: as little memory as a long file allows
     for number, line in chain([first], lines):
         try:
             ends = read(line)
@@ -68,8 +72,8 @@ def edge_file(
         if unknown is not None:
             unknown.update(name for name in ends if name not in known)
         if ends:
-            pairs.update(product(known.get(ends[0], ()), known.get(ends[1], ())))
-    return Graph.of_pairs(list(pairs), len(keys))
+            pairs.extend(chain.from_iterable(product(known.get(ends[0], ()), known.get(ends[1], ()))))
+    return Graph.from_edges(len(keys), np.asarray(pairs).reshape(-1, 2))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -2,173 +2,302 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, issparse
 
 from featherbed.errors import ArgumentError
+from featherbed.graphs.attributes import sharing_pairs
+from featherbed.graphs.checks import as_array, at_most, drawn_from, flag, object_count, object_ids, whole
+from featherbed.graphs.lists import Ids, Lists, blocks, is_symmetric, neighbour_lists, slices, within
+from featherbed.graphs.nearest import checked_vectors, nearest_arcs, nearest_first
+from featherbed.graphs.stored import read, write
+from featherbed.hashing import mixed
+
+Seed = int | np.random.Generator
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """Return a setting that is a whole number of at least ``least``, or say what was given instead."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least {least}")
-    return int(value)
-
-
-def as_array(name: str, values: Any) -> NDArray[Any]:
-    """Return an array, or say that rows differ in length."""
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise ArgumentError(f"{name} hold rows of different lengths, which make no array") from None
-
-
-def object_ids(name: str, ids: Any, objects: int) -> NDArray[np.int64]:
-    """Return ids as an array of whole numbers in 0..objects - 1, or say what was given instead."""
-    found = as_array(name, ids)
-    if found.size == 0:
-        return found.astype(np.int64)
-    if found.dtype.kind not in "iu":
-        raise ArgumentError(f"{name} are of type {found.dtype}: give whole numbers, the ids of objects")
-    low, high = int(found.min()), int(found.max())
-    if low < 0 or high >= objects:
-        wrong = low if low < 0 else high
-        raise ArgumentError(f"{name} name object {wrong}: there are {objects} objects, with ids 0..{objects - 1}")
-    return found.astype(np.int64, copy=False)
-
-
-def places(names: Iterable[str], form: Callable[[str], str]) -> dict[str, list[int]]:
-    """Return the objects behind each name, names brought into ``form``: "Dog" and "dog" may be two objects of one name."""
-    if isinstance(names, str):
-        raise ArgumentError(f"got the text {names[:40]!r}: give a list of names, one for each object")
-    found = defaultdict(list)
-    for place, name in enumerate(names):
-        if not isinstance(name, str):
-            raise ArgumentError(f"name {place} is {name!r}: give a list of texts, one for each object")
-        found[form(name)].append(place)
-    if not found:
-        raise ArgumentError("the list of names is empty: give one for each object")
-    return dict(found)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
 class Graph:
-    """A symmetric relation over objects 0..n-1, G_ij = G_ji, kept as a sparse boolean matrix; no object is related to itself.
+    """A relation over objects 0..V-1, kept as sorted neighbour lists; no object is related to itself.
+
+    Where j is a neighbour of i wherever i is one of j, the relation is ``symmetric`` and an edge is a pair {i, j}; otherwise an
+    edge is an arc i -> j, j being a neighbour of i. A graph does not change once it is made.
 
     Args:
-        matrix: sparse and square, [n, n]; whatever is not zero is an edge, the diagonal is left out. It must be symmetric:
-            ``Graph.of_pairs`` takes pairs in one direction.
+        matrix: sparse and square, [V, V], of scipy; whatever is not zero in row i is a neighbour of i, the diagonal is left
+            out. ``Graph.from_edges``, ``.from_attributes`` and ``.nearest`` make graphs of other things, ``.load`` of a file.
 
-    >>> graph = Graph.of_pairs([[0, 1], [2, 1]], objects=4)
+    >>> graph = Graph.from_edges(4, [[0, 1], [2, 1]])
     >>> graph
     Graph(objects=4, edges=2)
     >>> graph.neighbours(1)
     array([0, 2])
-    >>> (graph | Graph.of_pairs([[0, 3]], objects=4)).pairs().tolist()
+    >>> (graph | Graph.from_edges(4, [[0, 3]])).pairs().tolist()
     [[0, 1], [0, 3], [1, 2]]
+    >>> Graph.from_edges(4, [[0, 1], [2, 1]], symmetric=False)
+    Graph(objects=4, edges=2, symmetric=False)
     """
 
-    matrix: csr_array
-
-    def __post_init__(self) -> None:
-        given = self.matrix
-        if not issparse(given) or given.ndim != 2 or given.shape[0] != given.shape[1]:
+    def __init__(self, matrix: Any) -> None:
+        if not issparse(matrix) or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ArgumentError(
-                f"matrix is {type(given).__name__} of shape {getattr(given, 'shape', None)}: give a square sparse matrix of "
-                "scipy, or call Graph.of_pairs(pairs, objects)"
+                f"matrix is {type(matrix).__name__} of shape {getattr(matrix, 'shape', None)}: give a square sparse matrix of "
+                "scipy, or call Graph.from_edges(V, pairs)"
             )
-        entries = coo_array(given)
-        keep = (entries.row != entries.col) & (entries.data != 0)
-        made = _matrix(entries.row[keep], entries.col[keep], given.shape[0])
-        lonely = (made != made.T).nnz
-        if lonely:
-            raise ArgumentError(
-                f"matrix is not symmetric: {lonely} entries differ from their mirror image; Graph.of_pairs takes pairs in one "
-                "direction"
-            )
-        object.__setattr__(self, "matrix", made)
+        objects, entries = object_count(matrix.shape[0]), coo_array(matrix)
+        ends, there = (entries.row, entries.col), entries.data != 0
+        pieces = (tuple(end[here][there[here]].astype(np.int64) for end in ends) for here in slices(len(there)))
+        self._hold(neighbour_lists(objects, pieces, len(there), symmetric=False))
 
     @classmethod
-    def of_pairs(cls, pairs: Any, objects: int) -> Graph:  # pairs: int [n, 2]
-        """Return the graph whose edges are these pairs, in either direction; repeats and (i, i) are left out.
+    def from_edges(
+        cls, objects: int, pairs: Any, *, symmetric: bool = True, most: int | None = None, seed: Seed = 0
+    ) -> Graph:  # pairs: int [n, 2]
+        """Return the graph whose edges are these pairs; repeats and (i, i) are left out.
 
-        >>> Graph.of_pairs([[2, 0], [0, 2], [1, 1]], objects=3).pairs()
+        Pairs are read a block at a time (they may be memory-mapped), and memory is 24 bytes a pair besides them, of which 8
+        stay; half of that if not ``symmetric``.
+
+        Args:
+            objects: V.
+            pairs: one row (i, j) for each edge.
+            symmetric: each end of a pair is a neighbour of the other; if not, j becomes a neighbour of i only.
+            most: the largest number of neighbours an object may keep: ``graph.capped(most, seed=seed)``.
+
+        >>> Graph.from_edges(3, [[2, 0], [0, 2], [1, 1]]).pairs()
         array([[0, 2]])
         """
-        objects = whole("objects", objects, 1)
+        objects, symmetric, most = object_count(objects), flag("symmetric", symmetric), at_most("most", most, 1)
         found = as_array("pairs", pairs)
         if found.size == 0:
             found = np.empty((0, 2), dtype=np.int64)
         if found.ndim != 2 or found.shape[1] != 2:
             raise ArgumentError(f"pairs have shape {found.shape}: give one row of two ids for each edge, [n, 2]")
-        ids = object_ids("pairs", found, objects)
-        apart = ids[ids[:, 0] != ids[:, 1]]
-        made = _matrix(np.concatenate(apart.T), np.concatenate(apart.T[::-1]), objects)
-        return cls(made)
+        pieces = (tuple(object_ids("pairs", found[here], objects).T) for here in slices(len(found)))
+        return cls._of(neighbour_lists(objects, pieces, len(found), symmetric), symmetric or None)._kept(most, seed)
+
+    @classmethod
+    def from_attributes(
+        cls, objects: int, attributes: Any, *, largest: int | None = None, most: int | None = None, seed: Seed = 0
+    ) -> Graph:
+        """Relate objects that share the value of an attribute: G = [B Bᵀ > 0], B_ia = 1 where object i has the value a.
+
+        Movies with an actor in common, users of an age group, tokens of an entity type. None and NaN are no values: two objects
+        without one share nothing. n objects with one value make n (n - 1) / 2 pairs that say little where n is large:
+        ``largest`` leaves such values out, ``most`` keeps some neighbours of each object, and more than 2²⁷ pairs are refused.
+
+        Args:
+            objects: V.
+            attributes: a tuple (ids [n], values [n]), object by object and value by value, where objects have several values
+                or none; or a list or array [V] with the one value of each object.
+            largest: the largest number of objects a value may relate; values of more are left out. None: no limit.
+            most: the largest number of neighbours an object may keep. Of a value with more holders each is related to ``most``
+                of them, drawn by ``seed`` (or one more), before ``graph.capped`` has its turn: the other pairs are never made.
+
+        >>> Graph.from_attributes(4, ["child", "adult", None, "child"]).pairs()
+        array([[0, 3]])
+        >>> films, actors = [0, 0, 1, 2, 2], ["Hepburn", "Grant", "Hepburn", "Bogart", "Grant"]
+        >>> Graph.from_attributes(3, (films, actors)).pairs().tolist()
+        [[0, 1], [0, 2]]
+        >>> Graph.from_attributes(1000, ["token"] * 1000, most=4).degrees.max()
+        np.int64(4)
+        """
+        objects, generator = object_count(objects), drawn_from(seed)
+        largest, most = at_most("largest", largest, 2), at_most("most", most, 1)
+        pairs, count = sharing_pairs(objects, attributes, largest, most, generator)
+        return cls._of(neighbour_lists(objects, pairs, count, symmetric=True), True)._kept(most, generator)
+
+    @classmethod
+    def nearest(
+        cls,
+        vectors: Any,
+        k: int,
+        *,
+        metric: Literal["cosine", "l2"] = "cosine",
+        symmetric: bool = True,
+        most: int | None = None,
+    ) -> Graph:  # vectors: [V, d]
+        """Relate each object to the ``k`` objects with the nearest vectors, found by faiss.
+
+        Up to 65,536 objects are compared with all others (in float32; of equally near ones faiss chooses). Of more, the vectors
+        are put into 4 √V cells by k-means and the 32 nearest cells are searched, which may miss some neighbours. Vectors are
+        read a block at a time, and may be memory-mapped; faiss holds a copy of 4 d bytes each.
+
+        Args:
+            vectors: one row for each object, such as ``table.weight.detach().numpy()``.
+            k: how many neighbours to look for.
+            metric: "cosine" for angles (a zero vector has none and is refused), "l2" for distances.
+            symmetric: i and j are related if either is among the nearest of the other; an object may have more than ``k``
+                neighbours. If not, the neighbours of i are its ``k`` nearest.
+            most: the largest number of neighbours an object may keep: pairs are taken, the nearest first, as long as both
+                objects have fewer.
+
+        >>> Graph.nearest(np.array([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 5.0]]), 1).pairs().tolist()
+        [[0, 1], [2, 3]]
+        """
+        found, k, symmetric = checked_vectors(vectors, metric), whole("k", k, 1), flag("symmetric", symmetric)
+        most = at_most("most", most, 1)
+        objects = object_count(len(found))
+        if k >= objects:
+            raise ArgumentError(f"k={k}: {objects} vectors were given, so there are {objects - 1} others to be near to")
+        if most is not None and not symmetric:
+            k = min(k, most)
+        arcs, count = nearest_arcs(found, k, metric), objects * k
+        pieces: Iterable[tuple[Ids, Ids]] = ((i, j) for i, j, _ in arcs)
+        if most is not None and symmetric:
+            i, j = nearest_first(objects, arcs)
+            keep = within(most, objects, i, j, np.arange(len(i)))
+            pieces, count = [(i[keep], j[keep])], int(keep.sum())
+        return cls._of(neighbour_lists(objects, pieces, count, symmetric), symmetric or None)
+
+    @classmethod
+    def load(cls, path: str | Path, mmap: bool = True) -> Graph:
+        """Open a graph that ``graph.save`` wrote; its lists are checked once and stay in the file, memory-mapped and read-only.
+
+        Args:
+            path: the file. One that breaks its form ends in a FormatError.
+            mmap: False reads the lists into memory.
+        """
+        lists = read(Path(path))
+        if not flag("mmap", mmap):
+            lists = lists[0].copy(), lists[1].copy()
+        return cls._of(lists)
+
+    def save(self, path: str | Path) -> None:
+        """Write the graph to one safetensors file, atomically: ``starts`` [V + 1] and ``neighbours`` [arcs], 4 bytes each.
+
+        >>> path = getfixture("tmp_path") / "graph.safetensors"
+        >>> Graph.from_edges(4, [[0, 1], [2, 1]]).save(path)
+        >>> Graph.load(path)
+        Graph(objects=4, edges=2)
+        """
+        write(self._lists, Path(path))
+
+    @classmethod
+    def _of(cls, lists: Lists, symmetric: bool | None = None) -> Graph:
+        """Return the graph of neighbour lists that are known to be right."""
+        graph = cls.__new__(cls)
+        graph._hold(lists, symmetric)
+        return graph
+
+    def _hold(self, lists: Lists, symmetric: bool | None = None) -> None:
+        starts, neighbours = lists
+        objects = len(starts) - 1
+        every = np.broadcast_to(np.True_, len(neighbours))  # one byte that stands for all entries
+        self._matrix = csr_array((every, neighbours, starts), shape=(objects, objects), copy=False)
+        self._matrix.has_canonical_format = True
+        self._symmetric = is_symmetric(lists) if symmetric is None else symmetric
+
+    def __reduce__(self) -> tuple[Callable[..., Graph], tuple[Any, ...]]:
+        return Graph._of, (self._lists, self._symmetric)
+
+    @property
+    def _lists(self) -> Lists:
+        return self._matrix.indptr, self._matrix.indices
+
+    @property
+    def matrix(self) -> csr_array:
+        """The relation as a boolean CSR matrix [V, V] of scipy: row i holds the neighbours of i, sorted. Not to be changed."""
+        return self._matrix
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether j is a neighbour of i wherever i is a neighbour of j; however the graph was made."""
+        return self._symmetric
 
     @property
     def objects(self) -> int:
         """How many objects the relation is over."""
-        return int(self.matrix.shape[0])
+        return int(self._matrix.shape[0])
 
     @property
     def edges(self) -> int:
-        """How many pairs are related, each counted once."""
-        return int(self.matrix.nnz) // 2
+        """How many pairs are related, each counted once; if not symmetric, how many arcs there are."""
+        return int(self._matrix.nnz) // (1 + self._symmetric)
 
     @property
-    def degrees(self) -> NDArray[np.int64]:  # -> [n]
+    def degrees(self) -> NDArray[np.int64]:  # -> [V]
         """How many neighbours each object has."""
-        counts: NDArray[np.int64] = np.diff(self.matrix.indptr).astype(np.int64)
+        counts: NDArray[np.int64] = np.diff(self._matrix.indptr).astype(np.int64)
         return counts
 
     def neighbours(self, i: int) -> NDArray[np.int64]:
-        """Return the objects related to object ``i``, lowest id first."""
+        """Return the neighbours of object ``i``, lowest id first."""
         if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.objects:
             raise ArgumentError(f"neighbours({i!r}): give the id of one of the {self.objects} objects, 0..{self.objects - 1}")
-        ids: NDArray[np.int64] = self.matrix.indices[self.matrix.indptr[i] : self.matrix.indptr[i + 1]].astype(np.int64)
+        ids: NDArray[np.int64] = self._matrix.indices[self._matrix.indptr[i] : self._matrix.indptr[i + 1]].astype(np.int64)
         return ids
 
     def pairs(self) -> NDArray[np.int64]:  # -> [edges, 2]
-        """Return every edge once, as (i, j) with i < j, in order."""
-        first = np.repeat(np.arange(self.objects), self.degrees)
-        both = np.stack([first, self.matrix.indices.astype(np.int64)], axis=1)
-        return both[both[:, 0] < both[:, 1]]
+        """Return every edge once, in order: (i, j) with i < j; if not symmetric, every arc (i, j)."""
+        found, filled = np.empty((self.edges, 2), dtype=np.int64), 0
+        for i, j in blocks(self._lists):
+            once = i < j if self._symmetric else slice(None)
+            fresh = np.stack([i[once], j[once]], axis=1)
+            found[filled : filled + len(fresh)] = fresh
+            filled += len(fresh)
+        return found
 
-    def non_edges(self, count: int, seed: int | np.random.Generator) -> NDArray[np.int64]:  # -> [count, 2]
+    def capped(self, most: int, *, seed: Seed = 0) -> Graph:
+        """Return the graph with at most ``most`` neighbours of each object.
+
+        Edges are taken in a random order, which is that of hashes of (seed, i, j), as long as both their ends have fewer than
+        ``most``; what is symmetric stays so, and no edge that is left out would fit. Of a relation that is not symmetric each
+        object keeps the first ``most`` of its own. An object whose neighbours are all in great demand may lose them all.
+
+        >>> star = Graph.from_edges(100, [[0, i] for i in range(1, 100)])
+        >>> star.capped(3).degrees[0]
+        np.int64(3)
+        """
+        most, key = whole("most", most, 1), int(drawn_from(seed).integers(1 << 62))
+        if self.degrees.max() <= most:
+            return self
+        i, j = self.pairs().T
+        hashes = mixed(mixed(i * self.objects + j) ^ key)
+        if self._symmetric:
+            keep = within(most, self.objects, i, j, np.argsort(hashes))
+        else:
+            order = np.lexsort((hashes, i))
+            keep = np.empty(len(i), dtype=bool)
+            keep[order] = np.arange(len(i)) - self._matrix.indptr[i] < most
+        pieces = ((i[here][keep[here]], j[here][keep[here]]) for here in slices(len(keep)))
+        return Graph._of(neighbour_lists(self.objects, pieces, int(keep.sum()), self._symmetric), self._symmetric or None)
+
+    def _kept(self, most: int | None, seed: Seed) -> Graph:
+        return self if most is None else self.capped(most, seed=seed)
+
+    def non_edges(self, count: int, seed: Seed) -> NDArray[np.int64]:  # -> [count, 2]
         """Draw pairs (i, j), i < j, that are not related, each of them equally likely at every draw (a pair may come again).
 
-        A draw numbers the unrelated pairs and picks a number: it costs the same in a dense graph as in a sparse one.
+        A draw numbers the unrelated pairs and picks a number: it costs the same in a dense graph as in a sparse one. Of a
+        relation that is not symmetric, pairs with an arc in either direction count as related.
 
-        >>> Graph.of_pairs([[0, 1], [1, 2]], objects=3).non_edges(2, seed=0)
+        >>> Graph.from_edges(3, [[0, 1], [1, 2]]).non_edges(2, seed=0)
         array([[0, 2],
                [0, 2]])
         """
-        count = whole("count", count, 0)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer | np.random.Generator):
-            raise ArgumentError(f"seed={seed!r}: give a whole number or a numpy generator, np.random.default_rng(0)")
+        count, generator = whole("count", count, 0), drawn_from(seed)
         left = self.objects**2 - len(self._before)
         if left == 0:
             raise ArgumentError(f"{self!r} is complete: every pair of objects is related, there is no other pair to draw")
-        number = np.random.default_rng(seed).integers(left, size=count)
+        number = generator.integers(left, size=count)
         cell = number + np.searchsorted(self._before, number, side="right")
         drawn = np.stack(np.divmod(cell, self.objects), axis=1)
         drawn.sort(axis=1)
         return drawn
 
     @cached_property
-    def _before(self) -> NDArray[np.int64]:  # -> [n + 2 edges]
-        """How many unrelated cells of the n x n matrix come before each taken one: an edge or the diagonal."""
+    def _before(self) -> NDArray[np.int64]:  # -> [V + 2 edges]
+        """How many unrelated cells of the V x V matrix come before each taken one: an edge or the diagonal."""
+        related = self._matrix if self._symmetric else (self._matrix + self._matrix.T).tocsr()
         own = np.arange(self.objects)
-        first = np.concatenate([np.repeat(own, self.degrees), own])
-        taken = np.sort(first * self.objects + np.concatenate([self.matrix.indices, own]))
+        first = np.concatenate([np.repeat(own, np.diff(related.indptr)), own])
+        taken = np.sort(first * self.objects + np.concatenate([related.indices, own]))
         before: NDArray[np.int64] = taken - np.arange(len(taken))
         return before
 
@@ -179,14 +308,7 @@ class Graph:
             raise ArgumentError(
                 f"one graph is over {self.objects} objects, the other over {other.objects}: a union needs the same objects"
             )
-        return Graph(self.matrix + other.matrix)
+        return Graph(self._matrix + other._matrix)
 
     def __repr__(self) -> str:
-        return f"Graph(objects={self.objects}, edges={self.edges})"
-
-
-def _matrix(first: NDArray[Any], second: NDArray[Any], objects: int) -> csr_array:
-    """Return the boolean matrix with these entries: sorted, each once."""
-    made = coo_array((np.ones(len(first), dtype=bool), (first, second)), shape=(objects, objects)).tocsr()
-    made.sum_duplicates()
-    return made
+        return f"Graph(objects={self.objects}, edges={self.edges}{'' if self._symmetric else ', symmetric=False'})"

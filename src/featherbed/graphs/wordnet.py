@@ -13,7 +13,8 @@ from itertools import combinations, product
 from pathlib import Path, PurePosixPath
 
 from featherbed.errors import ArgumentError, DataError
-from featherbed.graphs.graph import Graph, places
+from featherbed.graphs.checks import places
+from featherbed.graphs.graph import Graph
 
 POINTERS = {"synonyms": (), "antonyms": ("!",), "hypernyms": ("@", "@i"), "hyponyms": ("~", "~i")}
 FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
@@ -68,7 +69,7 @@ def wordnet(
     for source, target, from_word, to_word in pointers:
         if target in synsets:
             pairs.update(product(_chosen(synsets[source], from_word), _chosen(synsets[target], to_word)))
-    return Graph.of_pairs(list(pairs), len(words))
+    return Graph.from_edges(len(words), list(pairs))
 
 
 def _parse(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.hashing import mixed
 
+Ids = NDArray[np.int64]
 PER = ("occurrence", "id")
-UNIT = 2.0**-63  # from numbers of 63 bits to [0, 1)
-STREAMS = (0x632BE59BD9B4E019, 0x1F83D9ABFB41BD6B, 0x2545F4914F6CDD1D)  # three numbers for each id: whether, how, which
+STREAMS = (0x632BE59BD9B4E019, 0x1F83D9ABFB41BD6B, 0x2545F4914F6CDD1D)  # three numbers for each place: whether, how, which
 
 
 class Relation(Protocol):
@@ -36,6 +39,10 @@ class Law:
 
     over the N ids that are not ``exclude``d; these neither change nor appear. Without a graph p(j -> k) = p / (N - 1). No
     V x V table is made: the neighbour lists are numbered, and so are the ids between them.
+
+    >>> law = Law(5, exclude=[0])
+    >>> law.drawn(np.array([0, 1, 2]), rate=1.0, key=7)[0]
+    np.int64(0)
     """
 
     def __init__(
@@ -47,137 +54,196 @@ class Law:
         include_self: bool = False,
         mixture: bool = False,
         per: str = "occurrence",
+        padding: int | None = None,
     ) -> None:
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise ArgumentError(f"num_embeddings={rows!r}: give the number of ids, at least 1")
-        if isinstance(rho, bool) or not isinstance(rho, int | float) or not (math.isfinite(rho) and rho > 0):
-            raise ArgumentError(f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0")
+        self.rows, self.rho = check_rows(rows), check_rho(rho)
+        for name, given in (("include_self", include_self), ("mixture", mixture)):
+            if not isinstance(given, bool):
+                raise ArgumentError(f"{name}={given!r}: True or False")
         if mixture and (graph is None or rho < 1):
             raise ArgumentError("mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1")
         if per not in PER:
             raise ArgumentError(f"per={per!r}: use {' or '.join(PER)}")
-        if graph is not None and graph.objects != rows:
-            raise ArgumentError(f"the graph is over {graph.objects} objects, there are {rows} ids")
-        blocked = sorted({int(i) for i in exclude})
-        if blocked and (blocked[0] < 0 or blocked[-1] >= rows):
-            raise ArgumentError(f"exclude={blocked}: ids go from 0 to {rows - 1}")
-        self.rows, self.rho, self.include_self, self.mixture, self.per = rows, float(rho), include_self, mixture, per
-        self.blocked = torch.tensor(blocked, dtype=torch.int64)
-        self.free = rows - len(blocked)  # N
-        self.starts: Tensor | None = None
-        self.neighbours: Tensor | None = None
-        if graph is not None:
-            matrix = graph.matrix
-            if blocked:
-                free = torch.ones(rows, dtype=torch.bool)
-                free[self.blocked] = False
-                matrix = matrix.multiply(free.numpy()[None, :]).tocsr()
-                matrix.eliminate_zeros()
-                matrix.sort_indices()
-            self.starts, self.neighbours = torch.from_numpy(matrix.indptr), torch.from_numpy(matrix.indices)
+        self.include_self, self.mixture, self.per = include_self, mixture, per
+        self.blocked = blocked_ids(exclude, padding, self.rows)
+        self.free = self.rows - len(self.blocked)  # N
+        self.lists = None if graph is None else neighbour_lists(graph, self.rows, self.blocked)
 
-    def drawn(self, ids: Tensor, rate: float, key: int) -> Tensor:  # int64 [...] -> int64 [...]
+    def __deepcopy__(self, memo: dict[int, Any]) -> Law:
+        """Copies of a model share the law, which never changes, and its neighbour lists."""
+        return self
+
+    def drawn(self, ids: Ids, rate: float, key: int) -> Ids:  # [...] -> [...]
         """Return ids, each replaced with probability ``rate``; the same ``key`` draws the same."""
-        out = ids.clone()
+        out = ids.copy()
         if rate == 0 or self.free < 2:
             return out
-        flat = out.view(-1)
+        flat = out.reshape(-1)
         if self.per == "id":
-            at = (uniform(flat, key, 0) < rate).nonzero()[:, 0]
-            seeds = flat[at]
+            at = np.flatnonzero(uniform(flat, key, 0) < rate)
+            places = flat[at]
         else:
-            at = replaced(len(flat), rate, key).to(ids.device)
-            seeds = at
+            places = at = replaced(flat.size, rate, key)
         if len(self.blocked):
-            free = ~torch.isin(flat[at], self.blocked.to(ids.device))
-            at, seeds = at[free], seeds[free]
-        if len(at):
-            seeds = seeds.cpu()
-            flat[at] = self._others(flat[at].cpu(), uniform(seeds, key, 1), numbers(seeds, key, 2)).to(ids.device)
+            free = ~_among(self.blocked, flat[at])
+            at, places = at[free], places[free]
+        flat[at] = self._others(flat[at], uniform(places, key, 1), numbers(places, key, 2))
         return out
 
-    def _others(self, ids: Tensor, how: Tensor, which: Tensor) -> Tensor:  # [m], [m] in [0, 1), [m] -> [m]
+    def _others(self, ids: Ids, how: NDArray[np.float64], which: Ids) -> Ids:  # [m], [m] in [0, 1), [m] -> [m]
         """Return what ids that are replaced become."""
-        own = self._rank(ids)
-        if self.starts is None or self.neighbours is None:
-            return self._unrank(self._rest(own, which, None, None))
-        begin = self.starts[ids].long()
-        count = self.starts[ids + 1].long() - begin
-        rest = self.free - count - (0 if self.include_self else 1)
+        if self.lists is None:
+            none = np.zeros_like(ids)
+            return self._unrank(self._far(ids, which, none, none))
+        starts, neighbours = self.lists
+        begin = starts[ids].astype(np.int64)
+        count = starts[ids + 1] - begin
         if self.mixture:
             near = how >= 1 / self.rho
-            inner = which % (count + 1)  # the list of the authors' code holds the id itself
-            place = begin + inner.clamp(max=count - 1).clamp(min=0)
-            alike = torch.where(inner == count, ids, self._neighbour(place))
-            return torch.where(near, alike, self._unrank(which % self.free))
-        near = how * (self.rho * count + rest) < self.rho * count
-        neighbour = self._neighbour(begin + which % count.clamp(min=1))
-        return torch.where(near, neighbour, self._unrank(self._rest(own, which, begin, count)))
+            inner = which % (count + 1)  # the list of the authors' code holds the id itself, here at the end
+        else:
+            rest = self.free - count - (not self.include_self)
+            weight = self.rho / (1 + self.rho) * count  # and 1 / (1 + rho) for the others: no rho is too large
+            near = how * (weight + rest / (1 + self.rho)) < weight
+            inner = which % np.maximum(count, 1)
+        out, far, listed = ids.copy(), ~near, near & (inner < count)
+        out[listed] = neighbours[(begin + inner)[listed]]
+        ranks = which[far] % self.free if self.mixture else self._far(ids[far], which[far], begin[far], count[far])
+        out[far] = self._unrank(ranks)
+        return out
 
-    def _neighbour(self, place: Tensor) -> Tensor:
-        assert self.neighbours is not None
-        return self.neighbours[place.clamp(max=len(self.neighbours) - 1)].long() if len(self.neighbours) else place
+    def _far(self, ids: Ids, which: Ids, begin: Ids, count: Ids) -> Ids:
+        """Draw evenly among the free ids that are no neighbours, as ranks: the old id is one of them with ``include_self``."""
+        left = self.free - count
+        if self.include_self:
+            return self._unlisted(which % left, begin, count)
+        ranks = self._unlisted(which % np.maximum(left - 1, 1), begin, count)
+        same = ranks == self._rank(ids)  # the last of them, which was not drawn, takes the place of the old id
+        ranks[same] = self._unlisted(left[same] - 1, begin[same], count[same])
+        return ranks
 
-    def _rest(self, own: Tensor, which: Tensor, begin: Tensor | None, count: Tensor | None) -> Tensor:
-        """Draw evenly among the free ids that are no neighbours (nor the id itself), as ranks."""
-        near = torch.zeros_like(own) if count is None else count
-        number = which % (self.free - near - (0 if self.include_self else 1)).clamp(min=1)
-        if not self.include_self:
-            number = number + (number >= own - self._below(own, begin, near, shifted=False))
-        return number + self._below(number, begin, near, shifted=True)
+    def _unlisted(self, number: Ids, begin: Ids, count: Ids) -> Ids:
+        """Return the rank of the free id with this number among those that are no neighbours: lists are searched by halving."""
+        below = np.zeros_like(number)
+        if self.lists is not None:
+            neighbours = self.lists[1]
+            for bit in reversed(range(int(count.max(initial=0)).bit_length())):
+                reach = below + (1 << bit)
+                fits = reach <= count
+                rank = self._rank(neighbours[np.where(fits, begin + reach - 1, 0)])
+                below = np.where(fits & (rank - (reach - 1) <= number), reach, below)
+        return number + below
 
-    def _below(self, value: Tensor, begin: Tensor | None, count: Tensor, *, shifted: bool) -> Tensor:
-        """Count the neighbours whose rank, less their place in the list if ``shifted``, is at most ``value``: by halving."""
-        low, high = torch.zeros_like(value), count.clone()
-        if begin is None:
-            return low
-        while bool((low < high).any()):
-            middle = (low + high) // 2
-            rank = self._rank(self._neighbour(begin + middle)) - (middle if shifted else 0)
-            above = (rank <= value) & (low < high)
-            low, high = torch.where(above, middle + 1, low), torch.where(above | (low >= high), high, middle)
-        return low
-
-    def _rank(self, ids: Tensor) -> Tensor:
+    def _rank(self, ids: Ids) -> Ids:
         """Return the place of ids among those that are not excluded."""
-        return ids - torch.searchsorted(self.blocked, ids) if len(self.blocked) else ids
+        return ids - np.searchsorted(self.blocked, ids).astype(np.int64) if len(self.blocked) else ids
 
-    def _unrank(self, ranks: Tensor) -> Tensor:
+    def _unrank(self, ranks: Ids) -> Ids:
         if not len(self.blocked):
             return ranks
-        return ranks + torch.searchsorted(self.blocked - torch.arange(len(self.blocked)), ranks, right=True)
+        return ranks + np.searchsorted(self.blocked - np.arange(len(self.blocked)), ranks, side="right").astype(np.int64)
 
 
-def numbers(places: Tensor, key: int, stream: int) -> Tensor:  # int64 [m] -> int64 [m] of 63 bits
+def check_rows(rows: Any) -> int:
+    """Return V, or say what was given instead."""
+    if isinstance(rows, bool) or not isinstance(rows, Integral) or int(rows) < 1:
+        raise ArgumentError(f"num_embeddings={rows!r}: give the number of ids, at least 1")
+    return int(rows)
+
+
+def check_rho(rho: Any) -> float:
+    """Return a ratio of probabilities, or say what was given instead."""
+    if isinstance(rho, bool) or not isinstance(rho, Real) or not 0 < float(rho) < math.inf:
+        raise ArgumentError(f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0")
+    return float(rho)
+
+
+def check_rate(p: Any) -> float:
+    """Return a probability, or say what was given instead."""
+    if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= float(p) <= 1:
+        raise ArgumentError(f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a hundred)")
+    return float(p)
+
+
+def blocked_ids(exclude: Iterable[int], padding: int | None, rows: int) -> Ids:
+    """Return the ids that are left out, sorted, each once; or say what was given instead."""
+    try:
+        given = list(exclude)
+        found = sorted({operator.index(i) for i in [*given, *([] if padding is None else [padding])]})
+    except TypeError:
+        raise ArgumentError(f"exclude={exclude!r}: give a list of ids, whole numbers from 0 to {rows - 1}") from None
+    if any(isinstance(i, bool) for i in given) or (found and (found[0] < 0 or found[-1] >= rows)):
+        raise ArgumentError(f"exclude={given!r}: ids go from 0 to {rows - 1}")
+    return np.array(found, dtype=np.int64)
+
+
+_lists: WeakKeyDictionary[Relation, tuple[bytes, tuple[NDArray[Any], NDArray[Any]]]] = WeakKeyDictionary()
+
+
+def neighbour_lists(graph: Relation, rows: int, blocked: Ids) -> tuple[NDArray[Any], NDArray[Any]]:  # [V + 1], [n]
+    """Return where the list of each id starts, and all lists, without blocked ids; a graph is looked through once."""
+    if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
+        raise ArgumentError(
+            f"graph is {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(num_embeddings, pairs)"
+        )
+    if graph.objects != rows:
+        raise ArgumentError(f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over all of them")
+    asked = blocked.tobytes()
+    known = _lists.get(graph)
+    if known is not None and known[0] == asked:
+        return known[1]
+    starts, neighbours = np.asarray(graph.matrix.indptr), np.asarray(graph.matrix.indices)
+    for wrong in (neighbours.min(initial=0), neighbours.max(initial=0)):
+        if not 0 <= wrong < rows:
+            raise ArgumentError(f"the graph names neighbour {wrong}: ids go from 0 to {rows - 1}")
+    if len(blocked):
+        kept = np.ones(rows, dtype=bool)
+        kept[blocked] = False
+        kept = kept[neighbours]
+        before = np.zeros(len(kept) + 1, dtype=starts.dtype)
+        np.cumsum(kept, out=before[1:])
+        starts, neighbours = before[starts], neighbours[kept]
+    _lists[graph] = asked, (starts, neighbours)
+    return starts, neighbours
+
+
+def numbers(places: Ids, key: int, stream: int) -> Ids:  # [m] -> [m] of 63 bits
     """Return the numbers that a key draws for places."""
-    found: Tensor = mixed(mixed(places + (key - (1 << 62))) ^ STREAMS[stream])
+    found: Ids = mixed(mixed(places + (key - (1 << 62))) ^ STREAMS[stream])
     return found
 
 
-def uniform(places: Tensor, key: int, stream: int) -> Tensor:  # -> float64 [m] in [0, 1)
+def uniform(places: Ids, key: int, stream: int) -> NDArray[np.float64]:  # [m] -> [m] in [0, 1)
     """Return the numbers as shares of one."""
-    return numbers(places, key, stream).double() * UNIT
+    found = (numbers(places, key, stream) >> 10).astype(np.float64)
+    return found * 2.0**-53  # 53 bits are exact: one itself never comes
 
 
-def replaced(count: int, rate: float, key: int) -> Tensor:  # -> int64 [m], rising
+def replaced(count: int, rate: float, key: int) -> Ids:  # -> [m], rising
     """Return which of ``count`` places are replaced, each with probability ``rate`` on its own.
 
     Gaps between such places are geometric, floor(log u / log(1 - rate)): as many numbers are drawn as places are replaced.
 
     >>> replaced(10, 1.0, key=1)
-    tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     >>> len(replaced(1_000_000, 0.01, key=1)) // 100
     100
     """
     if rate == 1:
-        return torch.arange(count)
-    few = int(count * rate + 6 * math.sqrt(count * rate) + 16)
-    found: list[Tensor] = []
+        return np.arange(count)
+    few = int(count * rate + 2 * math.sqrt(count * rate)) + 1  # mostly enough at once
+    found: list[Ids] = []
     last, drawn = -1, 0
-    while last < count:
-        share = uniform(torch.arange(drawn, drawn + few), key, 0)
-        gaps = (torch.log1p(-share) / math.log1p(-rate)).clamp(max=float(count)).long()
-        found.append(last + (gaps + 1).cumsum(0))
+    while last < count - 1:
+        share = uniform(np.arange(drawn, drawn + few), key, 0)
+        with np.errstate(over="ignore"):  # rates near 0: beyond the last place all the same
+            gaps = np.minimum(np.log1p(-share) / math.log1p(-rate), count).astype(np.int64)
+        found.append(last + (gaps + 1).cumsum())
         last, drawn = int(found[-1][-1]), drawn + few
-    places = torch.cat(found)
+    places = np.concatenate(found) if found else np.arange(0)
     return places[places < count]
+
+
+def _among(known: Ids, ids: Ids) -> NDArray[np.bool_]:  # known: sorted
+    found: NDArray[np.bool_] = known[np.searchsorted(known, ids).clip(max=len(known) - 1)] == ids
+    return found

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
+from numbers import Integral
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.hashing import mixed
 from featherbed.ops import check_ids
-from featherbed.sharing.law import Law, Relation
+from featherbed.sharing.law import Law, Relation, check_rate
 
-_laws: WeakValueDictionary[int, SSE] = WeakValueDictionary()  # operators know a module by its number
-
-
-def check_rate(p: Any) -> float:
-    """Return a probability, or say what was given instead."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
-        raise ArgumentError(f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a hundred)")
-    return float(p)
+_modules: WeakValueDictionary[int, SSE] = WeakValueDictionary()  # operators know a module by its number
+_numbers = count()
 
 
 def draw_key(generator: torch.Generator | None) -> int:
@@ -44,7 +41,8 @@ def share(
 ) -> Tensor:  # integer [...] -> int64 [...]
     """Return ids, each replaced by another with probability ``p``: for targets, and loops that handle ids themselves.
 
-    The law and the settings are those of ``fb.SSE``; every call draws anew from ``generator``.
+    The law and the settings are those of ``fb.SSE``; every call draws anew from ``generator``. Processes and data-loader
+    workers draw differently even where their generators are alike.
 
     >>> ids = torch.zeros(1000, dtype=torch.int64)
     >>> shared = share(ids, 50, 0.1, generator=torch.Generator().manual_seed(0))
@@ -52,7 +50,7 @@ def share(
     (True, True)
     """
     law = Law(num_embeddings, graph, rho, exclude, include_self, mixture, per)
-    return law.drawn(check_ids(ids, num_embeddings), check_rate(p), draw_key(generator))
+    return _draw(law, ids, check_rate(p), call_key(draw_key(generator), 0))
 
 
 class SSE(nn.Module):
@@ -64,7 +62,8 @@ class SSE(nn.Module):
     replaced as in SSE-SE. Whatever else the wrapped module has (``weight``, ``logits``, ``sizes``) is reached through this one.
 
     Draws depend on a seed, the number of calls in training, the place of the id and, with several processes or data-loader
-    workers, which one this is: they are the same again with the same state, and compiled.
+    workers, which one this is: they are the same again with the same state, and compiled. Seed, calls and p are in the
+    ``state_dict``. A part of a model that runs twice (activation checkpointing) takes ``sse.share(ids)`` from outside it.
 
     Args:
         table: the module; its ``num_embeddings`` is V, its ``padding_idx`` never changes and never appears.
@@ -100,32 +99,37 @@ class SSE(nn.Module):
     ) -> None:
         super().__init__()
         rows = getattr(table, "num_embeddings", None)
-        if not isinstance(rows, int):
+        if not isinstance(table, nn.Module) or not isinstance(rows, Integral):
             raise ArgumentError(f"{table!r} has no num_embeddings: give a module that takes ids, such as nn.Embedding")
         padding = getattr(table, "padding_idx", None)
-        self.table = table
-        self.law = Law(rows, graph, rho, [*exclude, *([] if padding is None else [padding])], include_self, mixture, per)
+        self.law = Law(int(rows), graph, rho, exclude, include_self, mixture, per, padding)
         self.register_buffer("seed", torch.tensor(draw_key(generator)))
         self.register_buffer("calls", torch.tensor(0))
-        self.register_buffer("rate", torch.tensor(check_rate(p), dtype=torch.float64))
+        self.register_buffer("rate", torch.tensor(bits(check_rate(p))))
+        self.table = table  # last: what it has is an attribute of this module from here on
         self._enter()
 
     def _enter(self) -> None:
-        self.number = max(_laws.keys(), default=0) + 1
-        _laws[self.number] = self
+        self.number = next(_numbers)
+        _modules[self.number] = self
 
     @property
     def p(self) -> float:
         """The probability of being replaced."""
-        return float(self.rate)
+        return unbits(self.rate)
 
     @p.setter
     def p(self, value: float) -> None:
-        self.rate.fill_(check_rate(value))
+        self.rate.fill_(bits(check_rate(value)))
 
     def forward(self, ids: Tensor, *given: Any, **settings: Any) -> Any:
         """Pass ids, shared while training, to the module."""
         return self.table(self.share(ids), *given, **settings)
+
+    def bag(self, ids: Tensor, *given: Any, **settings: Any) -> Any:
+        """Pass ids, shared while training, to the ``bag`` of a table (see ``fb.Bag``)."""
+        bag: Any = self.table.bag
+        return bag(self.share(ids), *given, **settings)
 
     def share(self, ids: Tensor) -> Tensor:  # integer [...] -> int64 [...]
         """Return ids as the module is to see them: replaced at random while training."""
@@ -154,26 +158,38 @@ class SSE(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the law."""
-        near = f", rho={self.law.rho:g}, neighbours={len(self.law.neighbours)}" if self.law.neighbours is not None else ""
+        near = f", rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}" if self.law.lists is not None else ""
         return f"p={self.p:g}{near}"
 
 
 @torch.library.custom_op("featherbed::share_ids", mutates_args=())
 def _shared(ids: Tensor, rate: Tensor, seed: Tensor, calls: Tensor, number: int) -> Tensor:
-    module = _laws[number]
-    return module.law.drawn(check_ids(ids, module.law.rows), float(rate), _key(int(seed), int(calls)))
+    return _draw(_modules[number].law, ids, unbits(rate), call_key(int(seed), int(calls)))
 
 
 @_shared.register_fake
 def _(ids: Tensor, rate: Tensor, seed: Tensor, calls: Tensor, number: int) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(ids, dtype=torch.int64)
+    return torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
 
 
-def _key(seed: int, calls: int) -> int:
-    """Return the key of a call, another in each process and data-loader worker."""
+def _draw(law: Law, ids: Tensor, rate: float, key: int) -> Tensor:  # integer [...] -> int64 [...]
+    return torch.from_numpy(law.drawn(check_ids(ids, law.rows).cpu().numpy(), rate, key)).to(ids.device)
+
+
+def call_key(seed: int, calls: int) -> int:
+    """Return the key of a call, another in each process and data-loader worker (whose seed is another in each epoch)."""
     group, worker = torch.distributed, torch.utils.data.get_worker_info()
     rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
-    place = rank * 65_536 + (0 if worker is None else worker.id + 1)
-    for number in (place, calls):
-        seed = int(mixed(torch.tensor(seed) + mixed(torch.tensor(number + 1))))
+    for number in (rank, 0 if worker is None else worker.seed, calls):
+        seed = int(mixed(torch.tensor(seed) + mixed(torch.tensor(number) + 1)))
     return seed
+
+
+def bits(p: float) -> int:
+    """Return the 64 bits of a number: as a whole number it stays what it is when a model becomes half precision."""
+    return int(np.float64(p).view(np.int64))
+
+
+def unbits(rate: Tensor) -> float:
+    """Return the number that 64 bits stand for."""
+    return float(np.int64(int(rate)).view(np.float64))

@@ -130,7 +130,7 @@ class AnchorTable(Table):
                 "for example init=fb.Frequency(counts)"
             )
         if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
-            raise ArgumentError(f"got {type(graph).__name__}: give a graph, such as fb.Graph.of_pairs(pairs, objects)")
+            raise ArgumentError(f"got {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(V, pairs)")
         if graph.objects != self.num_embeddings:
             raise ArgumentError(f"the graph is over {graph.objects} objects, the table has {self.num_embeddings}")
         entries = graph.matrix[:, self.anchor_ids.cpu().numpy()].tocoo()
