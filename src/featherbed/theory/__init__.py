@@ -1,22 +1,40 @@
-"""The mathematics of the papers, executable: priors on who uses which anchor, divergences, and the objective they lead to."""
+"""The mathematics of the papers, executable: priors on who uses which anchor, divergences, the objective they lead to,
+and what sharing ids does in expectation.
+"""
 
 from featherbed.theory.buffet import expected_dishes, left_ordered, log_probability, sample_buffet
 from featherbed.theory.divergences import Bregman, Gaussian, Multinomial
 from featherbed.theory.limit import limit_cost, prior_cost
 from featherbed.theory.objective import ObjectiveTable, Run, nbant_objective, objective_table
+from featherbed.theory.sharing import (
+    Factors,
+    Transition,
+    bias_term,
+    excess_risk_bound,
+    label_smoothing,
+    rademacher_draws,
+    target_losses,
+)
 
 __all__ = [
     "Bregman",
+    "Factors",
     "Gaussian",
     "Multinomial",
     "ObjectiveTable",
     "Run",
+    "Transition",
+    "bias_term",
+    "excess_risk_bound",
     "expected_dishes",
+    "label_smoothing",
     "left_ordered",
     "limit_cost",
     "log_probability",
     "nbant_objective",
     "objective_table",
     "prior_cost",
+    "rademacher_draws",
     "sample_buffet",
+    "target_losses",
 ]
