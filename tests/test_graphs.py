@@ -1,9 +1,13 @@
 """Relations between objects, against brute force, hand-made files and known facts."""
 
+import copy
 import gzip
+import json
 import math
 import pickle
+import sys
 import tarfile
+import tracemalloc
 import zipfile
 from collections import Counter, defaultdict
 from importlib import import_module
@@ -13,9 +17,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from featherbed.errors import ArgumentError, DataError
-from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts, edge_file, shared_attributes, wordnet
-from featherbed.tasks.data import read_movielens
+import featherbed as fb
+from featherbed.errors import ArgumentError, DataError, FormatError, MissingExtra
+from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts, edge_file, lists, nearest, wordnet
+from featherbed.tasks.data import open_text, read_movielens
 
 counting = import_module("featherbed.graphs.cooccurrence")  # the package's attribute of that name is the function
 
@@ -52,7 +57,134 @@ def test_a_graph_is_its_set_of_pairs():
         assert dense.dtype == bool
         assert np.array_equal(dense, dense.T)
         assert not dense.diagonal().any()
+        assert graph.symmetric
         assert edges(Graph(graph.matrix)) == edges(pickle.loads(pickle.dumps(graph))) == expected
+
+
+@pytest.fixture(params=[1 << 20, 7, 1])
+def small_blocks(request, monkeypatch):
+    monkeypatch.setattr(lists, "BLOCK", request.param)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_directed_graph_is_its_set_of_arcs():
+    rng = np.random.default_rng(3)
+    for objects, count in ((1, 3), (2, 0), (7, 12), (40, 200)):
+        pairs = rng.integers(objects, size=(count, 2))
+        expected = sorted({(i, j) for i, j in pairs.tolist() if i != j})
+        graph = Graph.from_edges(objects, pairs.astype(np.int32), symmetric=False)
+        if graph.symmetric:
+            assert {(j, i) for i, j in expected} == set(expected)
+            continue
+        assert (objects, count) in ((7, 12), (40, 200))
+        assert repr(graph) == f"Graph(objects={objects}, edges={len(expected)}, symmetric=False)"
+        assert graph.pairs().tolist() == [list(arc) for arc in expected]
+        near = [[j for i, j in expected if i == own] for own in range(objects)]
+        assert [graph.neighbours(i).tolist() for i in range(objects)] == near
+        assert graph.degrees.tolist() == [len(found) for found in near]
+        for other in (
+            Graph(graph.matrix),
+            Graph(graph.matrix.tocsc()),
+            pickle.loads(pickle.dumps(graph)),
+            copy.deepcopy(graph),
+        ):
+            assert not other.symmetric
+            assert other.pairs().tolist() == graph.pairs().tolist()
+        mirrored = Graph(graph.matrix.T)
+        assert (graph | mirrored).symmetric
+        assert edges(graph | mirrored) == {(min(arc), max(arc)) for arc in expected}
+        drawn = set(map(tuple, graph.non_edges(20_000, 0).tolist()))
+        assert drawn == set(combinations(range(objects), 2)) - edges(graph | mirrored)
+
+
+def test_symmetric_says_what_the_relation_is_and_not_how_it_was_made():
+    assert Graph.from_edges(3, [[0, 1], [1, 0]], symmetric=False).symmetric
+    assert Graph.from_edges(3, [[0, 1], [1, 0]], symmetric=False).edges == 1
+    circle = Graph.from_edges(3, [[0, 1], [1, 2], [2, 0]], symmetric=False)  # as many arcs in as out, everywhere
+    assert not circle.symmetric
+    assert circle.edges == 3
+    assert circle.neighbours(2).tolist() == [0]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_lists_and_symmetry_against_dense_matrices():
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        dense = rng.random((6, 6)) < 0.3
+        if rng.random() < 0.5:
+            dense |= dense.T
+        graph = Graph(csr_array(dense))
+        np.fill_diagonal(dense, False)
+        assert np.array_equal(graph.matrix.toarray(), dense)
+        assert graph.symmetric == np.array_equal(dense, dense.T)
+        assert graph.matrix.indices.dtype == graph.matrix.indptr.dtype == np.int32
+
+
+def test_memory_of_many_pairs(monkeypatch):
+    monkeypatch.setattr(lists, "BLOCK", 1 << 14)
+    pairs = np.random.default_rng(0).integers(50_000, size=(1_000_000, 2))
+    tracemalloc.start()
+    graph = Graph.from_edges(50_000, pairs)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert graph.edges > 990_000
+    assert kept < 8.8 * len(pairs)
+    assert peak < 25 * len(pairs) + 64 * lists.BLOCK
+
+
+# --- the degree cap
+
+
+def greedy(order, most):
+    """Taken one by one as long as both ends have room."""
+    degrees, kept = Counter(), set()
+    for i, j in order:
+        if degrees[i] < most and degrees[j] < most:
+            degrees.update((i, j))
+            kept.add((i, j))
+    return kept
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+def test_a_cap_leaves_no_room(most):
+    rng = np.random.default_rng(most)
+    pairs, expected = random_edges(rng, 30, 150)
+    graph = Graph.from_edges(30, pairs, most=most)
+    kept = edges(graph)
+    assert graph.symmetric
+    assert kept <= expected
+    assert graph.degrees.max() <= most
+    full = set(np.flatnonzero(graph.degrees == most).tolist())
+    assert all(i in full or j in full for i, j in expected - kept)
+    assert edges(Graph.from_edges(30, pairs[::-1, ::-1], most=most)) == kept  # whatever the order of pairs
+    assert edges(Graph.from_edges(30, pairs).capped(most, seed=1)) != kept
+    assert Graph.from_edges(30, pairs).capped(100).edges == len(expected)
+    order = rng.permutation(sorted(expected))
+    keep = lists.within(most, 30, *order.T, np.arange(len(order)))
+    assert set(map(tuple, order[keep].tolist())) == greedy(list(map(tuple, order.tolist())), most)
+
+
+def test_a_cap_of_arcs_keeps_some_of_each_object():
+    pairs = np.random.default_rng(0).integers(20, size=(200, 2))
+    whole = Graph.from_edges(20, pairs, symmetric=False)
+    graph = Graph.from_edges(20, pairs, symmetric=False, most=3)
+    assert graph.degrees.tolist() == np.minimum(whole.degrees, 3).tolist()
+    assert set(map(tuple, graph.pairs().tolist())) <= set(map(tuple, whole.pairs().tolist()))
+    both = Graph.from_edges(20, pairs[:60])
+    every = np.concatenate([both.pairs(), both.pairs()[:, ::-1]])
+    for few in (both.capped(2, symmetric=False), Graph.from_edges(20, every, symmetric=False, most=2)):
+        assert not few.symmetric
+        assert few.degrees.tolist() == np.minimum(both.degrees, 2).tolist()
+        assert {(min(arc), max(arc)) for arc in few.pairs().tolist()} <= edges(both)
+
+
+def test_which_neighbours_stay_is_even():
+    star = Graph.from_edges(11, [[0, i] for i in range(1, 11)])
+    rng = np.random.default_rng(0)
+    found = Counter(int(i) for _ in range(2000) for i in star.capped(2, seed=rng).neighbours(0))
+    assert sorted(found) == list(range(1, 11))
+    assert sum((n - 400) ** 2 / 400 for n in found.values()) < 9 + 5 * math.sqrt(18)  # chi squared
 
 
 def test_union():
@@ -91,6 +223,7 @@ def test_a_graph_does_not_change():
         ([[0, 1]], 0, "objects=0"),
         ([[0, 1]], True, "objects=True"),
         ([[0, 1]], 2.0, "objects=2.0"),
+        ([[0, 1]], 1 << 31, "at most 2,147,483,647 objects"),
     ],
 )
 def test_pairs_that_are_none(pairs, objects, message):
@@ -102,8 +235,14 @@ def test_matrices_that_are_no_relation():
     for matrix in (np.eye(2), csr_array((2, 3)), [[0, 1]], None):
         with pytest.raises(ArgumentError, match="square sparse matrix"):
             Graph(matrix)
-    with pytest.raises(ArgumentError, match="not symmetric"):
-        Graph(csr_array(([1], ([0], [1])), shape=(2, 2)))
+    with pytest.raises(ArgumentError, match="objects=0"):
+        Graph(csr_array((0, 0)))
+
+
+def test_settings_of_edges_that_cannot_work():
+    for settings in ({"most": 0}, {"most": True}, {"most": 2.0}, {"symmetric": 1}, {"most": 1, "seed": None}):
+        with pytest.raises(ArgumentError, match=next(reversed(settings))):
+            Graph.from_edges(3, [[0, 1]], **settings)
 
 
 @pytest.mark.parametrize("i", [-1, 3, 0.0, True, "a", [0]])
@@ -135,7 +274,7 @@ def test_non_edges_follow_their_seed_and_find_the_last_free_pair():
     for complete in (Graph(full), Graph.from_edges(1, [])):
         with pytest.raises(ArgumentError, match="is complete"):
             complete.non_edges(1, 0)
-    for seed in (None, True, 0.5, "a"):
+    for seed in (None, True, 0.5, "a", -1):
         with pytest.raises(ArgumentError, match="seed="):
             graph.non_edges(1, seed)
     with pytest.raises(ArgumentError, match="count=-1"):
@@ -499,19 +638,54 @@ def test_shared_attributes_against_brute_force():
     holders = defaultdict(set)
     for i, value in zip(ids.tolist(), values.tolist(), strict=True):
         holders[value].add(i)
-    for most in (2, 3, 4, 100):
-        expected = {pair for held in holders.values() if len(held) <= most for pair in combinations(sorted(held), 2)}
-        assert edges(shared_attributes((ids, values), 30, most=most)) == expected
+    assert max(map(len, holders.values())) > 4
+    for largest in (2, 3, 4, 100, None):
+        held = [some for some in holders.values() if len(some) <= (largest or 30)]
+        expected = {pair for some in held for pair in combinations(sorted(some), 2)}
+        assert edges(Graph.from_attributes(30, (ids, values), largest=largest)) == expected
         names = [f"v{value}" for value in values]
-        assert edges(shared_attributes((ids.tolist(), names), 30, most=most)) == expected
+        assert edges(Graph.from_attributes(30, (ids.tolist(), names), largest=largest)) == expected
+        for most in (1, 2, 3, 5):
+            graph = Graph.from_attributes(30, (ids, values), largest=largest, most=most)
+            assert edges(graph) <= expected
+            assert graph.degrees.max() <= most
+            assert edges(Graph.from_attributes(30, (ids, values), largest=largest, most=most)) == edges(graph)
+    assert edges(Graph.from_attributes(30, (ids, values), most=2, seed=1)) != edges(
+        Graph.from_attributes(30, (ids, values), most=2)
+    )
 
 
 def test_one_value_for_each_object():
-    assert edges(shared_attributes(np.array([1.0, np.nan, np.nan, 1.0]), 4)) == {(0, 3)}
-    assert edges(shared_attributes([np.nan, "a", np.nan, "a", None, None, 3], 7)) == {(1, 3)}
-    assert edges(shared_attributes(np.array(["a", "b", "a"]), 3)) == {(0, 2)}
-    assert edges(shared_attributes([None, None], 2)) == set()
-    assert edges(shared_attributes(([], []), 3)) == set()
+    assert edges(Graph.from_attributes(4, np.array([1.0, np.nan, np.nan, 1.0]))) == {(0, 3)}
+    assert edges(Graph.from_attributes(7, [np.nan, "a", np.nan, "a", None, None, 3])) == {(1, 3)}
+    assert edges(Graph.from_attributes(3, np.array(["a", "b", "a"]))) == {(0, 2)}
+    assert edges(Graph.from_attributes(2, [None, None])) == set()
+    assert edges(Graph.from_attributes(3, ([], []))) == set()
+    assert Graph.from_attributes(9, ["a"] * 9).edges == 36
+    assert Graph.from_attributes(8, ["a"] * 8).edges == 28
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7])
+def test_common_values_with_a_cap(most):
+    types = ["person"] * 40 + ["place"] * 5 + [None] * 3
+    graph = Graph.from_attributes(48, types, most=most)
+    assert graph.symmetric
+    kinds = {(types[i], types[j]) for i, j in edges(graph)}
+    assert kinds == {("person", "person"), ("place", "place")}
+    assert graph.degrees[:40].max() <= most
+    if most % 2 == 0:
+        assert (graph.degrees[:40] == most).all()
+    if most >= 4:
+        assert (graph.degrees[40:45] == 4).all()
+    assert not graph.degrees[45:].any()
+    far = {abs(i - j) for i, j in edges(graph) if j < 40}
+    assert max(far) > 15  # drawn from all holders, not from those next to each other
+
+
+def test_pairs_beyond_memory_are_never_made():
+    with pytest.raises(ArgumentError, match=r"relate 5,000,000,000 pairs \(one is shared by 100,000 objects\).*give largest="):
+        Graph.from_attributes(100_000, ["token"] * 100_000)
+    assert Graph.from_attributes(100_000, ["token"] * 100_000, most=6).edges == 300_000
 
 
 @pytest.mark.parametrize(
@@ -523,20 +697,266 @@ def test_one_value_for_each_object():
         (([0, 3], ["a", "b"]), {}, "ids name object 3"),
         (([0.5], ["a"]), {}, "type float64"),
         ([["a"], ["b", "c"], []], {}, "values that can be looked up"),
-        (["a", "b", "a"], {"most": 1}, "most=1"),
+        (["a", "b", "a"], {"largest": 1}, "largest=1"),
+        (["a", "b", "a"], {"most": 0}, "most=0"),
+        (["a", "b", "a"], {"seed": 1.0}, "seed=1.0"),
     ],
 )
 def test_attributes_that_cannot_work(attributes, settings, message):
     with pytest.raises(ArgumentError, match=message):
-        shared_attributes(attributes, 3, **settings)
+        Graph.from_attributes(3, attributes, **settings)
 
 
 def test_movies_that_share_an_actor(data):
     place = {key: number for number, key in enumerate(read_movielens(data / "ml-1m").item_keys)}
-    with gzip.open(data / "kg-ml-1m" / "movie_actor.tsv.gz", "rt", encoding="utf-8") as file:
-        rows = [line.rstrip("\n").split("\t") for line in file][1:]
+    rows = [line.rstrip("\n").split("\t") for line in open_text(data / "kg-ml-1m" / "movie_actor.tsv")][1:]
     rows = [(place[movie], actor) for movie, actor in rows if movie in place]
-    graph = shared_attributes(tuple(map(list, zip(*rows, strict=True))), len(place))
+    cast = tuple(map(list, zip(*rows, strict=True)))
+    graph = Graph.from_attributes(len(place), cast)
     assert graph.objects == 3706
     assert graph.edges == 26_286
     assert (graph.degrees > 0).sum() == 3304
+    actors = defaultdict(set)
+    for movie, actor in rows:
+        actors[movie].add(actor)
+    for movie in range(0, 3706, 200):
+        assert graph.neighbours(movie).tolist() == [i for i in range(3706) if i != movie and actors[movie] & actors[i]]
+    few = Graph.from_attributes(len(place), cast, most=10)
+    assert few.degrees.max() == 10
+    assert edges(few) < edges(graph)
+
+
+def test_users_of_an_age_group(data):
+    ages = [line.split("::")[2] for line in open_text(data / "ml-1m" / "users.dat")]
+    graph = Graph.from_attributes(len(ages), ages)
+    groups = Counter(ages)
+    assert len(groups) == 7
+    assert graph.degrees.tolist() == [groups[age] - 1 for age in ages]
+    assert graph.edges == sum(math.comb(n, 2) for n in groups.values())
+    few = Graph.from_attributes(len(ages), ages, most=50)
+    assert set(few.degrees.tolist()) == {50}
+    first = np.array(ages)[few.pairs()]
+    assert (first[:, 0] == first[:, 1]).all()
+
+
+# --- nearest vectors
+
+
+def brute_nearest(vectors, k, metric):
+    vectors = np.asarray(vectors, dtype=np.float64)
+    if metric == "cosine":
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    far = ((vectors[:, None] - vectors[None]) ** 2).sum(-1)
+    np.fill_diagonal(far, np.inf)
+    return [np.argsort(row, kind="stable")[:k].tolist() for row in far], far
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.parametrize("k", [1, 3, 10, 59])
+@pytest.mark.parametrize("block", [1, 400, 1 << 22])
+def test_nearest_against_brute_force(metric, k, block, monkeypatch):
+    monkeypatch.setattr(nearest, "NUMBERS", block)
+    rng = np.random.default_rng(k)
+    vectors = rng.standard_normal((60, 5)) * rng.uniform(0.1, 10, size=(60, 1))
+    expected, far = brute_nearest(vectors, k, metric)
+    arcs = Graph.nearest(vectors, k, metric=metric, symmetric=False)
+    assert [arcs.neighbours(i).tolist() for i in range(60)] == [sorted(row) for row in expected]
+    graph = Graph.nearest(vectors, k, metric=metric)
+    pairs = {(min(i, j), max(i, j)) for i, row in enumerate(expected) for j in row}
+    assert graph.symmetric
+    assert edges(graph) == pairs
+    order = sorted(pairs, key=lambda pair: far[pair])
+    for most in (1, 2, 4):
+        assert edges(Graph.nearest(vectors, k, metric=metric, most=most)) == greedy(order, most)
+        few = Graph.nearest(vectors, k, metric=metric, symmetric=False, most=most)
+        assert [few.neighbours(i).tolist() for i in range(60)] == [sorted(row[:most]) for row in expected]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30, 1e200])
+def test_nearest_far_from_zero_and_of_any_size(scale):
+    vectors = np.random.default_rng(0).standard_normal((40, 4))
+    expected, _ = brute_nearest(vectors, 3, "l2")
+    graph = Graph.nearest((vectors + 1e6) * scale, 3, metric="l2", symmetric=False)
+    assert [graph.neighbours(i).tolist() for i in range(40)] == [sorted(row) for row in expected]
+    expected, _ = brute_nearest(vectors, 3, "cosine")
+    graph = Graph.nearest(vectors * scale, 3, symmetric=False)
+    assert [graph.neighbours(i).tolist() for i in range(40)] == [sorted(row) for row in expected]
+
+
+def test_nearest_of_vectors_that_are_alike():
+    graph = Graph.nearest(np.ones((50, 3)), 4, symmetric=False)
+    assert set(graph.degrees.tolist()) == {4}
+    assert Graph.nearest(np.zeros((5, 2)), 4, metric="l2").edges == 10
+    assert Graph.nearest(np.array([[1, 0], [2, 0], [1, 3]], dtype=np.int8), 1, symmetric=False).pairs().tolist()[0] == [0, 1]
+
+
+def test_nearest_among_many_by_cells(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((60, 16))
+    vectors = (centres[rng.integers(60, size=3000)] + 0.3 * rng.standard_normal((3000, 16))).astype(np.float16)
+    exact = Graph.nearest(vectors, 5, symmetric=False)
+    monkeypatch.setattr(nearest, "EXACT", 2999)
+    np.save(tmp_path / "vectors.npy", vectors)
+    cells = Graph.nearest(np.load(tmp_path / "vectors.npy", mmap_mode="r"), 5, symmetric=False)
+    same = exact.matrix.multiply(cells.matrix).nnz / exact.matrix.nnz
+    assert same > 0.98
+    assert cells.degrees.max() == 5
+    monkeypatch.setattr(nearest, "PROBES", 1)
+    few = Graph.nearest(vectors, 5, symmetric=False)
+    assert exact.matrix.multiply(few.matrix).nnz / exact.matrix.nnz < same
+
+
+@pytest.mark.parametrize(
+    ("vectors", "k", "settings", "message"),
+    [
+        ([[1.0, 2.0], [0.0, 0.0], [1.0, 1.0]], 1, {}, "vector 1 is zero and has no angle"),
+        ([[1.0, 2.0], [1.0, 1.0], [1.0, np.nan]], 1, {}, "vector 2 holds NaN or infinity"),
+        ([[1.0, 2.0], [1.0, np.inf]], 1, {"metric": "l2"}, "vector 1 holds NaN or infinity"),
+        ([[1.0, 2.0], [1.0, 1.0]], 2, {}, "k=2: 2 vectors were given, so there are 1 others"),
+        ([[1.0, 2.0], [1.0, 1.0]], 0, {}, "k=0"),
+        ([[1.0, 2.0], [1.0, 1.0]], 1, {"metric": "dot"}, "metric='dot': use 'cosine' or 'l2'"),
+        ([[1.0, 2.0], [1.0, 1.0]], 1, {"most": 0}, "most=0"),
+        ([[1.0, 2.0], [1.0, 1.0]], 1, {"symmetric": None}, "symmetric=None"),
+        ([1.0, 2.0], 1, {}, r"float64 of shape \(2,\)"),
+        ([[True], [False]], 1, {}, "vectors are bool"),
+        ([["a"], ["b"]], 1, {}, "vectors are <U1"),
+        ([[1.0], [1.0, 2.0]], 1, {}, "different lengths"),
+        (np.empty((3, 0)), 1, {}, r"shape \(3, 0\)"),
+    ],
+)
+def test_vectors_that_cannot_work(vectors, k, settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        Graph.nearest(vectors, k, **settings)
+
+
+def test_nearest_without_faiss(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtra, match=r'Graph.nearest needs faiss: pip install "featherbed\[compress\]"'):
+        Graph.nearest(np.eye(3), 1)
+
+
+# --- files
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_graph_comes_back_from_its_file(tmp_path, symmetric, mmap):
+    rng = np.random.default_rng(0)
+    for objects, count in ((1, 0), (5, 0), (7, 12), (40, 200)):
+        graph = Graph.from_edges(objects, rng.integers(objects, size=(count, 2)), symmetric=symmetric)
+        path = tmp_path / "graph.safetensors"
+        graph.save(path)
+        found = Graph.load(str(path), mmap=mmap)
+        assert repr(found) == repr(graph)
+        assert found.symmetric == graph.symmetric
+        for loaded in (found, pickle.loads(pickle.dumps(found)), copy.deepcopy(found), Graph(found.matrix)):
+            assert np.array_equal(loaded.matrix.indptr, graph.matrix.indptr)
+            assert np.array_equal(loaded.matrix.indices, graph.matrix.indices)
+            assert loaded.matrix.indices.dtype == np.int32
+            assert np.array_equal(loaded.matrix.toarray(), graph.matrix.toarray())
+        assert (found | graph).edges == graph.edges
+        if count:
+            assert found.matrix.indices.flags.writeable != mmap
+        found.save(path)  # over the file it is mapped from
+        assert repr(Graph.load(path)) == repr(graph)
+    assert [file.name for file in tmp_path.iterdir()] == ["graph.safetensors"]
+
+
+def test_a_loaded_graph_is_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(lists, "BLOCK", 1 << 14)
+    path = tmp_path / "graph.safetensors"
+    pairs = np.random.default_rng(0).integers(20_000, size=(2_000_000, 2))
+    graph = Graph.from_edges(20_000, pairs)
+    graph.save(path)
+    size = path.stat().st_size
+    assert size == pytest.approx(8 * graph.edges + 4 * 20_001, abs=500)
+    Graph.load(path)
+    tracemalloc.start()
+    loaded = Graph.load(path)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert loaded.edges == graph.edges
+    assert kept < 200_000  # at most the starts
+    assert peak < size / 20
+
+
+def write_container(path, arrays, about=None):
+    """A safetensors file made by hand; starts and neighbours come as lists or arrays."""
+    header, data = {"__metadata__": {"format": "featherbed", "featherbed": json.dumps(about or {"graph": 1})}}, b""
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        kind = {"u": "U", "i": "I", "f": "F"}[array.dtype.kind] + str(8 * array.itemsize)
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def u32(*values):
+    return np.array(values, dtype=np.int64).astype(np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("starts", "neighbours", "message"),
+    [
+        (u32(0, 1, 2, 2), u32(1, 3), "object 1 has the neighbour 3: neighbours are others of the 3 objects"),
+        (u32(0, 1, 2, 2), u32(1, -1), "object 1 has the neighbour -1"),
+        (u32(0, 1, 2, 2), u32(1, 1), "object 1 has the neighbour 1: neighbours are others"),
+        (u32(0, 2, 3, 4), u32(2, 1, 0, 0), "the neighbours of object 0 are not sorted, each once"),
+        (u32(0, 2, 3, 4), u32(1, 1, 0, 0), "the neighbours of object 0 are not sorted"),
+        (u32(0, 2, 1, 2), u32(1, 0), "object 1 has a negative number of neighbours"),
+        (u32(0, -1, 1, 2), u32(1, 0), "object 0 has a negative number of neighbours"),
+        (u32(1, 1, 2, 2), u32(1, 0), "starts go from 1 to 2"),
+        (u32(0, 1, 2, 3), u32(1, 0), "starts go from 0 to 3, not from 0 to the number of neighbours, 2"),
+        (u32(0), u32(), "with V from 1"),
+        (u32([0, 1], [1, 2]), u32(1, 0), "with V from 1"),
+        (u32(0, 1, 2), u32([1], [0]), "must be U32 or U64"),
+        (u32(0, 1, 2).astype(np.int32), u32(1, 0), "must be U32 or U64"),
+        (u32(0, 1, 2), u32(1, 0).astype(np.uint64), "'neighbours' must be U32"),
+        (u32(0, 1, 2).astype(np.float32), u32(1, 0), "must be U32 or U64"),
+    ],
+)
+def test_broken_lists_are_refused(tmp_path, starts, neighbours, message):
+    write_container(tmp_path / "graph", {"starts": starts, "neighbours": neighbours})
+    with pytest.raises(FormatError, match=message):
+        Graph.load(tmp_path / "graph")
+
+
+def test_files_that_hold_no_graph(tmp_path):
+    path = tmp_path / "graph"
+    right = {"starts": u32(0, 1, 2), "neighbours": u32(1, 0)}
+    write_container(path, right)
+    assert Graph.load(path).pairs().tolist() == [[0, 1]]
+    write_container(path, {name: array.astype(np.uint64) for name, array in right.items()})
+    assert Graph.load(path).pairs().tolist() == [[0, 1]]
+    for arrays in ({"starts": u32(0, 0)}, right | {"more": u32(1)}):
+        write_container(path, arrays)
+        with pytest.raises(FormatError, match="must hold the arrays starts and neighbours"):
+            Graph.load(path)
+    for about in ({"graph": 2}, {"version": 1}, [1]):
+        write_container(path, right, about)
+        with pytest.raises(FormatError, match="holds no graph that this featherbed reads"):
+            Graph.load(path)
+    write_container(path, right)
+    whole = path.read_bytes()
+    for cut in (0, 4, 20, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FormatError, match="graph is no"):
+            Graph.load(path)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(FormatError, match="graph is no valid safetensors file"):
+        Graph.load(path)
+    with pytest.raises(FileNotFoundError):
+        Graph.load(tmp_path / "nothing")
+    with pytest.raises(IsADirectoryError):
+        Graph.load(tmp_path)
+    with pytest.raises(ArgumentError, match="mmap='r'"):
+        write_container(path, right)
+        Graph.load(path, mmap="r")
+    with pytest.raises(FormatError):
+        fb.load(path)
+    fb.save(fb.DenseTable(2, 2), path)
+    with pytest.raises(FormatError, match="holds no graph"):
+        Graph.load(path)

@@ -20,12 +20,12 @@ def actor_graph(item_keys):
     lines = itertools.islice(open_text(find_data("kg-ml-1m") / "movie_actor.tsv"), 1, None)
     pairs = [line.rstrip("\n").split("\t") for line in lines]
     known = [(place[movie], actor) for movie, actor in pairs if movie in place]
-    return fb.shared_attributes(([i for i, _ in known], [actor for _, actor in known]), len(item_keys))
+    return fb.Graph.from_attributes(len(item_keys), ([i for i, _ in known], [actor for _, actor in known]), largest=100)
 
 
 def age_graph(user_keys):
     age = {fields[0]: fields[2] for fields in (line.split("::") for line in open_text(find_data("ml-1m") / "users.dat"))}
-    return fb.shared_attributes([age[key] for key in user_keys], len(user_keys), most=len(user_keys))
+    return fb.Graph.from_attributes(len(user_keys), [age[key] for key in user_keys])
 
 
 def few_ratings(settings):

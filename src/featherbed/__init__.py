@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from featherbed.graphs import cooccurrence as cooccurrence
     from featherbed.graphs import cooccurrence_counts as cooccurrence_counts
     from featherbed.graphs import edge_file as edge_file
-    from featherbed.graphs import shared_attributes as shared_attributes
     from featherbed.graphs import wordnet as wordnet
     from featherbed.losses import NCE as NCE
     from featherbed.losses import FullSoftmax as FullSoftmax
@@ -121,7 +120,6 @@ _HOMES = {
         "cooccurrence",
         "cooccurrence_counts",
         "edge_file",
-        "shared_attributes",
         "wordnet",
     ),
     "featherbed.losses": (

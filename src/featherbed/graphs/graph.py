@@ -67,7 +67,7 @@ class Graph:
             objects: V.
             pairs: one row (i, j) for each edge.
             symmetric: each end of a pair is a neighbour of the other; if not, j becomes a neighbour of i only.
-            most: the largest number of neighbours an object may keep: ``graph.capped(most, seed=seed)``.
+            most: the largest number of neighbours an object may keep: ``graph.capped(most, symmetric=symmetric, seed=seed)``.
 
         >>> Graph.from_edges(3, [[2, 0], [0, 2], [1, 1]]).pairs()
         array([[0, 2]])
@@ -79,7 +79,7 @@ class Graph:
         if found.ndim != 2 or found.shape[1] != 2:
             raise ArgumentError(f"pairs have shape {found.shape}: give one row of two ids for each edge, [n, 2]")
         pieces = (tuple(object_ids("pairs", found[here], objects).T) for here in slices(len(found)))
-        return cls._of(neighbour_lists(objects, pieces, len(found), symmetric), symmetric or None)._kept(most, seed)
+        return cls._of(neighbour_lists(objects, pieces, len(found), symmetric), symmetric or None)._kept(most, seed, symmetric)
 
     @classmethod
     def from_attributes(
@@ -235,41 +235,47 @@ class Graph:
 
     def pairs(self) -> NDArray[np.int64]:  # -> [edges, 2]
         """Return every edge once, in order: (i, j) with i < j; if not symmetric, every arc (i, j)."""
-        found, filled = np.empty((self.edges, 2), dtype=np.int64), 0
+        return self._arcs(once=self._symmetric)
+
+    def _arcs(self, once: bool) -> NDArray[np.int64]:  # -> [n, 2]
+        """Return every arc, or one of i -> j and j -> i."""
+        found, filled = np.empty((self._matrix.nnz // (1 + once), 2), dtype=np.int64), 0
         for i, j in blocks(self._lists):
-            once = i < j if self._symmetric else slice(None)
-            fresh = np.stack([i[once], j[once]], axis=1)
+            keep = i < j if once else slice(None)
+            fresh = np.stack([i[keep], j[keep]], axis=1)
             found[filled : filled + len(fresh)] = fresh
             filled += len(fresh)
         return found
 
-    def capped(self, most: int, *, seed: Seed = 0) -> Graph:
+    def capped(self, most: int, *, symmetric: bool = True, seed: Seed = 0) -> Graph:
         """Return the graph with at most ``most`` neighbours of each object.
 
         Edges are taken in a random order, which is that of hashes of (seed, i, j), as long as both their ends have fewer than
-        ``most``; what is symmetric stays so, and no edge that is left out would fit. Of a relation that is not symmetric each
-        object keeps the first ``most`` of its own. An object whose neighbours are all in great demand may lose them all.
+        ``most``; what is symmetric stays so, and no edge that is left out would fit, but an object whose neighbours are all in
+        great demand may lose them all. If not ``symmetric``, or where the relation is not, each object keeps the first ``most``
+        of its own, whatever the others keep.
 
         >>> star = Graph.from_edges(100, [[0, i] for i in range(1, 100)])
-        >>> star.capped(3).degrees[0]
-        np.int64(3)
+        >>> star.capped(3).degrees.sum(), star.capped(3, symmetric=False).degrees.sum()
+        (np.int64(6), np.int64(102))
         """
         most, key = whole("most", most, 1), int(drawn_from(seed).integers(1 << 62))
+        both = flag("symmetric", symmetric) and self._symmetric
         if self.degrees.max() <= most:
             return self
-        i, j = self.pairs().T
+        i, j = self._arcs(once=both).T
         hashes = mixed(mixed(i * self.objects + j) ^ key)
-        if self._symmetric:
+        if both:
             keep = within(most, self.objects, i, j, np.argsort(hashes))
         else:
             order = np.lexsort((hashes, i))
             keep = np.empty(len(i), dtype=bool)
             keep[order] = np.arange(len(i)) - self._matrix.indptr[i] < most
         pieces = ((i[here][keep[here]], j[here][keep[here]]) for here in slices(len(keep)))
-        return Graph._of(neighbour_lists(self.objects, pieces, int(keep.sum()), self._symmetric), self._symmetric or None)
+        return Graph._of(neighbour_lists(self.objects, pieces, int(keep.sum()), both), both or None)
 
-    def _kept(self, most: int | None, seed: Seed) -> Graph:
-        return self if most is None else self.capped(most, seed=seed)
+    def _kept(self, most: int | None, seed: Seed, symmetric: bool = True) -> Graph:
+        return self if most is None else self.capped(most, symmetric=symmetric, seed=seed)
 
     def non_edges(self, count: int, seed: Seed) -> NDArray[np.int64]:  # -> [count, 2]
         """Draw pairs (i, j), i < j, that are not related, each of them equally likely at every draw (a pair may come again).

@@ -78,14 +78,14 @@ def load(path: str | Path) -> PackedTable:
     (2, 4)
     """
     path = Path(path)
-    header, start, mapped = _opened(path)
+    header, start, mapped = opened(path)
     taken: set[str] = set()
 
     def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
         taken.add(name)
-        return _array(mapped, header, start, name, kind, shape)
+        return array_of(mapped, header, start, name, kind, shape)
 
-    bands, rows, dim, padding, has_keys, made_by = rebuild(_metadata(header), take)
+    bands, rows, dim, padding, has_keys, made_by = rebuild(metadata_of(header), take)
     keys = _keys(header, take, rows) if has_keys else None
     extra = set(header) - taken - {"__metadata__"}
     if extra:
@@ -107,7 +107,7 @@ def check(path: str | Path) -> PackedTable:
     return table
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], int, mmap.mmap]:
+def opened(path: Path) -> tuple[dict[str, Any], int, mmap.mmap]:
     """Return the header, where the data begins, and the mapped file: all of one file, should it be replaced meanwhile."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
@@ -140,7 +140,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _metadata(header: dict[str, Any]) -> Any:
+def metadata_of(header: dict[str, Any]) -> Any:
     entries = header.get("__metadata__") or {}
     if ENTRY not in entries:
         raise FormatError("this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry")
@@ -165,7 +165,9 @@ def _parsed(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=once, parse_constant=unknown)
 
 
-def _array(mapped: mmap.mmap, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def array_of(
+    mapped: mmap.mmap, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]
+) -> NDArray[Any]:
     entry = header.get(name)
     if entry is None:
         raise FormatError(f"the array {name!r} is missing")

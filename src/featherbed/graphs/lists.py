@@ -1,0 +1,98 @@
+"""Neighbour lists: the neighbours of object i, rising, are neighbours[starts[i] : starts[i + 1]]. Made and read in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.hashing import mixed
+
+BLOCK = 1 << 20  # arcs handled at a time
+Ids = NDArray[np.int64]
+Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbours [arcs]: int32, or int64 from 2³¹ arcs on
+
+
+def neighbour_lists(objects: int, arcs: Iterable[tuple[Ids, Ids]], most_arcs: int, symmetric: bool) -> Lists:
+    """Return the lists of arcs i -> j (and j -> i if ``symmetric``), each once, without i -> i.
+
+    The arcs come in pieces, at most ``most_arcs`` of them. One array holds them as sorted numbers i V + j: with the lists made
+    of it this is the peak, 8 + 4 bytes for every entry of a list.
+    """
+    keys, filled = np.empty(most_arcs * (1 + symmetric), dtype=np.int64), 0
+    for first, second in arcs:
+        apart = first != second
+        for i, j in ((first, second), (second, first))[: 1 + symmetric]:
+            fresh = i[apart] * objects + j[apart]
+            keys[filled : filled + len(fresh)] = fresh
+            filled += len(fresh)
+    keys = keys[:filled]
+    keys.sort()
+    pieces = range(0, len(keys), BLOCK)
+    arcs_left = sum(np.count_nonzero(_new(keys, at)) for at in pieces)
+    kind = np.int32 if arcs_left < 1 << 31 else np.int64
+    starts: NDArray[Any] = np.zeros(objects + 1, dtype=kind)
+    neighbours, filled = np.empty(arcs_left, dtype=kind), 0
+    for at in pieces:
+        i, j = np.divmod(keys[at : at + BLOCK][_new(keys, at)], objects)
+        neighbours[filled : filled + len(j)] = j
+        filled += len(j)
+        rows, counts = np.unique(i, return_counts=True)
+        starts[rows + 1] += counts.astype(kind)
+    np.cumsum(starts, out=starts)
+    return starts, neighbours
+
+
+def _new(keys: Ids, at: int) -> NDArray[np.bool_]:
+    """Which of the keys from ``at`` on, a block of them, differ from the one before."""
+    here = keys[at : at + BLOCK]
+    new = np.ones(len(here), dtype=bool)
+    np.not_equal(here[1:], here[:-1], out=new[1:])
+    new[0] = at == 0 or keys[at - 1] != here[0]
+    return new
+
+
+def slices(count: int) -> Iterator[slice]:
+    """Yield BLOCK places at a time."""
+    return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+
+
+def blocks(lists: Lists) -> Iterator[tuple[Ids, Ids]]:
+    """Yield the arcs (i, j) in order, BLOCK at a time."""
+    starts, neighbours = lists
+    for here in slices(len(neighbours)):
+        low = int(np.searchsorted(starts, here.start, side="right")) - 1
+        high = int(np.searchsorted(starts, here.stop, side="left"))
+        bounds: Ids = np.clip(starts[low : high + 1].astype(np.int64), here.start, here.stop)
+        yield np.repeat(np.arange(low, high), bounds[1:] - bounds[:-1]), neighbours[here].astype(np.int64)
+
+
+def is_symmetric(lists: Lists) -> bool:
+    """Whether every arc i -> j has its j -> i: the arcs and their mirror images then have one sum of 63-bit hashes.
+
+    Two sums agree by chance once in 2⁶³; a comparison with the transposed lists would need a copy of them.
+    """
+    objects, difference = len(lists[0]) - 1, 0
+    for i, j in blocks(lists):
+        difference += int((mixed(i * objects + j) - mixed(j * objects + i)).sum())
+    return difference % (1 << 64) == 0  # the sums wrap around
+
+
+def within(most: int, objects: int, first: Ids, second: Ids, order: Ids) -> NDArray[np.bool_]:
+    """Which pairs stay if they are taken one by one, in ``order``, as long as both ends have fewer than ``most``."""
+    crowded = np.bincount(first, minlength=objects) + np.bincount(second, minlength=objects) > most
+    keep = ~(crowded[first] | crowded[second])  # there is room for these whatever the others do
+    order = order[~keep[order]]
+    room = [most] * objects
+    for here in slices(len(order)):
+        taken = []
+        for i, j in zip(first[order[here]].tolist(), second[order[here]].tolist(), strict=True):
+            fits = room[i] > 0 and room[j] > 0
+            if fits:
+                room[i] -= 1
+                room[j] -= 1
+            taken.append(fits)
+        keep[order[here]] = taken
+    return keep

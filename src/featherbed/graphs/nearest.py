@@ -1,0 +1,113 @@
+"""Objects whose vectors are near each other, found by faiss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.graphs.checks import as_array
+from featherbed.graphs.lists import Ids
+
+EXACT = 1 << 16  # objects up to which every vector is compared with every other
+PROBES = 32  # of 4 √V cells, how many are searched above that
+NUMBERS = 1 << 22  # of a block of vectors and of what is found for them
+METRICS = ("cosine", "l2")
+Floats = NDArray[np.float32]
+
+
+def nearest_arcs(vectors: Any, k: int, metric: str) -> Iterator[tuple[Ids, Ids, Floats]]:
+    """Yield (i, j, squared distance) of the ``k`` nearest j of every i, block by block; ``vectors`` were checked."""
+    import faiss
+
+    rows = Rows(vectors, metric, k)
+    index: Any = faiss.IndexFlatL2(rows.dim)
+    if rows.count > EXACT:
+        cells = int(4 * math.sqrt(rows.count))
+        index = faiss.IndexIVFFlat(index, rows.dim, cells)
+        index.nprobe, index.cp.niter, index.cp.min_points_per_centroid = PROBES, 10, 1
+        sample = np.sort(np.random.default_rng(0).permutation(rows.count)[: 64 * cells])
+        index.train(rows.ready(sample))
+    for _, block in rows.blocks():
+        index.add(block)
+    for own, block in rows.blocks():
+        far, found = index.search(block, k + 1)
+        other = (found != own[:, None]) & (found >= 0)  # -1: the cells searched held no more
+        other &= other.cumsum(axis=1) <= k  # of vectors that are alike the own one may not be among the first
+        yield own[np.nonzero(other)[0]], found[other], far[other]
+
+
+class Rows:
+    """Vectors made ready for Euclidean distances in float32, a block at a time.
+
+    Of lengths one, squared distances are 2 - 2 cos. For "l2" the vectors are centred and scaled, which changes no order:
+    faiss takes differences of squares, which cancel where vectors are far from zero.
+    """
+
+    def __init__(self, vectors: Any, metric: str, k: int) -> None:
+        self.vectors, self.cosine = vectors, metric == "cosine"
+        self.count, self.dim = vectors.shape
+        self.step = max(NUMBERS // (self.dim + 4 * k), 1)
+        top, total = 0.0, np.zeros(self.dim)
+        for own in self._ids():
+            block = vectors[own[0] : own[-1] + 1].astype(np.float64)
+            wrong = ~np.isfinite(block).all(axis=1)
+            if wrong.any():
+                raise ArgumentError(f"vector {own[wrong.argmax()]} holds NaN or infinity: give finite numbers")
+            if self.cosine and not block.any(axis=1).all():
+                raise ArgumentError(
+                    f"vector {own[(~block.any(axis=1)).argmax()]} is zero and has no angle to others: leave such objects out, "
+                    "or use metric='l2'"
+                )
+            top = max(top, float(np.abs(block).max()))
+        self.top = top or 1.0
+        for own in [] if self.cosine else self._ids():
+            total += (vectors[own[0] : own[-1] + 1].astype(np.float64) / self.top).sum(axis=0)
+        self.mean = total / self.count
+
+    def _ids(self) -> Iterator[Ids]:
+        for start in range(0, self.count, self.step):
+            yield np.arange(start, min(start + self.step, self.count))
+
+    def ready(self, ids: Ids) -> Floats:  # [n] -> [n, d]
+        """Return these vectors as they are compared."""
+        block = self.vectors[ids].astype(np.float64)
+        if self.cosine:
+            block /= np.abs(block).max(axis=1, keepdims=True)
+            block /= np.linalg.norm(block, axis=1, keepdims=True)
+        else:
+            block = block / self.top - self.mean
+        return np.ascontiguousarray(block, dtype=np.float32)
+
+    def blocks(self) -> Iterator[tuple[Ids, Floats]]:
+        """Yield ids and their vectors."""
+        for own in self._ids():
+            yield own, self.ready(own)
+
+
+def checked_vectors(vectors: Any, metric: Any) -> NDArray[Any]:  # [V, d]
+    """Return vectors as an array, or say what is wrong with them, with the metric, or with the installation."""
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        raise MissingExtra("faiss", "compress", "Graph.nearest") from None
+    if metric not in METRICS:
+        raise ArgumentError(f"metric={metric!r}: use {' or '.join(map(repr, METRICS))}")
+    found = as_array("vectors", vectors)
+    if found.ndim != 2 or found.shape[1] == 0 or found.dtype.kind not in "fiu":
+        raise ArgumentError(f"vectors are {found.dtype} of shape {found.shape}: give numbers [V, d], one row for each object")
+    return found
+
+
+def nearest_first(objects: int, arcs: Iterator[tuple[Ids, Ids, Floats]]) -> tuple[Ids, Ids]:
+    """Return the pairs i < j behind arcs, each once, the nearest first."""
+    first, second, far = (np.concatenate(part) for part in zip(*arcs, strict=True))
+    low, high = np.minimum(first, second), np.maximum(first, second)
+    order = np.lexsort((high, low, far))
+    _, once = np.unique((low * objects + high)[order], return_index=True)  # the first of each pair: its shorter distance
+    order = order[np.sort(once)]
+    return low[order], high[order]
