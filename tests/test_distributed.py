@@ -77,3 +77,53 @@ def test_slots_in_two_processes_without_a_group_say_what_to_do(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     with pytest.raises(fb.ArgumentError, match="slot_group"):  # as if another process had seen row 7
         optimizer.step()
+
+
+def share(model, batches, optimizer):
+    """Train on squares of the rows that shared ids name; return those ids."""
+    seen = []
+    sse = getattr(model, "module", model)
+    hook = sse.table.register_forward_pre_hook(lambda _, given: seen.append(given[0].tolist()))
+    for ids in batches:
+        optimizer.zero_grad()
+        model(ids).square().sum(1).mean().backward()
+        optimizer.step()
+    hook.remove()
+    return seen
+
+
+def sharing(rank):  # every process has a seed of its own until the first one's is broadcast
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(rank)
+    return fb.SSE(nn.Embedding(ROWS, DIM, sparse=True, dtype=torch.float64), 0.5, generator=generator)
+
+
+def sharing_worker(rank, port, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    sse = sharing(rank)
+    model = nn.parallel.DistributedDataParallel(sse)
+    seen = share(model, [torch.arange(8)] * STEPS, torch.optim.SGD(model.parameters(), lr=0.1))
+    results[rank] = {"ids": seen, **{name: value.tolist() for name, value in sse.state_dict().items()}}
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_two_processes_share_ids_differently():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(sharing_worker, (port, results), nprocs=2)
+        found = [results[rank] for rank in range(2)]
+    ids = [one.pop("ids") for one in found]
+    assert found[0] == found[1], "both processes must hold the same table and the same state of draws"
+    assert all(first != second for first, second in zip(*ids, strict=True))
+    assert found[0]["calls"] == STEPS
+    alone = sharing(0)
+    assert found[0]["seed"] == int(alone.seed)
+    assert share(alone, [torch.arange(8)] * STEPS, torch.optim.SGD(alone.parameters(), lr=0.1)) == ids[0]
+    table = sharing(0).eval()  # one process with the ids of both
+    share(table, [torch.tensor(a + b) for a, b in zip(*ids, strict=True)], torch.optim.SGD(table.parameters(), lr=0.1))
+    torch.testing.assert_close(torch.tensor(found[0]["table.weight"], dtype=torch.float64), table.weight.detach())

@@ -495,7 +495,7 @@ def test_spared_entries_of_the_full_softmax(exempt):
 
 def test_a_schedule_is_linear_between_points_and_constant_outside():
     penalties = [fb.NonNegativeL1(7.0), fb.L1(3.0)]
-    schedule = fb.PenaltySchedule(penalties, {8: 0.5, 3: 1.0, 4: 2.0})
+    schedule = fb.Schedule(penalties, {8: 0.5, 3: 1.0, 4: 2.0})
     seen = []
     for _ in range(12):
         assert penalties[0].lam == penalties[1].lam
@@ -504,14 +504,14 @@ def test_a_schedule_is_linear_between_points_and_constant_outside():
     wanted = [1.0, 1.0, 1.0, 1.0, 2.0, 1.625, 1.25, 0.875, 0.5, 0.5, 0.5, 0.5]
     assert seen == pytest.approx(wanted, abs=1e-15)
     one = fb.L1(0.0)
-    fb.PenaltySchedule(one, {5: 0.25})
+    fb.Schedule(one, {5: 0.25})
     assert one.lam == 0.25
 
 
 def test_a_schedule_goes_on_where_it_stood():
     first, second = fb.L1(0.0), fb.L1(9.0)
     points = {0: 0.0, 10: 1.0}
-    schedule, again = fb.PenaltySchedule(first, points), fb.PenaltySchedule(second, points)
+    schedule, again = fb.Schedule(first, points), fb.Schedule(second, points)
     for _ in range(4):
         schedule.step()
     again.load_state_dict(pickle.loads(pickle.dumps(schedule.state_dict())))
@@ -531,7 +531,7 @@ def test_a_schedule_reaches_the_optimizer(rule, sparse):
         penalty = fb.NonNegativeL1(0.0)
         optimizer = MAKERS[rule](table.parameters(), {table.transform: penalty})
         if way == "schedule":
-            schedule = fb.PenaltySchedule(penalty, points)
+            schedule = fb.Schedule(penalty, points)
             train(table, optimizer, 150, after=lambda t: schedule.step())
         elif way == "hand":
             known = sorted(points)
@@ -576,7 +576,7 @@ def test_a_schedule_reaches_the_optimizer(rule, sparse):
 )
 def test_bad_schedules_are_refused(penalties, points, named):
     with pytest.raises(fb.ArgumentError, match=named):
-        fb.PenaltySchedule(penalties, points)
+        fb.Schedule(penalties, points)
 
 
 # --- budgets -------------------------------------------------------------------------------------------------------------
@@ -635,8 +635,9 @@ def test_a_budget_is_met_over_two_tables(how, sparse, exempt):
             assert counts[t + 1] == task.nonzeros, "rows that are behind must be counted as they are"
     refit = [count for steps, count in counts.items() if steps >= 240]
     assert counts[30] > 180
-    assert counts[240] == 150, "where the support is frozen it has what the budget allows"
-    assert max(refit) <= 150
+    assert counts[240] == 153, "where the support is frozen it has what the budget allows, and 2 % more"
+    assert max(refit) <= 153
+    assert refit[-1] <= 150, "at the end it has no more than the budget"
     assert min(refit) >= 140, "a few may be at zero, where weights are not negative, for a while"
     supports = [table.transform != 0 for table in task.tables]
     assert all(0 < int(s.sum()) < 150 for s in supports), "the tables share the budget"
@@ -644,7 +645,7 @@ def test_a_budget_is_met_over_two_tables(how, sparse, exempt):
         begin, end = 60, 240
         for steps in range(begin, end, 10):
             left = 1 - (steps - begin) / (end - begin)
-            assert counts[steps] <= 150 + (counts[begin] - 150) * left**3 + 1e-6
+            assert counts[steps] <= 153 + (counts[begin] - 153) * left**3 + 1e-6
         late = [counts[steps] for steps in range(begin, end + 1, 10)]
         assert late == sorted(late, reverse=True), "the entries become fewer"
         assert late[0] > late[6] > late[-1]

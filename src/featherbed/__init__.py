@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from featherbed.optim import Budget as Budget
     from featherbed.optim import GroupL1 as GroupL1
     from featherbed.optim import NonNegativeL1 as NonNegativeL1
-    from featherbed.optim import PenaltySchedule as PenaltySchedule
     from featherbed.optim import Proximal as Proximal
+    from featherbed.optim import Schedule as Schedule
     from featherbed.optim import Several as Several
     from featherbed.optim import Yogi as Yogi
     from featherbed.optim import clip_grad_norm_ as clip_grad_norm_
@@ -138,9 +138,9 @@ _HOMES = {
         "GroupL1",
         "L1",
         "NonNegativeL1",
-        "PenaltySchedule",
         "Proximal",
         "SGD",
+        "Schedule",
         "Several",
         "Yogi",
         "clip_grad_norm_",
@@ -158,7 +158,10 @@ _HOMES = {
     ),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.rows.parameter": ("settle",),
-    "featherbed.sharing": ("SSE", "share"),
+    "featherbed.sharing": (
+        "SSE",
+        "share",
+    ),
     "featherbed.tables": (
         "AnchorTable",
         "DenseTable",

@@ -6,7 +6,7 @@ from featherbed.optim.budget import Budget
 from featherbed.optim.clip import clip_grad_norm_
 from featherbed.optim.penalties import L1, GroupL1, NonNegativeL1, Penalty
 from featherbed.optim.proximal import Proximal
-from featherbed.optim.schedules import PenaltySchedule
+from featherbed.optim.schedules import Schedule
 from featherbed.optim.several import Several
 from featherbed.optim.sgd import SGD
 from featherbed.optim.yogi import Yogi
@@ -20,8 +20,8 @@ __all__ = [
     "GroupL1",
     "NonNegativeL1",
     "Penalty",
-    "PenaltySchedule",
     "Proximal",
+    "Schedule",
     "Several",
     "Yogi",
     "clip_grad_norm_",

@@ -14,22 +14,23 @@ from featherbed.optim.penalties import Penalty
 from featherbed.rows.registry import holders_of
 
 WAYS = ("projection", "penalty")
+SLACK = 1.02  # of the budget is the support while it is refitted
 
 
 class Budget:
     """Steers the penalised ``parameters`` to ``nonzeros`` non-zero entries in all; call ``step`` after each of the optimizer's.
 
     Three parts of ``steps`` steps: up to ``warmup`` the penalties work as they are given; from there to ``until`` the entries
-    become fewer; then the support is frozen and the weights are trained without shrinkage (a refit), so that training ends
-    with exactly ``nonzeros`` entries or fewer.
+    become fewer; then the support is frozen and the weights are trained without shrinkage (a refit). Some of them come to
+    rest at zero, so the support N has 2 % more; with the last step at most ``nonzeros`` stay.
 
     ``how="projection"``, the default: now and then only the largest entries |x| stay, over all parameters,
 
-        n(t) = nonzeros + (n(warmup) - nonzeros) (1 - t)³,   t from 0 to 1
+        n(t) = N + (n(warmup) - N) (1 - t)³,   t from 0 to 1,   N = 1.02 nonzeros
 
     (the cubic fall of Zhu and Gupta 2017). ``how="penalty"``: lam rises or falls so that the number follows n(t), and the
     largest entries stay at ``until``. ``count`` is the number of non-zeros now. Measured on MovieLens-1M: see
-    docs/training.md.
+    docs/size.md.
 
     Args:
         penalties: {parameter: penalty}, as the optimizer has them.
@@ -77,6 +78,7 @@ class Budget:
             raise ArgumentError(f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < until <= 1")
         self.penalties, self.nonzeros, self.steps, self.how, self.every = dict(penalties), nonzeros, steps, how, every
         self.begin, self.end = int(warmup * steps), max(1, int(until * steps))
+        self.support = int(SLACK * nonzeros)
         self.done, self.first = 0, 0  # steps so far; entries when they began to become fewer
 
     @property
@@ -89,14 +91,14 @@ class Budget:
 
     @property
     def reached(self) -> bool:
-        """Whether the budget holds from here on."""
+        """Whether the budget holds, to 2 %, from here on."""
         return self.done >= self.end
 
     def step(self) -> None:
         """Go on by a step of the optimizer."""
         self.done += 1
         if self.done == self.end:
-            self._project(self.nonzeros)
+            self._project(self.support)
             for parameter, penalty in self.penalties.items():
                 penalty.freeze(parameter)
         elif self.begin <= self.done < self.end and (self.done - self.begin) % self.every == 0:
@@ -104,11 +106,13 @@ class Budget:
             if self.done == self.begin or not self.first:
                 self.first = count
             left = 1 - (self.done - self.begin) / (self.end - self.begin)
-            allowed = self.nonzeros + int(max(0, self.first - self.nonzeros) * left**3)
+            allowed = self.support + int(max(0, self.first - self.support) * left**3)
             if self.how == "projection":
                 self._project(allowed)
             else:
                 self._steer(count / allowed)
+        if self.done == self.steps:
+            self._project(self.nonzeros)
 
     def _steer(self, excess: float) -> None:
         for penalty in self.penalties.values():

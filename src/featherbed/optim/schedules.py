@@ -13,7 +13,7 @@ from featherbed.optim.penalties import Penalty
 from featherbed.sharing import SSE
 
 
-class PenaltySchedule:
+class Schedule:
     """lam(t) of penalties, or p(t) of ``fb.SSE``, linear between the given points {step: value} and constant outside them.
 
     Optimizers read ``penalty.lam`` at every step, so the schedule reaches them: call ``step`` after each of theirs. With n
@@ -21,7 +21,7 @@ class PenaltySchedule:
 
     >>> import featherbed as fb
     >>> penalty = fb.NonNegativeL1(0.0)
-    >>> schedule = PenaltySchedule(penalty, {2: 0.0, 4: 1.0})
+    >>> schedule = Schedule(penalty, {2: 0.0, 4: 1.0})
     >>> [(schedule.step(), penalty.lam)[1] for _ in range(5)]
     [0.0, 0.0, 0.5, 1.0, 1.0]
     """

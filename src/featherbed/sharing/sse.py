@@ -67,7 +67,7 @@ class SSE(nn.Module):
 
     Args:
         table: the module; its ``num_embeddings`` is V, its ``padding_idx`` never changes and never appears.
-        p: the probability of being replaced; may be changed while training (``sse.p = 0.02``, ``fb.PenaltySchedule``).
+        p: the probability of being replaced; may be changed while training (``sse.p = 0.02``, ``fb.Schedule``).
         graph: ``fb.Graph`` over the V ids.
         exclude: further ids that never change and never appear (separators, unknown words).
         include_self: draw among all ids, the old one too, as the authors' code does: an effective p of p (V - 1) / V.
@@ -180,9 +180,10 @@ def call_key(seed: int, calls: int) -> int:
     """Return the key of a call, another in each process and data-loader worker (whose seed is another in each epoch)."""
     group, worker = torch.distributed, torch.utils.data.get_worker_info()
     rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
+    key = np.array([seed])
     for number in (rank, 0 if worker is None else worker.seed, calls):
-        seed = int(mixed(torch.tensor(seed) + mixed(torch.tensor(number) + 1)))
-    return seed
+        key = mixed(key + mixed(np.array([number])))
+    return int(key[0])
 
 
 def bits(p: float) -> int:

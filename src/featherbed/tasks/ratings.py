@@ -110,7 +110,7 @@ def train(
 ) -> Result:
     """Fit the model; stop ``patience`` epochs after the best validation error; leave the best parameters in the model.
 
-    ``schedulers`` step once a batch: schedules of learning rates, ``fb.PenaltySchedule``, ``fb.Budget`` (epochs before it
+    ``schedulers`` step once a batch: schedules of learning rates, ``fb.Schedule``, ``fb.Budget`` (epochs before it
     is reached cannot be the best). With ``growth``, which decides once an epoch, the best epoch is that of the lowest
     objective. With ``checkpoints`` every epoch is saved and a stopped run goes on from the last. Ctrl-C ends training early
     with the best model so far. ``settings`` are kept in the result beside the loop's own.
