@@ -9,12 +9,14 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import featherbed as fb
 from featherbed.tasks import ratings
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import find_data, read_movielens
+from featherbed.tasks.online import train_online
 from featherbed.tasks.results import Result
 from featherbed.theory import nbant_objective
 
@@ -134,6 +136,53 @@ def run_ratings(name, settings, checkpoints):
     return result
 
 
+def run_online(name, settings, _checkpoints):
+    """One pass over the ratings as a shuffled stream: each batch is trained until learnt, then gone; nobody is known."""
+    data = read_movielens(find_data(settings["data"]))
+    train, validation, test = data.split(settings["seed"])
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(settings["seed"])
+    same = {"anchors": settings["anchors"], "init": fb.HalfNormal(settings["start"]), "generator": generator}
+    users, items = (fb.GrowingAnchorTable(1, settings["dim"], **same) for _ in range(2))
+    model = ratings.MatrixFactorization(users, items, mean=3.5, biases=True)
+    penalties = {table.transform: fb.NonNegativeL1(settings["lam"]) for table in (users, items)}
+    optimizer = fb.Yogi(model.parameters(), settings["lr"], penalties=penalties)
+    growth = fb.Growth([users, items], optimizer, lambda1=settings["lambda1"], lambda2=settings["lambda2"])
+    known = fb.Arrivals([users, model.user_bias], optimizer), fb.Arrivals([items, model.item_bias], optimizer)
+
+    def loss(batch, rows):
+        ids = (rows(arrivals)(keys) for arrivals, keys in zip(known, batch, strict=False))
+        return torch.nn.functional.mse_loss(model(*ids), torch.from_numpy(batch[2]))
+
+    def evaluated(batch):
+        model.eval()
+        value = loss(batch, lambda arrivals: arrivals.ids)
+        model.train()
+        return value
+
+    order = np.random.default_rng(settings["seed"]).permutation(len(train))
+    parts = np.array_split(order, math.ceil(len(train) / settings["batch"]))
+    stream = ((train.users[part], train.items[part], train.values[part]) for part in parts)
+    result, begun = Result(name, settings, settings["seed"]), time.perf_counter()
+    own = {key: settings[key] for key in ("steps", "every", "ahead")}
+    for row in train_online(stream, lambda b: loss(b, lambda a: a.admit), evaluated, optimizer, growth=growth, **own):
+        result.history.append(row | {"users": len(known[0]), "items": len(known[1])})
+        if row["batch"] % 50 == 0:
+            print(name, result.history[-1], flush=True)
+    result.seconds = time.perf_counter() - begun
+    for which, part in (("validation", validation), ("test", test)):
+        with torch.no_grad():
+            result.metrics[which] = {"mse": float(evaluated((part.users, part.items, part.values)))}
+    before = [row["before"] for row in result.history]
+    result.metrics["validation"] |= {
+        "nonzeros": growth.nonzeros(),
+        "anchors": [len(users.atoms), len(items.atoms)],
+        "before": float(np.mean(before)),
+        "before_last_tenth": float(np.mean(before[-len(before) // 10 :])),
+    }
+    return result
+
+
 def runs_of(file):
     common = {key: value for key, value in file.items() if not isinstance(value, dict)}
     for name, own in file["runs"].items():
@@ -150,7 +199,7 @@ def main():
         target = HERE / "results" / f"{path.stem}-{name}.json"
         if target.exists() or (len(sys.argv) > 2 and name not in sys.argv[2:]):
             continue
-        run = {"planted": run_planted, "ratings": run_ratings}[settings["task"]]
+        run = {"planted": run_planted, "ratings": run_ratings, "online": run_online}[settings["task"]]
         result = run(target.stem, settings, Checkpoints(HERE / "runs" / target.stem))
         if result.interrupted:
             print(f"{target.stem}: interrupted; run again to go on")
