@@ -522,5 +522,5 @@ def test_frequent_objects_may_look_alike():
 
 def test_without_scikit_learn_the_error_tells_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.cluster", None)
-    with pytest.raises(MissingExtra, match=r'pip install "featherbed\[compress\]"'):
+    with pytest.raises(MissingExtra, match=r'pip install "featherbed\[train\]"'):
         chosen(KMeansPlusPlus(FEATURES), 6, 2)

@@ -142,6 +142,7 @@ def test_a_stream_is_learnt_batch_by_batch_and_held_no_longer():
                 growth=growth,
                 every=5,
                 ahead=3,
+                steps=50,
             ),
             60,
         )
