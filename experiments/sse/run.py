@@ -1,4 +1,4 @@
-"""Run a settings file: python experiments/sse/run.py few.toml. What has a result file is left alone: stop and go on at will."""
+"""Run a settings file: python experiments/sse/run.py few.toml [model ...]. What has a result file is left alone: stop at will."""
 
 import itertools
 import sys
@@ -88,7 +88,8 @@ def main():
     made = {"ml-1m": few_ratings, "sse-split": authors_split, "douban": douban}[file["data"]](file)
     (ratings, split), graphs = made if len(made) == 2 else (made[:2], made[2])
     print(len(ratings), "ratings,", ratings.num_users, "users,", ratings.num_items, "items,", *graphs, flush=True)
-    for model, dim, (method, own) in itertools.product(file["models"], file["dims"], file["methods"].items()):
+    models = sys.argv[2:] or file["models"]
+    for model, dim, (method, own) in itertools.product(models, file["dims"], file["methods"].items()):
         target = HERE / "results" / f"{path.stem}-{model}-{dim}-{method}.json"
         if target.exists():
             continue
