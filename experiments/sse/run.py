@@ -1,4 +1,4 @@
-"""Run a settings file: python experiments/sse/run.py few.toml [model ...]. What has a result file is left alone: stop at will."""
+"""Run a settings file: python experiments/sse/run.py few.toml [model ...]. What has a result is left alone: stop at will."""
 
 import itertools
 import sys

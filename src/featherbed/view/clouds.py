@@ -95,7 +95,7 @@ def clouds_page(
 
 def _axes() -> dict[str, Any]:
     plain = {"showticklabels": False, "title": {"text": ""}, "backgroundcolor": "#fafafa"}
-    return {f"{axis}axis": plain for axis in "xyz"} | {"aspectmode": "data"}
+    return {f"{axis}axis": plain for axis in "xyz"} | {"aspectmode": "data", "camera": {"eye": {"x": 1.5, "y": 1.5, "z": 0.7}}}
 
 
 def _heading(text: str, middle: float) -> dict[str, Any]:
