@@ -39,7 +39,7 @@ def test_the_page_holds_all_it_needs_and_shows_names_as_text():
     own = re.sub(r"<script\b[^>]*>.*?</script>", "<script>", page, flags=re.S)  # plotly's own text names addresses
     assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", own), "the page asks for something it does not hold"
     assert "<script>alert(1)" not in page and "Heat (1995)" in page
-    assert page.count('"type":"scatter3d"') == 4, "a trace for each group in each cloud"
+    assert page.count('"hovertemplate":"%{text}') == 4, "a trace for each group in each cloud"
     assert "<td>1.250</td>" in page and "Films &amp; more" in page
     with pytest.raises(fb.ArgumentError, match="as many rows"):
         clouds_page(clouds, names[:3], ["a", "b", "b"])
