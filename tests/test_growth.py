@@ -870,3 +870,19 @@ def test_trials_find_the_planted_number_of_anchors(start):
     assert 6 <= growth.history[-1].anchors <= 10
     assert growth.history[-1].loss < 0.1 * float(rows.square().sum(1).mean())
     assert max(found.anchors for found in growth.history) <= 30
+
+
+def test_growing_tables_are_refused_where_they_cannot_be():
+    table, other = (fb.GrowingAnchorTable(9, 4, anchors=2) for _ in range(2))
+    with pytest.raises(fb.ArgumentError, match="come and go"):
+        table.related(fb.Graph.from_edges(9, [[0, 1]]))
+    with pytest.raises(fb.ArgumentError, match="does not hold"):
+        fb.Growth([table, other], fb.Yogi(table.parameters()), lambda1=1.0, lambda2=0.1)
+
+
+def test_a_state_brings_its_anchor_objects():
+    known = fb.AnchorTable(9, 4, anchors=2, init=fb.Frequency(range(9)))
+    blank = fb.AnchorTable(9, 4, anchors=2)
+    blank.load_state_dict(known.state_dict())
+    assert blank.anchor_ids.tolist() == [8, 7]
+    torch.testing.assert_close(blank.weight, known.weight)

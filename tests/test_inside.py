@@ -279,3 +279,8 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(ArgumentError, match=said):
             call()
+
+
+def test_a_table_that_is_not_packed_is_refused():
+    with pytest.raises(fb.ArgumentError, match="packed table"):
+        fb.objects_of(fb.AnchorTable(9, 4, anchors=2), 1)

@@ -177,3 +177,18 @@ def test_ratings_are_read_as_they_are_asked_for(tmp_path):
         next(stream)
     with pytest.raises(fb.ArgumentError, match="batch=0"):
         next(stream_ratings(path, batch=0))
+
+
+def test_sharing_follows_the_rows_that_arrive():
+    table = growing()
+    shared = fb.SSE(table, p=1.0, generator=torch.Generator().manual_seed(0))
+    arrivals = fb.Arrivals([table], fb.Yogi(shared.parameters()))
+    ids = arrivals.admit(range(30))
+    found = shared.share(ids)
+    assert shared(ids).shape == (30, 6) and bool((found != ids).all()) and int(found.max()) > 1
+    related = fb.SSE(growing(), p=0.5, graph=fb.Graph.from_edges(1, []))
+    fb.Arrivals([related.table]).admit(["a"])
+    with pytest.raises(fb.ArgumentError, match="the graph is over 1"):
+        related(torch.tensor([1]))
+    with pytest.raises(fb.IdError, match="got list"):
+        shared([1, 2])

@@ -56,6 +56,8 @@ class Purity(NamedTuple):
 
 def weighted_band(packed: PackedTable) -> Band:
     """Return the one band of a table of weights over atoms, or say that this is none."""
+    if not isinstance(packed, PackedTable):
+        raise ArgumentError(f"give a packed table, table.pack() or fb.load(path), got {type(packed).__name__}")
     band = packed.bands[0]
     stored = isinstance(band.codes, Ragged) or (isinstance(band.codes, Fixed) and band.codes.levels is not None)
     dense = isinstance(band.codes, Every) and band.dictionary is not None

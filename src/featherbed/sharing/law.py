@@ -69,6 +69,12 @@ class Law:
         self.free = self.rows - len(self.blocked)  # N
         self.lists = None if graph is None else neighbour_lists(graph, self.rows, self.blocked)
 
+    def resize(self, rows: int) -> None:
+        """Go on over another number of ids: rows have arrived."""
+        if self.lists is not None:
+            raise ArgumentError(f"there are {rows} ids now, the graph is over {self.rows}: share with a graph over all of them")
+        self.rows, self.free = rows, rows - len(self.blocked)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Law:
         """Copies of a model share the law, which never changes, and its neighbour lists."""
         return self

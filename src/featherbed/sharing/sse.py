@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, IdError
 from featherbed.hashing import mixed
 from featherbed.ops import check_ids
 from featherbed.sharing.law import Law, Relation, check_rate
@@ -135,6 +135,10 @@ class SSE(nn.Module):
         """Return ids as the module is to see them: replaced at random while training."""
         if not self.training:
             return ids
+        if not isinstance(ids, Tensor):
+            raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
+        if self.table.num_embeddings != self.law.rows:
+            self.law.resize(int(self.table.num_embeddings))  # type: ignore[arg-type]
         self.calls.add_(1)
         shared: Tensor = _shared(ids, self.rate, self.seed, self.calls, self.number)
         return shared

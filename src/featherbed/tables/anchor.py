@@ -137,6 +137,13 @@ class AnchorTable(Table):
         pairs = torch.stack([torch.from_numpy(part.astype("int64")) for part in (entries.row, entries.col)], dim=1)
         return Exempt(self, pairs, self.anchors)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take in a state; where its anchors are objects, so are this table's from then on."""
+        ids = state_dict.get(prefix + "anchor_ids")
+        if isinstance(ids, Tensor) and self.anchor_ids is None:
+            self.anchor_ids = torch.empty_like(ids, device=self.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def codes(self, ids: Tensor) -> Codes:
         """Every anchor, weighted by the row of the transform; with slots those of the support."""
         indices = None if self.support is None else self.support[ids].long()

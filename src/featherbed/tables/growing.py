@@ -88,6 +88,10 @@ class GrowingAnchorTable(AnchorTable):
         self.max_anchors = int(max_anchors)
         self.anchor_ids = None  # anchors that come and go are no objects
 
+    def related(self, graph: Any) -> Any:  # noqa: ARG002 - for tables whose anchors stay
+        """Refuse: the anchors of this table come and go, so no entry stands for two objects."""
+        raise ArgumentError("the anchors of a growing table come and go and stand for no objects: use fb.AnchorTable")
+
     @property
     def anchor_count(self) -> int:
         """K, the number of active anchors."""

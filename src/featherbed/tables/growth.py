@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.resize import owners
 from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTable, departures
 from featherbed.tables.table import positive
 from featherbed.theory.objective import check_lambdas, nbant_objective
@@ -94,6 +95,9 @@ class Growth:
             raise ArgumentError(f"rule={rule!r}: use {' or '.join(RULES)}")
         if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
             raise ArgumentError(f"restarts={restarts!r}: give a whole number of at least 0")
+        steps = [id(p) for owner in owners(optimizer) for group in owner.param_groups for p in group["params"]]
+        if steps and any(id(table.transform) not in steps for table in self.tables):
+            raise ArgumentError("the optimizer does not hold the transform of every table: pass it the parameters of all")
         if rule == "trend" and positive("window", window) < 2:
             raise ArgumentError(f"window={window}: a trend takes at least 2 objectives")
         check_lambdas(lambda1, lambda2)

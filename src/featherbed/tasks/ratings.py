@@ -115,6 +115,8 @@ def train(
     objective. With ``checkpoints`` every epoch is saved and a stopped run goes on from the last. Ctrl-C ends training early
     with the best model so far. ``settings`` are kept in the result beside the loop's own.
     """
+    if len(train) == 0:
+        raise ArgumentError("there are no ratings to train on")
     generator = torch.Generator().manual_seed(seed)
     triples = to_tensors(train)
     result = Result(name, {"epochs": epochs, "batch": batch, "patience": patience, **(settings or {})}, seed)
