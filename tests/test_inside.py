@@ -284,3 +284,27 @@ def test_bad_arguments_are_named():
 def test_a_table_that_is_not_packed_is_refused():
     with pytest.raises(fb.ArgumentError, match="packed table"):
         fb.objects_of(fb.AnchorTable(9, 4, anchors=2), 1)
+
+
+def test_inspect_with_counts_groups_and_prices(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from featherbed.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    table = fb.AnchorTable(4, 3, anchors=2)
+    with torch.no_grad():
+        table.transform.copy_(torch.tensor([[1.0, 0.0], [2.0, 0.5], [0.0, 1.0], [0.0, 0.0]]))
+    fb.save(table, "t.safetensors")
+    (tmp_path / "counts.txt").write_text("5\n4\n3\n1\n")
+    (tmp_path / "groups.txt").write_text("drama\ndrama|crime\ncrime\n\n")
+    prices = ["--loss", "0.5", "--lambda1", "0.1", "--lambda2", "0.01"]
+    command = ["inspect", "t.safetensors", "--anchors", "--counts", "counts.txt", "--groups", "groups.txt", *prices]
+    text = CliRunner().invoke(app, command).output
+    assert "100.0% of objects" in text and "3 (1)" in text
+    assert "0.72 = 0.5 + 0.01 x 4 + (0.1 - 0.01) x 2" in text
+    data = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)["inside"]
+    assert data["objective"]["value"] == pytest.approx(0.5 + 0.04 + 0.18)
+    for wrong in (["--loss", "1"], ["--counts", "groups.txt"], [*prices[:4], "--lambda2", "0.2"]):
+        assert isinstance(CliRunner().invoke(app, [*command[:3], *wrong]).exception, fb.FeatherbedError)
+    assert isinstance(CliRunner().invoke(app, ["inspect", "t.safetensors", *prices]).exception, ArgumentError)

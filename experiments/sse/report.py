@@ -38,7 +38,9 @@ def compared(run, plain):
 def lines_of(runs):
     yield "| model | d | method | chosen settings | test RMSE | to SGD (standard error) | best epoch | ms an epoch |"
     yield "|---|---|---|---|---|---|---|---|"
-    for model, dim in dict.fromkeys((m, d) for m, d, _ in runs):
+    for model, dim in sorted(
+        {(m, d) for m, d, _ in runs}, key=lambda pair: (-len(pair[0]) if pair[0] != "plain" else -9, pair[1])
+    ):
         for method in METHODS:
             run = runs.get((model, dim, method))
             if run is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from featherbed.errors import FeatherbedError, MissingExtra
+from featherbed.errors import ArgumentError, FeatherbedError, MissingExtra
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
@@ -62,19 +62,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 def inspect(
     file: File,
     anchors: Annotated[bool, typer.Option("--anchors", help="Show what the anchors have learnt, too.")] = False,
+    counts: Annotated[
+        Path | None, typer.Option(help="With --anchors: how often objects occur, .npy or a number a line.")
+    ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="With --anchors: a line for each object, its groups between bars.")
+    ] = None,
+    loss: Annotated[float | None, typer.Option(help="With --anchors: a loss, for the objective of NBANT.")] = None,
+    lambda1: Annotated[float | None, typer.Option(help="The price of an anchor.")] = None,
+    lambda2: Annotated[float | None, typer.Option(help="The price of a weight.")] = None,
     json: Json = False,
 ) -> None:
     """Tell what a packed file is: rows, how they are coded, bytes by part, codes per row."""
-    from featherbed.packed.file import load
-    from featherbed.packed.inside import anchors_report, anchors_text
     from featherbed.packed.report import as_text, report
 
     found = report(file)
-    inside = anchors_report(load(file)) if anchors else None
-    if json:
-        typer.echo(_dump(found if inside is None else found | {"inside": inside}))
-    else:
-        typer.echo(as_text(found) + ("" if inside is None else f"\n{anchors_text(inside)}"))
+    text = as_text(found)
+    if anchors:
+        from featherbed.view.anchors import inspect_anchors
+
+        found["inside"], more = inspect_anchors(file, counts, groups, loss, lambda1, lambda2)
+        text += f"\n{more}"
+    elif any(value is not None for value in (counts, groups, loss, lambda1, lambda2)):
+        raise ArgumentError("--counts, --groups, --loss, --lambda1 and --lambda2 go with --anchors")
+    typer.echo(_dump(found) if json else text)
 
 
 @app.command(context_settings=_NUMBERS)
