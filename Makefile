@@ -29,7 +29,7 @@ demo: $(READY)
 	@$(BIN)/featherbed demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .
