@@ -22,7 +22,8 @@ FLOORS = [
     ["tables", "optim", "sharing", "anchors", "graphs", "theory", "losses"],
     ["compression", "view", "serve", "testing"],
     ["tasks"],
-    ["cli"],
+    ["papers"],
+    ["cli", "cli_train"],
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = (
@@ -36,6 +37,7 @@ WITHOUT_TORCH = (
     "view",
     "serve",
     "cli",
+    "cli_train",
     "theory",
     "graphs",
     "__init__",

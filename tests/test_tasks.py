@@ -28,7 +28,7 @@ from featherbed.tasks.results import Result, finite
 SMALL = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
 
 
-def factor_model(spec="dense", seed=0, biases=False):
+def factor_model(spec="dense", seed=0, biases="none"):
     generator = torch.Generator().manual_seed(seed)
     users, items = (fb.make_table(spec, n, 6, generator=generator) for n in (SMALL.num_users, SMALL.num_items))
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_ratings_reproduce_and_depend_on_the_seed():
 
 
 def test_biases_and_mean_enter_the_score():
-    model = factor_model(biases=True)
+    model = factor_model(biases="apart")
     users, items = torch.tensor([1]), torch.tensor([2])
     before = model(users, items)
     with torch.no_grad():
@@ -70,6 +70,16 @@ def test_biases_and_mean_enter_the_score():
         model.item_bias[2] += 0.5
         model.mean += 0.25
     assert float((model(users, items) - before).detach()) == pytest.approx(1.75, abs=1e-5)
+
+
+def test_biases_in_the_first_column_are_added_and_not_multiplied():
+    model = factor_model(biases="column")
+    users, items = torch.tensor([1, 5]), torch.tensor([2, 0])
+    left, right = model.users.weight[users].detach(), model.items.weight[items].detach()
+    wanted = model.mean + left[:, 0] + right[:, 0] + (left * right)[:, 1:].sum(1)
+    assert torch.allclose(model(users, items).detach(), wanted, atol=1e-6)
+    with pytest.raises(fb.ArgumentError, match="biases='rows': use one of none, column, apart"):
+        factor_model(biases="rows")
 
 
 def test_early_stopping_waits_for_patience():

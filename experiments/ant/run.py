@@ -115,7 +115,7 @@ def run_ratings(name, settings, checkpoints):
     kind = fb.GrowingAnchorTable if settings["grows"] else fb.AnchorTable
     same = {"anchors": settings["anchors"], "init": fb.HalfNormal(settings["start"]), "generator": generator}
     users, items = (kind(n, settings["dim"], **same) for n in (data.num_users, data.num_items))
-    model = ratings.MatrixFactorization(users, items, mean=float(train.values.mean()), biases=True)
+    model = ratings.MatrixFactorization(users, items, mean=float(train.values.mean()), biases="apart")
     penalties = {table.transform: fb.NonNegativeL1(settings["lam"]) for table in (users, items)}
     optimizer = fb.Yogi(model.parameters(), settings["lr"], penalties=penalties)
     steps = settings["epochs"] * math.ceil(len(train) / settings["batch"])
@@ -144,7 +144,7 @@ def run_online(name, settings, _checkpoints):
     generator = torch.Generator().manual_seed(settings["seed"])
     same = {"anchors": settings["anchors"], "init": fb.HalfNormal(settings["start"]), "generator": generator}
     users, items = (fb.GrowingAnchorTable(1, settings["dim"], **same) for _ in range(2))
-    model = ratings.MatrixFactorization(users, items, mean=3.5, biases=True)
+    model = ratings.MatrixFactorization(users, items, mean=3.5, biases="apart")
     penalties = {table.transform: fb.NonNegativeL1(settings["lam"]) for table in (users, items)}
     optimizer = fb.Yogi(model.parameters(), settings["lr"], penalties=penalties)
     growth = fb.Growth([users, items], optimizer, lambda1=settings["lambda1"], lambda2=settings["lambda2"])

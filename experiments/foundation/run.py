@@ -41,7 +41,7 @@ def run_ratings(name, settings, checkpoints):
     generator = torch.Generator().manual_seed(settings["seed"])
     users, items = (make(settings, n, settings["dim"], generator) for n in (data.num_users, data.num_items))
     mean = float(train.values.mean()) if settings["mean"] else 0.0
-    model = ratings.MatrixFactorization(users, items, mean=mean, biases=settings["biases"])
+    model = ratings.MatrixFactorization(users, items, mean=mean, biases="apart" if settings["biases"] else "none")
     loop = {key: settings[key] for key in ("epochs", "batch", "seed")}
     optimizer = optimizer_of(model, (users, items), settings)
     result = ratings.train(model, optimizer, train, validation, checkpoints=checkpoints, settings=settings, name=name, **loop)

@@ -31,7 +31,7 @@ def fitted(train, settings):
         for table in tables:
             table.rows.normal_(std=settings["std"], generator=generator)
     mean = float(train.values.mean()) if settings["centred"] else 0.0
-    model = ratings.MatrixFactorization(*tables, mean=mean, biases=settings["centred"])
+    model = ratings.MatrixFactorization(*tables, mean=mean, biases="apart" if settings["centred"] else "none")
     optimizer = torch.optim.Adam(model.parameters(), lr=settings["lr"])
     triples = ratings.to_tensors(train)
     for _ in range(settings["epochs"]):

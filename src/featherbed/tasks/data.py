@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +44,20 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Ratings:
-    """(user, item, rating) triples; ids count from 0, ``user_keys`` and ``item_keys`` name them.
+    """(user, item, rating) triples; ids count from 0, ``user_keys`` and ``item_keys`` name them;
+    ``times`` say when, where that is known.
 
     >>> ratings = Ratings(np.array([0, 1]), np.array([0, 0]), np.array([4.0, 3.0], np.float32), ("u1", "u2"), ("film",))
     >>> len(ratings), ratings.num_users
     (2, 2)
     """
 
-    users: NDArray[np.int64]
-    items: NDArray[np.int64]
+    users: NDArray[np.integer]
+    items: NDArray[np.integer]
     values: NDArray[np.float32]
-    user_keys: tuple[str, ...]
-    item_keys: tuple[str, ...]
+    user_keys: Sequence[str]
+    item_keys: Sequence[str]
+    times: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -72,7 +74,8 @@ class Ratings:
 
     def take(self, index: NDArray[np.int64]) -> Ratings:
         """Return the triples at ``index``; users and items keep their ids."""
-        return Ratings(self.users[index], self.items[index], self.values[index], self.user_keys, self.item_keys)
+        times = None if self.times is None else self.times[index]
+        return Ratings(self.users[index], self.items[index], self.values[index], self.user_keys, self.item_keys, times)
 
     def split(self, seed: int, validation: float = 0.1, test: float = 0.1) -> tuple[Ratings, Ratings, Ratings]:
         """Return train, validation and test triples, drawn at random by ``seed``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,9 +22,16 @@ from featherbed.tasks.progress import training_bar
 from featherbed.tasks.results import Result
 from featherbed.tasks.training import Training
 
+BIASES = ("none", "column", "apart")
+
 
 class MatrixFactorization(nn.Module):
     """score(u, i) = mean + b_u + b_i + U[u] . V[i]; the mean and the biases are optional.
+
+    Where biases stand: ``"none"`` of them; ``"apart"``, two vectors of their own; ``"column"``, the first column of the
+    rows, so that whatever stores the rows stores and counts them too:
+
+        score(u, i) = mean + U[u]_0 + V[i]_0 + sum_{k >= 1} U[u]_k V[i]_k
 
     >>> import featherbed as fb
     >>> model = MatrixFactorization(fb.AnchorTable(100, 8, anchors=4), fb.DenseTable(50, 8), mean=3.5)
@@ -34,18 +42,24 @@ class MatrixFactorization(nn.Module):
     user_bias: nn.Parameter | None
     item_bias: nn.Parameter | None
 
-    def __init__(self, users: Table, items: Table, *, mean: float = 0.0, biases: bool = False) -> None:
+    def __init__(self, users: Table, items: Table, *, mean: float = 0.0, biases: str = "none") -> None:
         super().__init__()
         if users.embedding_dim != items.embedding_dim:
             raise ArgumentError(f"users have width {users.embedding_dim}, items {items.embedding_dim}: they must agree")
-        self.users, self.items = users, items
+        if biases not in BIASES:
+            raise ArgumentError(f"biases={biases!r}: use one of {', '.join(BIASES)}")
+        self.users, self.items, self.biases = users, items, biases
         self.register_buffer("mean", torch.tensor(float(mean)))
-        self.user_bias = nn.Parameter(torch.zeros(users.num_embeddings)) if biases else None
-        self.item_bias = nn.Parameter(torch.zeros(items.num_embeddings)) if biases else None
+        self.user_bias = nn.Parameter(torch.zeros(users.num_embeddings)) if biases == "apart" else None
+        self.item_bias = nn.Parameter(torch.zeros(items.num_embeddings)) if biases == "apart" else None
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:  # int64 [B], int64 [B] -> [B]
         """Return the predicted ratings."""
-        scores: Tensor = (self.users(users) * self.items(items)).sum(-1) + self.mean
+        left, right = self.users(users), self.items(items)
+        if self.biases == "column":
+            products = (left[:, 1:] * right[:, 1:]).sum(-1)
+            return cast(Tensor, products + left[:, 0] + right[:, 0] + self.mean)
+        scores: Tensor = (left * right).sum(-1) + self.mean
         if self.user_bias is not None and self.item_bias is not None:
             scores = scores + self.user_bias[users] + self.item_bias[items]
         return scores
@@ -53,7 +67,8 @@ class MatrixFactorization(nn.Module):
 
 def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
     """Return users, items and ratings as tensors."""
-    return torch.from_numpy(ratings.users), torch.from_numpy(ratings.items), torch.from_numpy(ratings.values)
+    users, items = (torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in (ratings.users, ratings.items))
+    return users, items, torch.from_numpy(ratings.values)
 
 
 @torch.no_grad()
