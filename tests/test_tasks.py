@@ -286,3 +286,12 @@ def test_killed_at_any_moment_and_resumed_a_run_ends_with_the_same_bytes(tmp_pat
     assert len(firsts) > 1
     assert max(firsts) > 0, "it must have gone on from a checkpoint"
     assert (killed / "table.safetensors").read_bytes() == (whole / "table.safetensors").read_bytes()
+
+
+def test_cleared_checkpoints_leave_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints.clear()
+    checkpoints.save(3, model=torch.nn.Linear(2, 1))
+    checkpoints.clear()
+    assert checkpoints.latest() is None
+    assert not (tmp_path / "run").exists()

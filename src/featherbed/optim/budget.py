@@ -114,6 +114,10 @@ class Budget:
         if self.done == self.steps:
             self._project(self.nonzeros)
 
+    def finish(self) -> None:
+        """Keep at most ``nonzeros`` entries, whichever epoch's parameters are there: the best may be one of the refit."""
+        self._project(self.nonzeros)
+
     def _steer(self, excess: float) -> None:
         for penalty in self.penalties.values():
             penalty.lam = max(penalty.lam, 1e-12) * min(2.0, max(0.5, excess))

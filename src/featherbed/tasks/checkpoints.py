@@ -41,6 +41,13 @@ class Checkpoints:
         steps = self._steps()
         return steps[-1] if steps else None
 
+    def clear(self) -> None:
+        """Remove the checkpoints, and the folder if nothing else is in it."""
+        for step in self._steps():
+            self._path(step).unlink(missing_ok=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
     def save(
         self,
         step: int,

@@ -36,15 +36,26 @@ class Result:
 
     def write(self, path: str | Path) -> None:
         """Write the result, with the versions it was made by, atomically."""
-        versions = {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__}
-        machine = {
+        write_json(path, {**asdict(self), **made_by()})
+
+
+def made_by() -> dict[str, Any]:
+    """Return the versions and the machine that results are made by."""
+    return {
+        "versions": {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__},
+        "machine": {
             "python": platform.python_version(),
             "processor": platform.machine(),
             "threads": torch.get_num_threads(),
-        }
-        text = json.dumps(finite({**asdict(self), "versions": versions, "machine": machine}), indent=1)
-        with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        },
+    }
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON, atomically."""
+    text = json.dumps(finite(value), indent=1)
+    with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+        file.write(text + "\n")
 
 
 def finite(value: Any) -> Any:
