@@ -72,7 +72,7 @@ def test_replace_refuses_what_it_cannot_do():
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
-        ("anker:anchors=5", "anchor, dense"),
+        ("anker:anchors=5", "anchor, banded, dense"),
         ("anchor:anchor=5", "takes anchors"),
         ("anchor", "needs anchors"),
         ("anchor:5", "keyword=value"),

@@ -63,14 +63,18 @@ if TYPE_CHECKING:
     from featherbed.packed.inside import zero_rows as zero_rows
     from featherbed.packed.table import PackedTable as PackedTable
     from featherbed.rows.parameter import settle as settle
+    from featherbed.serve.recommender import Recommender as Recommender
     from featherbed.sharing import SSE as SSE
     from featherbed.sharing import share as share
     from featherbed.tables import AnchorTable as AnchorTable
+    from featherbed.tables import BandedTable as BandedTable
     from featherbed.tables import DenseTable as DenseTable
+    from featherbed.tables import GradedTable as GradedTable
     from featherbed.tables import GrowingAnchorTable as GrowingAnchorTable
     from featherbed.tables import HashedTable as HashedTable
     from featherbed.tables import KDTable as KDTable
     from featherbed.tables import LowRankTable as LowRankTable
+    from featherbed.tables import MixedTable as MixedTable
     from featherbed.tables import MixtureTable as MixtureTable
     from featherbed.tables import ProductTable as ProductTable
     from featherbed.tables import QuantizedTable as QuantizedTable
@@ -158,17 +162,21 @@ _HOMES = {
     ),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.rows.parameter": ("settle",),
+    "featherbed.serve.recommender": ("Recommender",),
     "featherbed.sharing": (
         "SSE",
         "share",
     ),
     "featherbed.tables": (
         "AnchorTable",
+        "BandedTable",
         "DenseTable",
+        "GradedTable",
         "GrowingAnchorTable",
         "HashedTable",
         "KDTable",
         "LowRankTable",
+        "MixedTable",
         "MixtureTable",
         "ProductTable",
         "QuantizedTable",

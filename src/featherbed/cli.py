@@ -1,4 +1,4 @@
-"""The command line: ``featherbed demo | compress | gate | inspect | lookup | search | check``."""
+"""The command line: ``featherbed demo | train | recommend | paper | compress | gate | inspect | lookup | search | check``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from featherbed import cli_train
 from featherbed.errors import ArgumentError, FeatherbedError, MissingExtra
 from featherbed.version import __version__
 
@@ -50,6 +51,43 @@ def demo(
             raise
         raise MissingExtra("torch", "train", "featherbed demo") from None
     run(seed, folder)
+
+
+app.add_typer(cli_train.app, name="train")
+
+
+@app.command()
+def paper(
+    name: Annotated[str | None, typer.Argument(help="Which, such as ant/table14; without it they are listed.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder of results.")] = Path("papers"),
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets (or FEATHERBED_DATA).")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Some rows only, such as ant-30k,nbant.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="On few generated ratings: does it run?")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Run a published table or figure: our numbers beside the published ones, printed and as a page."""
+    try:
+        from featherbed.papers.command import run
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "polars", "numba"):
+            raise
+        raise MissingExtra(str(error.name), "train", "featherbed paper") from None
+    run(name, out, data, seeds, rows, quick, quiet)
+
+
+@app.command()
+def recommend(
+    folder: Annotated[Path, typer.Argument(help="What `featherbed train ratings` wrote.", metavar="DIR")],
+    user: Annotated[str, typer.Option(help="The user's key.")],
+    k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
+    every: Annotated[bool, typer.Option("--all", help="Also items the user rated in training.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Print the best items for a user that the user has not rated yet, with their scores. torch is not needed."""
+    from featherbed.serve.command import run
+
+    run(folder, user, k, json, every)
 
 
 File = Annotated[Path, typer.Argument(help="A packed table (.safetensors).", metavar="FILE")]

@@ -1,10 +1,9 @@
-"""Write the golden files of the current format version, each with its rows beside it: python tests/golden/make.py
+"""Write the golden files of every format version, each with its rows beside it: python tests/golden/make.py
 
 A version that is frozen is read for ever, so its files are never made again: a folder that is there is left alone.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,11 @@ import featherbed as fb
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Every, Fixed, Ragged
-from featherbed.packed.header import VERSION
+from featherbed.packed.graded import Graded
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 
-FOLDER = Path(__file__).parent / f"version{VERSION}"
+HERE = Path(__file__).parent
 ROWS = 20
 
 
@@ -75,10 +74,21 @@ def lstm(rng):
     return [Band(ROWS, fixed(rng, 4, 9, "float32"), None, matrix(rng, 9, 3), "concat", cell, plus=plus)]
 
 
-def main():
-    if FOLDER.exists():
-        sys.exit(f"{FOLDER} is there: the files of a version are made once")
-    FOLDER.mkdir()
+def grades(rng):
+    """Bits of every width, rows without any, and a stream that ends within a byte."""
+    bits = np.array([[8, 7, 6, 5], [4, 3, 2, 1], [1, 0, 2, 0], [0, 0, 0, 0]])
+    return [Band(ROWS, Every(), Graded.round(rng.normal(size=(ROWS, 4)), bits, [3, 5, 9, 3]))]
+
+
+def turned(rng):
+    """Graded rows on a dictionary, a layer of graded rows with float32 scales, a rotation, a padding row."""
+    first = Graded.round(rng.normal(size=(ROWS, 3)), np.array([[5, 3, 1], [3, 1, 0]]), [7, 13])
+    second = Graded.round(rng.normal(size=(ROWS, 4)), np.array([[2, 0, 0, 4]]), [ROWS], "float32")
+    affine = Affine(matrix(rng, 4, 4, "float16"), vector(rng, 4))
+    return [Band(ROWS, Every(), first, matrix(rng, 3, 4, "int8"), affine=affine, plus=Band(ROWS, Every(), second))]
+
+
+def version1():
     anchors = fb.AnchorTable(ROWS, 4, anchors=6, generator=seed(0))
     with torch.no_grad():
         anchors.transform *= torch.rand(ROWS, 6, generator=seed(1)) > 0.6
@@ -97,9 +107,29 @@ def main():
         bands = make(np.random.default_rng(number))
         dim = 6 if make is concat else 4
         tables[make.__name__] = PackedTable(bands, dim, made_by={"table": make.__name__})
-    for name, packed in tables.items():
-        fb.save(packed, FOLDER / f"{name}.safetensors", keys=[f"key {i}" for i in range(ROWS)] if name == "ragged" else None)
-        (FOLDER / f"{name}.json").write_text(json.dumps(packed[:].tolist()) + "\n")
+    return tables
+
+
+def version2():
+    tables = {}
+    for number, make in enumerate((grades, turned)):
+        padding = 5 if make is turned else None
+        bands = make(np.random.default_rng(100 + number))
+        tables[make.__name__] = PackedTable(bands, 4, padding_idx=padding, made_by={"table": make.__name__})
+    return tables
+
+
+def main():
+    for make in (version1, version2):
+        folder = HERE / make.__name__
+        if folder.exists():
+            print(f"{folder} is there: the files of a version are made once")
+            continue
+        folder.mkdir()
+        for name, packed in make().items():
+            named = name in ("ragged", "grades")
+            fb.save(packed, folder / f"{name}.safetensors", keys=[f"key {i}" for i in range(ROWS)] if named else None)
+            (folder / f"{name}.json").write_text(json.dumps(packed[:].tolist()) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,10 @@ def draw_negatives(users: Ids, starts: Ids, known: Ids, items: int, rng: Any, ou
 
 
 @fast
-def ranking_pass(rows: Floats, columns: Floats, users: Ids, liked: Ids, others: Ids, lr: float, decay: float) -> float:
+def ranking_pass(rows: Floats, columns: Floats, users: Ids, liked: Ids, others: Ids, lr: float, decay: float) -> Any:
     """Step for each (user, liked item, other item) in turn; return the mean of -ln σ(x_liked - x_other)."""
-    dim, total = rows.shape[1], 0.0
+    dim = rows.shape[1]
+    total: Any = 0.0
     rate, shrink = np.float32(lr), np.float32(lr * decay)
     for n in range(len(users)):
         u, i, j = rows[users[n]], columns[liked[n]], columns[others[n]]

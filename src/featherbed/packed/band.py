@@ -27,6 +27,7 @@ from featherbed.packed.codes import (
     arrays,
     check_indices,
 )
+from featherbed.packed.graded import Graded
 from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
 
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
@@ -94,7 +95,7 @@ class Band:
 
     rows: int
     codes: Codes
-    values: Matrix | None = None  # [rows, s], or [rows, K] with Every
+    values: Matrix | Graded | None = None  # [rows, s], or [rows, K] with Every
     dictionary: Matrix | None = None  # [K, d']; None: the values are the row
     combine: str = "sum"
     cell: Cell | None = None
@@ -243,6 +244,7 @@ class Band:
         if self.cell is not None:
             yield from ((f"cell.{name}", array) for name, array in self.cell.arrays())
         weight = None if self.affine is None else self.affine.weight
+        matrices: dict[str, Matrix | Graded | None]
         matrices = {"values": self.values, "dictionary": self.dictionary, "affine.weight": weight, "norms": self.norms}
         for name, matrix in matrices.items():
             if matrix is not None:
@@ -272,3 +274,10 @@ def check_bands(bands: list[Band], rows: int) -> None:
     """Refuse bands that do not add up to ``rows``, or whose members do not count what they say."""
     if sum(band.rows for band in bands) != rows:
         raise FormatError(f"bands hold {[band.rows for band in bands]} rows; the table has {rows}")
+
+
+def check_values(bands: list[Band]) -> None:
+    """Read the scales of graded values: refuse those that are not finite."""
+    for values in (layer.values for band in bands for layer in band.layers):
+        if isinstance(values, Graded):
+            values.check()

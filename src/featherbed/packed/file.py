@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from featherbed.errors import ArgumentError, FormatError
-from featherbed.packed.header import VERSION, describe, rebuild
+from featherbed.packed.band import check_values
+from featherbed.packed.header import VERSION, describe, rebuild, stored
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
@@ -104,6 +105,7 @@ def check(path: str | Path) -> PackedTable:
     """
     table = load(path)
     validate(table)
+    check_values(table.bands)
     return table
 
 
@@ -202,9 +204,13 @@ def _keys(header: dict[str, Any], take: Any, rows: int) -> Keys:
     )
 
 
+def _compact(fields: dict[str, Any]) -> str:  # every byte of a small file counts
+    return json.dumps(fields, separators=(",", ":"))
+
+
 def header_of(table: PackedTable) -> bytes:
     """Return the container's header: length, JSON, padding to 8 bytes; arrays in order of falling element size."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps(describe(table))}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: _compact(stored(table))}}
     offset = 0
     for name, array in _in_order(table):
         entries[name] = {
@@ -213,7 +219,7 @@ def header_of(table: PackedTable) -> bytes:
             "data_offsets": [offset, offset + array.nbytes],
         }
         offset += array.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = _compact(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 

@@ -10,8 +10,10 @@ from featherbed.errors import FormatError
 from featherbed.packed.band import BLOCK_BITS, Affine, Band, Members
 from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.graded import Graded
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.parts import (
+    IMPLICIT_ROWS,
     MOST_DIM,
     MOST_GATHERED,
     MOST_ROWS,
@@ -21,20 +23,20 @@ from featherbed.packed.parts import (
     read_cell,
     read_codes,
     read_matrix,
+    read_values,
 )
 from featherbed.packed.table import PackedTable
 
-VERSION = 1  # frozen: a change of the format is a new version, and this one is read for ever
+VERSION = 2  # the newest; a change of the format is a new version, and all from 1 on are read for ever
 MOST_BANDS = 64
 MOST_LAYERS = 8
 MOST_MEMBERS = (1 << 32) - 1  # what the running totals of a bitmap can count
-IMPLICIT_ROWS = 1 << 20  # rows that may share one atom where nothing is stored for a row
 
 
 def describe(table: PackedTable) -> dict[str, Any]:
     """Return the metadata of a table."""
     return {
-        "version": VERSION,
+        "version": version_of(table.bands),
         "rows": table.rows,
         "dim": table.dim,
         "padding_idx": table.padding_idx,
@@ -44,13 +46,31 @@ def describe(table: PackedTable) -> dict[str, Any]:
     }
 
 
+def stored(table: PackedTable) -> dict[str, Any]:
+    """Return the metadata of a table as it is written: from version 2 on without the fields that are null or false."""
+    fields = describe(table)
+    return fields if fields["version"] == 1 else _short(fields) | {"made_by": fields["made_by"]}
+
+
+def _short(fields: Any) -> Any:
+    if isinstance(fields, dict):
+        return {name: _short(value) for name, value in fields.items() if value is not None and value is not False}
+    return [_short(value) for value in fields] if isinstance(fields, list) else fields
+
+
+def version_of(bands: list[Band]) -> int:
+    """Return the first version of the format that holds these bands: graded rows came with version 2."""
+    graded = any(isinstance(layer.values, Graded) for band in bands for layer in band.layers)
+    return 2 if graded else 1
+
+
 def _describe_band(band: Band) -> dict[str, Any]:
     affine = band.affine
     return {
         "rows": band.rows,
         "members": band.members is not None,
         "codes": _describe_codes(band.codes),
-        "values": _describe_matrix(band.values),
+        "values": _describe_values(band.values),
         "dictionary": _describe_matrix(band.dictionary),
         "combine": band.combine,
         "cell": _describe_cell(band.cell),
@@ -64,6 +84,13 @@ def _describe_cell(cell: Cell | None) -> dict[str, Any] | None:
     if cell is None:
         return None
     return {"kind": cell.kind, "weight": _describe_matrix(cell.weight), "input": _describe_matrix(cell.input)}
+
+
+def _describe_values(values: Matrix | Graded | None) -> dict[str, Any] | None:
+    if not isinstance(values, Graded):
+        return _describe_matrix(values)
+    shape = {"rows": values.shape[0], "columns": values.shape[1]}
+    return {"kind": "graded", **shape, "scale": {"kind": str(values.scale.dtype)}, "grades": [list(g) for g in values.grades]}
 
 
 def _describe_matrix(matrix: Matrix | None) -> dict[str, Any] | None:
@@ -95,7 +122,8 @@ def _describe_codes(codes: Codes) -> dict[str, Any]:
 def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None, bool, dict[str, Any]]:
     """Return bands, rows, dim, padding_idx, whether there are keys, and made_by, from metadata and arrays."""
     top = Reader(metadata, "metadata")
-    _check_version(top.raw("version"))
+    version = _version(top.raw("version"))
+    top.sparse = version > 1
     rows, dim = top.whole("rows", 1, MOST_ROWS), top.whole("dim", 1, MOST_DIM)
     padding = None if top.raw("padding_idx") is None else top.whole("padding_idx", 0, rows - 1)
     listed = top.raw("bands")
@@ -103,10 +131,12 @@ def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None
         raise FormatError(f"metadata.bands must be a list of 1 to {MOST_BANDS} bands")
     bands, left = [], rows
     for number, fields in enumerate(listed):
-        band = _band(Reader(fields, f"bands[{number}]"), f"b{number}", take, left, dim, number == len(listed) - 1)
+        band = _band(Reader(fields, f"bands[{number}]", top.sparse), f"b{number}", take, left, dim, number == len(listed) - 1)
         left -= band.rows
         bands.append(band)
     _check_implicit(bands, rows)
+    if version < version_of(bands):
+        raise FormatError(f"metadata.version is {version}: graded rows came with version {version_of(bands)}")
     if left:
         raise FormatError(f"the bands hold {rows - left} rows, the table says {rows}")
     made_by, has_keys = top.raw("made_by"), top.flag("keys")
@@ -116,11 +146,11 @@ def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None
     return bands, rows, dim, padding, has_keys, made_by
 
 
-def _check_version(version: Any) -> None:
+def _version(version: Any) -> int:
     whole = isinstance(version, int) and not isinstance(version, bool)
-    if whole and version == VERSION:
-        return
-    found = f"format version {str(version)[:40]} is not known here, this featherbed reads version {VERSION}"
+    if whole and 1 <= version <= VERSION:
+        return int(version)
+    found = f"format version {str(version)[:40]} is not known here, this featherbed reads versions 1 to {VERSION}"
     if whole and version == 0:
         raise FormatError(f"{found}: version 0 was a draft, export the table again")
     raise FormatError(f"{found}: a newer featherbed may read it" if whole and version > VERSION else found)
@@ -143,7 +173,7 @@ def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool
 def _layer(reader: Reader, name: str, take: Take, rows: int, deep: int) -> tuple[Band, int]:
     """Return a layer (with those that are added to it) and the width of its rows."""
     dictionary = read_matrix(reader.sub("dictionary"), f"{name}.dictionary", take)
-    values = read_matrix(reader.sub("values"), f"{name}.values", take)
+    values = read_values(reader.sub("values"), f"{name}.values", take)
     coded = reader.sub("codes")
     if coded is None:
         raise FormatError(f"{reader.where}.codes is missing")

@@ -2,13 +2,17 @@
 
 Four arrays: the UTF-8 text of all keys in id order, where each ends, the CRC-32 of every key in rising order, and the id
 each of those belongs to. A look-up is a binary search among the checksums and a comparison of text.
+
+Millions of keys never become millions of Python strings: ``Keys.of`` takes the text of a ``Stored`` sequence as it is and
+works on arrays.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,21 +38,22 @@ class Keys:
     @classmethod
     def of(cls, keys: Iterable[str]) -> Keys:
         """Index ``keys``, one for each row, all different."""
-        raw = [_encode(key) for key in keys]
-        if len(set(raw)) != len(raw):
-            seen: set[bytes] = set()
-            double = next(key for key in raw if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise ArgumentError(f"key {double.decode()!r} stands for more than one row: keys must differ")
-        checksums = np.fromiter((zlib.crc32(key) for key in raw), dtype=np.uint32, count=len(raw))
+        text, ends = keys.utf8() if isinstance(keys, Stored) else _joined(keys)
+        checksums = crc32(text, ends)
         order = np.argsort(checksums, kind="stable")
-        ends = np.cumsum(np.fromiter(map(len, raw), dtype=np.int64, count=len(raw)))
         size = int(ends[-1]) if len(ends) else 0
-        return cls(
-            np.frombuffer(b"".join(raw), dtype=np.uint8),
+        made = cls(
+            text,
             ends.astype(np.uint32 if size < 2**32 else np.uint64),
             checksums[order],
-            order.astype(np.uint32 if len(raw) < 2**32 else np.uint64),
+            order.astype(np.uint32 if len(ends) < 2**32 else np.uint64),
         )
+        made._refuse_doubles()
+        return made
+
+    def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the text of all keys and where each ends."""
+        return self.text, self.ends.astype(np.int64)
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
@@ -104,6 +109,20 @@ class Keys:
             at += 1
         raise UnknownKeyError(f"no row has the key {key.decode()!r}")
 
+    def _refuse_doubles(self) -> None:
+        """Refuse keys that stand twice; only keys of equal checksums are compared."""
+        same = np.flatnonzero(self.checksums[1:] == self.checksums[:-1])
+        doubles, before, run = list[int](), -1, set[bytes]()
+        for at in same.tolist():
+            run = run if int(self.checksums[at]) == before else {self.raw(int(self.order[at]))}
+            before, id_ = int(self.checksums[at]), int(self.order[at + 1])
+            key = self.raw(id_)
+            if key in run:
+                doubles.append(id_)
+            run.add(key)
+        if doubles:
+            raise ArgumentError(f"key {self[min(doubles)]!r} stands for more than one row: keys must differ")
+
     def check(self) -> None:
         """Read everything: text in order, every row indexed once under its own checksum, no key twice."""
         if len(self.ends) and (np.any(self.ends[1:] < self.ends[:-1]) or int(self.ends[-1]) != len(self.text)):
@@ -132,6 +151,137 @@ class Keys:
             blob.decode()
         except UnicodeDecodeError:
             raise FormatError("the text of the keys is not UTF-8") from None
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """Keys that lie in arrays already."""
+
+    def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the UTF-8 text of all keys, one after the other, and where each ends."""
+        ...
+
+
+class IntegerKeys(Sequence[str]):
+    """Whole numbers as keys, in decimal: eight bytes a key.
+
+    >>> keys = IntegerKeys(np.array([7, -12, 0]))
+    >>> keys[1], list(keys), Keys.of(keys).find(["0"]).tolist()
+    ('-12', ['7', '-12', '0'], [2])
+    """
+
+    def __init__(self, numbers: NDArray[np.integer]) -> None:
+        self.numbers = np.asarray(numbers, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> IntegerKeys: ...
+    def __getitem__(self, at: int | slice) -> str | IntegerKeys:
+        return IntegerKeys(self.numbers[at]) if isinstance(at, slice) else str(int(self.numbers[at]))
+
+    def __iter__(self) -> Iterator[str]:
+        for begin in range(0, len(self), _BLOCK):
+            yield from map(str, self.numbers[begin : begin + _BLOCK].tolist())
+
+    def take(self, index: NDArray[np.integer]) -> IntegerKeys:
+        """Return the keys at ``index``."""
+        return IntegerKeys(self.numbers[index])
+
+    def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the text of all keys and where each ends."""
+        texts, lengths = [np.zeros(0, dtype=np.uint8)], [np.zeros(0, dtype=np.int64)]
+        for begin in range(0, len(self), _BLOCK):
+            part = self.numbers[begin : begin + _BLOCK].astype("S20")
+            digits = part.view(np.uint8).reshape(len(part), 20)
+            texts.append(digits[digits != 0])
+            lengths.append(np.count_nonzero(digits, axis=1))
+        return np.concatenate(texts), np.cumsum(np.concatenate(lengths))
+
+
+class TextKeys(Sequence[str]):
+    """Texts as keys: their UTF-8 bytes in one array, and where each ends.
+
+    >>> keys = TextKeys.of(["b", "à"])
+    >>> keys[1], list(keys), list(keys.take(np.array([1, 0])))
+    ('à', ['b', 'à'], ['à', 'b'])
+    """
+
+    def __init__(self, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self.text, self.ends = text, ends
+
+    @classmethod
+    def of(cls, keys: Iterable[str]) -> TextKeys:
+        """Store strings."""
+        return cls(*_joined(keys))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> TextKeys: ...
+    def __getitem__(self, at: int | slice) -> str | TextKeys:
+        if isinstance(at, slice):
+            return self.take(np.arange(len(self))[at])
+        at = range(len(self))[at]
+        return self.text[int(self.ends[at - 1]) if at else 0 : int(self.ends[at])].tobytes().decode()
+
+    def take(self, index: NDArray[np.integer]) -> TextKeys:
+        """Return the keys at ``index``."""
+        starts, lengths = _starts(self.ends)[index], np.diff(self.ends, prepend=0)[index]
+        ends = np.cumsum(lengths)
+        places = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
+        return TextKeys(self.text[places], ends)
+
+    def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the text of all keys and where each ends."""
+        return self.text, self.ends
+
+
+_BLOCK = 1 << 18
+_LONG = 64  # bytes; longer keys are rare and have their checksum taken one by one
+
+
+def crc32(text: NDArray[np.uint8], ends: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """Return the CRC-32 of every key: byte by byte, all keys of one length at once.
+
+    >>> crc32(np.frombuffer(b"thecat", np.uint8), np.array([3, 6])).tolist() == [zlib.crc32(b"the"), zlib.crc32(b"cat")]
+    True
+    """
+    single = np.array([zlib.crc32(bytes([byte])) for byte in range(256)], dtype=np.uint32)
+    table = single ^ single[0]  # CRC-32 is affine over GF(2): what is left is its table of remainders
+    found = np.empty(len(ends), dtype=np.uint32)
+    starts = _starts(ends)
+    for begin in range(0, len(ends), _BLOCK):
+        first = starts[begin : begin + _BLOCK]
+        lengths = ends[begin : begin + _BLOCK].astype(np.int64) - first
+        for length in np.unique(lengths).tolist():
+            rows = np.flatnonzero(lengths == length)
+            if length > _LONG:
+                found[begin + rows] = [zlib.crc32(text[at : at + length].tobytes()) for at in first[rows].tolist()]
+                continue
+            state = np.full(len(rows), 0xFFFFFFFF, dtype=np.uint32)
+            for place in range(length):
+                state = table[(state ^ text[first[rows] + place]) & 0xFF] ^ (state >> 8)
+            found[begin + rows] = ~state
+    return found
+
+
+def _starts(ends: NDArray[np.integer]) -> NDArray[np.int64]:
+    starts = np.zeros(len(ends), dtype=np.int64)
+    starts[1:] = ends[:-1]
+    return starts
+
+
+def _joined(keys: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    raw = [_encode(key) for key in keys]
+    ends = np.cumsum(np.fromiter(map(len, raw), dtype=np.int64, count=len(raw)))
+    return np.frombuffer(b"".join(raw), dtype=np.uint8), ends
 
 
 def _encode(key: str) -> bytes:

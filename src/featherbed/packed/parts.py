@@ -14,28 +14,35 @@ from featherbed.packed.band import Band
 from featherbed.packed.cells import KINDS as CELLS
 from featherbed.packed.cells import Cell
 from featherbed.packed.codes import DIRECTORY_STEP, MOST_CODES, Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, Grades, stream_bytes
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import KINDS, Matrix, row_bytes
 
 MOST_ROWS = 1 << 40
 MOST_DIM = 1 << 16
 MOST_GATHERED = 1 << 20  # numbers in the atoms of one row where they are held side by side
+IMPLICIT_ROWS = 1 << 20  # rows that may share one atom, or byte, where nothing is stored for a row
 
 Take = Callable[[str, str, tuple[int, ...]], NDArray[Any]]  # name, dtype, shape -> array
 _FLOATS = {"float32": "F32", "float16": "F16"}
 
 
 class Reader:
-    """Reads one JSON object field by field; anything of the wrong type or out of range is a FormatError."""
+    """Reads one JSON object field by field; anything of the wrong type or out of range is a FormatError.
 
-    def __init__(self, fields: Any, where: str) -> None:
+    ``sparse``: a field that is null or false may have been left out.
+    """
+
+    def __init__(self, fields: Any, where: str, sparse: bool = False) -> None:
         if not isinstance(fields, dict):
             raise FormatError(f"{where} must be an object, got {type(fields).__name__}")
-        self.fields, self.where = fields, where
+        self.fields, self.where, self.sparse = fields, where, sparse
         self.read: set[str] = set()
 
     def raw(self, name: str) -> Any:
         """Return a field as it is."""
+        if name not in self.fields and self.sparse:
+            return None
         if name not in self.fields:
             raise FormatError(f"{self.where} lacks the field {name!r}")
         self.read.add(name)
@@ -50,7 +57,7 @@ class Reader:
 
     def flag(self, name: str) -> bool:
         """Return a truth value."""
-        value = self.raw(name)
+        value = False if self.sparse and name not in self.fields else self.raw(name)
         if not isinstance(value, bool):
             raise FormatError(f"{self.where}.{name} must be true or false, got {str(value)[:40]}")
         return value
@@ -65,7 +72,7 @@ class Reader:
     def sub(self, name: str) -> Reader | None:
         """Return a nested object, or None."""
         value = self.raw(name)
-        return None if value is None else Reader(value, f"{self.where}.{name}")
+        return None if value is None else Reader(value, f"{self.where}.{name}", self.sparse)
 
     def done(self) -> None:
         """Refuse fields nobody asked for: what they mean would be lost, and a new meaning takes a new version."""
@@ -90,6 +97,40 @@ def read_matrix(reader: Reader | None, name: str, take: Take) -> Matrix | None:
     scale = take(f"{name}.scale", _FLOATS[scaled.choice("kind", tuple(_FLOATS))], (rows if axis == 0 else columns,))
     scaled.done()
     return Matrix(kind, (rows, columns), take(name, "U8", (rows, row_bytes(kind, columns))), scale, axis)
+
+
+def read_values(reader: Reader | None, name: str, take: Take) -> Matrix | Graded | None:
+    """Return the values of a band: a matrix like any other, or graded rows."""
+    if reader is None or reader.raw("kind") != "graded":
+        return read_matrix(reader, name, take)
+    rows, columns = reader.whole("rows", 0, MOST_ROWS), reader.whole("columns", 1, MOST_DIM)
+    grades, scaled = _grades(reader, rows, columns), reader.sub("scale")
+    if scaled is None:
+        raise FormatError(f"{reader.where}: levels have a scale, floats have none")
+    size, used = stream_bytes(grades), sum(columns - text.count("0") for _, text in grades)
+    scale = take(f"{name}.scale", _FLOATS[scaled.choice("kind", tuple(_FLOATS))], (used,))
+    scaled.done()
+    reader.done()
+    if rows > IMPLICIT_ROWS * (1 + size):
+        raise FormatError(f"{reader.where}: {rows} rows in {size} bytes: no more than {IMPLICIT_ROWS} rows may share one")
+    return Graded((rows, columns), grades, take(name, "U8", (size,)), scale)
+
+
+def _grades(reader: Reader, rows: int, columns: int) -> Grades:
+    """Return the runs of graded rows: how many rows each has, and the bits of every column as digits."""
+    listed = reader.raw("grades")
+    if not isinstance(listed, list) or len(listed) > MOST_GRADES:
+        raise FormatError(f"{reader.where}.grades must be a list of at most {MOST_GRADES} grades")
+    digits = set("0123456789"[: MOST_BITS + 1])
+    for grade in listed:
+        pair = grade if isinstance(grade, list) and len(grade) == 2 else (None, None)
+        whole = isinstance(pair[0], int) and not isinstance(pair[0], bool) and 1 <= pair[0] <= rows
+        if not whole or not isinstance(pair[1], str) or len(pair[1]) != columns or not set(pair[1]) <= digits:
+            wanted = f"[rows, {columns} digits from 0 to {MOST_BITS}]"
+            raise FormatError(f"{reader.where}.grades: a grade is {wanted}, got {str(grade)[:60]}")
+    if sum(count for count, _ in listed) != rows:
+        raise FormatError(f"{reader.where}.grades hold {sum(count for count, _ in listed)} rows, the matrix has {rows}")
+    return tuple((count, text) for count, text in listed)
 
 
 def _levels(kind: str, name: str, take: Take) -> Levels:

@@ -10,8 +10,9 @@ import numpy as np
 from featherbed.packed import bits
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed, Ragged
-from featherbed.packed.file import load
+from featherbed.packed.file import header_of, load
 from featherbed.packed.header import describe
+from featherbed.packed.table import PackedTable
 
 SAMPLE = 100_000  # rows counted for the histogram
 
@@ -36,6 +37,22 @@ def report(path: str | Path) -> dict[str, Any]:
         "parts": parts,
         "bands": [_band(band, fields) for band, fields in zip(table.bands, meta["bands"], strict=True)],
     }
+
+
+def file_size(packed: PackedTable, keys: bool = False) -> int:
+    """Return the bytes the file of a table will have, header included, with its keys or without, before it is written.
+
+    >>> import featherbed as fb
+    >>> packed = fb.DenseTable(5, 4).pack()
+    >>> path = getfixture("tmp_path") / "items.safetensors"
+    >>> packed.save(path)
+    >>> file_size(packed) == path.stat().st_size
+    True
+    """
+    table = packed
+    if packed.keys is not None and not keys:
+        table = PackedTable(packed.bands, packed.dim, padding_idx=packed.padding_idx, made_by=packed.made_by)
+    return len(header_of(table)) + sum(array.nbytes for array in table.arrays.values())
 
 
 def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +122,10 @@ def _layer_text(start: str, band: dict[str, Any]) -> list[str]:
     if band["dictionary"]:
         shape = band["dictionary"]
         lines += [f"  dictionary {shape['rows']:,} x {shape['columns']} in {shape['kind']}"]
+    if band["values"] and band["values"]["kind"] == "graded":
+        lines += [
+            f"  {rows:>10,} rows of {sum(map(int, text)):>3} bits: {text[:64]}" for rows, text in band["values"]["grades"]
+        ]
     if band["cell"]:
         lines += [f"  cell {_cell(band['cell'])}"]
     lines += _histogram(band["codes_per_row"])

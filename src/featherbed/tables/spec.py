@@ -1,10 +1,10 @@
 """Short specs: ``anchor:anchors=50,init=xavier(gain=0.5)`` names a table and its settings.
 
 spec      = method [":" setting {"," setting}]
-method    = dense | anchor | growinganchor | mixture | lowrank | hashed | kd | product | remainder | selected | quantized
-            (class name without "Table")
+method    = dense | anchor | growinganchor | mixture | mixed | banded | lowrank | hashed | kd | product | remainder |
+            selected | quantized | graded (class name without "Table")
 setting   = keyword "=" value
-value     = number | true | false | none | word | behaviour
+value     = number | true | false | none | word | "text" | behaviour | "[" value {"," value} "]"
 behaviour = name ["(" [setting {"," setting}] ")"]         (halfnormal, xavier, randombasis, softmax,
                                                                 straightthrough, temperature, online)
 """
@@ -89,11 +89,13 @@ def _value(node: ast.expr, spec: str) -> Any:
             return BEHAVIOURS[word.lower()]() if word.lower() in BEHAVIOURS else word
         case ast.Constant(value=None | bool()):
             return node.value
+        case ast.List(elts=parts):
+            return tuple(_value(part, spec) for part in parts)
         case ast.Call(func=ast.Name(id=word)):
             if word.lower() not in BEHAVIOURS:
                 raise ArgumentError(f"{word!r} in spec {spec!r} is not known: use one of {', '.join(sorted(BEHAVIOURS))}")
             return _behaviour(word, _keywords(node, spec), spec)
-    raise ArgumentError(f"{ast.unparse(node)!r} in spec {spec!r}: a value is a number, a word or a behaviour")
+    raise ArgumentError(f"{ast.unparse(node)!r} in spec {spec!r}: a value is a number, a word, a list or a behaviour")
 
 
 def _behaviour(word: str, settings: dict[str, Any], spec: str) -> Any:

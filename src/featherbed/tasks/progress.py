@@ -19,3 +19,18 @@ def training_bar(shown: bool = True) -> Progress:
         console=Console(stderr=True),
         disable=not shown,
     )
+
+
+def reading_bar(shown: bool = True) -> Progress:
+    """Return a progress display for a file that is read; it goes away when that is done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not shown,
+        transient=True,
+    )

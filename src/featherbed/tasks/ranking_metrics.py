@@ -46,8 +46,8 @@ class Chosen:
 
     def joined(self, other: Chosen) -> Chosen:
         """Return what users chose here or there."""
-        both = (np.concatenate([getattr(self, side), getattr(other, side)]) for side in ("users", "items"))
-        return Chosen.of(*both, self.num_users, self.num_items)
+        users, items = np.concatenate([self.users, other.users]), np.concatenate([self.items, other.items])
+        return Chosen.of(users, items, self.num_users, self.num_items)
 
     @property
     def num_users(self) -> int:
@@ -109,4 +109,5 @@ def _hits(best: Ids, users: Ids, held_out: Chosen) -> NDArray[np.float64]:  # [B
     keys = held_out.users * held_out.num_items + held_out.items  # rising
     asked = users[:, None] * held_out.num_items + best
     place = np.searchsorted(keys, asked).clip(max=len(keys) - 1)
-    return (keys[place] == asked).astype(np.float64)
+    hits: NDArray[np.float64] = (keys[place] == asked).astype(np.float64)
+    return hits

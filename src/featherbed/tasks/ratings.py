@@ -13,9 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.sharing import SSE
+from featherbed.tables.anchor import AnchorTable
 from featherbed.tables.growth import Growth
 from featherbed.tables.model import auxiliary_loss
 from featherbed.tables.table import Table
+from featherbed.tasks import fused
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.progress import training_bar
@@ -91,7 +94,24 @@ def train_epoch(
     generator: torch.Generator,
     schedulers: Sequence[Any] = (),
 ) -> float:
-    """Pass over all triples once, in an order drawn from ``generator``; return the mean squared error on the way."""
+    """Pass over all triples once, in an order drawn from ``generator``; return the mean squared error on the way.
+
+    Where compiled loops fit (see ``featherbed.tasks.fused``) they take the same steps.
+    """
+    if type(model) is MatrixFactorization and fused.fits(model, optimizer):
+        return fused.epoch(model, optimizer, triples, batch, generator, schedulers)
+    return plain_epoch(model, optimizer, triples, batch, generator, schedulers)
+
+
+def plain_epoch(
+    model: MatrixFactorization,
+    optimizer: torch.optim.Optimizer,
+    triples: tuple[Tensor, Tensor, Tensor],
+    batch: int,
+    generator: torch.Generator,
+    schedulers: Sequence[Any] = (),
+) -> float:
+    """Pass over all triples once by autograd, whatever the tables and the optimizer: the reference."""
     model.train()
     users, items, values = triples
     total = 0.0
@@ -104,6 +124,18 @@ def train_epoch(
             scheduler.step()
         total += float(loss.detach()) * len(index)
     return total / len(values)
+
+
+def count_nonzeros(model: MatrixFactorization) -> int | None:
+    """Return how many weights over anchors are other than zero, in both tables; None where neither has anchors.
+
+    >>> import featherbed as fb
+    >>> count_nonzeros(MatrixFactorization(fb.AnchorTable(10, 4, anchors=2), fb.DenseTable(5, 4)))
+    20
+    """
+    tables = (side.table if isinstance(side, SSE) else side for side in (model.users, model.items))
+    counts = [int(torch.count_nonzero(table.transform)) for table in tables if isinstance(table, AnchorTable)]
+    return sum(counts) if counts else None
 
 
 def train(
@@ -156,9 +188,12 @@ def train(
                 row |= {"anchors": found.anchors, "objective": found.objective}
             row["validation_mse"] = mean_squared_error(model, validation)
             row["parameters"] = model.users.parameter_count() + model.items.parameter_count()
+            nonzeros = count_nonzeros(model)
+            if nonzeros is not None:
+                row["nonzeros"] = nonzeros
             training.record(row)
-            rate = len(train) / row["seconds"] / 1000
-            bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}, {rate:,.0f}k/s")
+            rate, weights = len(train) / row["seconds"] / 1000, "" if nonzeros is None else f", {nonzeros:,} weights"
+            bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}{weights}, {rate:,.0f}k/s")
     result.metrics["train"] = {"mse": mean_squared_error(model, train)}
     result.metrics["validation"] = {"mse": mean_squared_error(model, validation)}
     result.sizes = {"users": asdict(model.users.sizes(optimizer)), "items": asdict(model.items.sizes(optimizer))}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from importlib import import_module
 from typing import Any
 
-from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.errors import ArgumentError
 from featherbed.view.figures import NONE, as_bytes, as_figure, as_html, as_settings
+from featherbed.view.page import AXIS, COLOURS, PAPER, SYMBOLS, barred, page, plot, table
 
 Report = dict[str, Any]
 
@@ -23,31 +22,6 @@ MEANINGS = {
     "weighted_error": ("error by use", "How far the rows moved, a row counting as often as it is used."),
 }
 BAND = ("share", "error", "cosine", "recall")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6a3f", "#555555")
-SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "star", "cross")
-# nothing may be fetched: should an escape ever be forgotten, the browser still refuses to call out
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
-STYLE = """
-:root { color-scheme: light; --ink: #1d2329; --soft: #5b6671; --line: #dfe3e8; --bar: #a9c9e4; }
-body { margin: 0; background: #fcfcfb; color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 46rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; overflow-wrap: anywhere; }
-h1 { font-size: 1rem; font-weight: 600; color: var(--soft); margin: 0; }
-h2 { font-size: 1.15rem; margin: 2.75rem 0 .5rem; } p { margin: .5rem 0; }
-.lead { font-size: 1.45rem; line-height: 1.35; margin: .35rem 0 1rem; }
-.soft, small, footer { color: var(--soft); } .wide { overflow-x: auto; } mark { background: #dce9f4; font-weight: 400; }
-small { display: block; font-size: .85rem; line-height: 1.4; font-weight: 400; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .94rem; }
-th, td { padding: .4rem 0 .4rem .9rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th { font-weight: 600; } thead th { color: var(--soft); font-size: .85rem; } td, thead th { white-space: nowrap; }
-th:first-child { padding-left: 0; text-align: left; min-width: 5.5rem; }
-td i { display: block; height: .4rem; margin-top: .15rem; background: #eef1f4; min-width: 3.5rem; }
-td i b { display: block; height: 100%; background: var(--bar); }
-pre { background: #f1f3f5; padding: .8rem 1rem; overflow-x: auto; font-size: .88rem; }
-details { margin: .75rem 0; } summary { cursor: pointer; color: var(--soft); } footer { margin-top: 3rem; font-size: .85rem; }
-@media (max-width: 30rem) { main { padding: 1.5rem 1rem 3rem; } .lead { font-size: 1.2rem; }
-  table { font-size: .82rem; } thead th, small { font-size: .78rem; } th, td { padding-left: .5rem; } td i { min-width: 2rem; }
-  th:first-child { min-width: 4.5rem; } }
-"""
 
 
 def compression_page(report: Report) -> str:
@@ -62,12 +36,7 @@ def compression_page(report: Report) -> str:
     _check(report)
     name = as_html(report["input"]["name"])
     sections = [make(report) for make in (_choice, _quality, _curve, _parts, _bands, _words, _repeat)]
-    return (
-        f'<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta http-equiv=Content-Security-Policy content="{POLICY}">'
-        '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>{name}, {report['chosen']['ratio']:,.1f} times smaller</title><style>{STYLE}</style></head>\n"
-        f"<body><main><h1>{name}</h1>" + "\n".join(sections) + "</main></body></html>\n"
-    )
+    return page(name, f"{name}, {report['chosen']['ratio']:,.1f} times smaller", sections)
 
 
 def compression_text(report: Report) -> str:
@@ -146,7 +115,7 @@ def _quality(report: Report) -> str:
     """Return the table of figures, each with what it means."""
     known = [(MEANINGS[key], as_figure(key, report["quality"][key])) for key in MEANINGS if key in report["quality"]]
     rows = [(f"{name}<small>{meaning}</small>", figure) for (name, meaning), figure in known]
-    return _table("How good it is", ("figure", "value"), rows)
+    return table("How good it is", ("figure", "value"), rows)
 
 
 def _curve(report: Report) -> str:
@@ -154,25 +123,19 @@ def _curve(report: Report) -> str:
     points = sorted(report["curve"], key=lambda point: point["bytes"])
     if len(points) < 2:
         return ""
-    try:
-        draw = import_module("plotly.io").to_html
-    except ImportError:
-        raise MissingExtra("plotly", "view", "the page of a compression") from None
-    figure = {"data": _traces(points, report["measure"]), "layout": _layout(points, report)}
-    look = {"displayModeBar": False, "responsive": True}
-    plot = draw(figure, look, include_plotlyjs=True, full_html=False, default_height="440px", div_id="curve")
+    drawing = plot("curve", _traces(points, report["measure"]), _layout(points, report), height=440)
     rows = []
     for point in points:
         mark = " <mark>chosen</mark>" if point["chosen"] else ""
         name = f"{as_html(point['method'])}{mark}<small>{as_html(as_settings(point))}</small>"
         figures = (as_figure(key, point[key]) for key in ("recall", "error"))
         rows.append((name, as_html(point["stage"]), f"{point['bytes']:,}", *figures))
-    table = _table("", ("method", "fit", "bytes", "recall", "error"), rows)
+    whole = table("", ("method", "fit", "bytes", "recall", "error"), rows)
     note = (
         "Hollow marks are quick fits (of a sample, if there are many rows), solid ones full fits; the ring is the one chosen."
     )
-    every = f"<details><summary>The same as a table</summary>{table}</details>"
-    return f"<h2>What was tried</h2><p class=soft>{note}</p>{plot}{every}"
+    every = f"<details><summary>The same as a table</summary>{whole}</details>"
+    return f"<h2>What was tried</h2><p class=soft>{note}</p>{drawing}{every}"
 
 
 def _traces(points: list[Report], measure: str) -> list[Report]:
@@ -208,7 +171,6 @@ def _layout(points: list[Report], report: Report) -> Report:
     sizes = [max(1, size) for size in [*(point["bytes"] for point in points), *([budget] if budget else [])]]
     low, high = min(sizes) / 1.15, max(sizes) * 1.15
     ticks = _ticks(low, high)
-    axis = {"gridcolor": "#e6e9ed", "zeroline": False, "automargin": True}
     span = {
         "type": "log",
         "range": [math.log10(low), math.log10(high)],
@@ -217,14 +179,9 @@ def _layout(points: list[Report], report: Report) -> Report:
     names = {"tickvals": ticks, "ticktext": [re.sub(r"\.0+ ", " ", as_bytes(tick)) for tick in ticks], "tickangle": 0}
     line = {"type": "line", "x0": budget, "x1": budget, "y0": 0, "y1": 1, "yref": "paper", "layer": "below", "showlegend": True}
     dashes = {"color": "#5b6671", "width": 1.5, "dash": "dash"}
-    paper = {"template": {}, "paper_bgcolor": "#fcfcfb", "plot_bgcolor": "#fcfcfb", "hovermode": "closest"}
-    return paper | {
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1d2329"},
-        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
-        "hoverlabel": {"align": "left", "bgcolor": "#ffffff"},
-        "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0},
-        "xaxis": axis | span | names,
-        "yaxis": axis | {"title": {"text": MEANINGS[measure][0]}, "tickformat": ".0%" if measure == "recall" else ""},
+    return PAPER | {
+        "xaxis": AXIS | span | names,
+        "yaxis": AXIS | {"title": {"text": MEANINGS[measure][0]}, "tickformat": ".0%" if measure == "recall" else ""},
         "shapes": [line | {"line": dashes, "name": f"budget {as_bytes(budget)}"}] if budget else [],
     }
 
@@ -241,10 +198,10 @@ def _parts(report: Report) -> str:
     """Return the bytes of each part, the largest first, each with its bar."""
     total = sum(report["parts"].values()) or 1
     parts = sorted(report["parts"].items(), key=lambda item: -item[1])
-    rows = [(as_html(name), f"{size:,}", _barred("share", size / total)) for name, size in parts]
+    rows = [(as_html(name), f"{size:,}", barred("share", size / total)) for name, size in parts]
     keys = report["chosen"].get("keys")
     note = f"Keys, the names of the rows, take {keys:,} bytes more." if keys else ""
-    return _table("Where the bytes are", ("part", "bytes", "share"), rows, note)
+    return table("Where the bytes are", ("part", "bytes", "share"), rows, note)
 
 
 def _bands(report: Report) -> str:
@@ -252,9 +209,9 @@ def _bands(report: Report) -> str:
     rows = []
     for band in report["bands"]:
         figures = (as_figure(key, band[key], 3) for key in BAND[:-1])
-        rows.append((as_html(band["name"]), f"{band['rows']:,}", *figures, _barred("recall", band["recall"])))
+        rows.append((as_html(band["name"]), f"{band['rows']:,}", *figures, barred("recall", band["recall"])))
     note = "The share is that of all use where counts were given, else that of the rows."
-    return _table("Frequent and rare rows", ("band", "rows", *BAND), rows, note)
+    return table("Frequent and rare rows", ("band", "rows", *BAND), rows, note)
 
 
 def _words(report: Report) -> str:
@@ -266,7 +223,7 @@ def _words(report: Report) -> str:
         name = f"{as_html(line['file'])}<small>{kinds.get(line['kind'], '')}</small>"
         rows.append((name, f"{line['used']:,} of {line['of']:,}", *scores))
     note = "Similarities: rank correlation with what people said, 1 is best. Analogies: share answered right."
-    return _table("As word vectors", ("file", "used", "before", "after"), rows, note)
+    return table("As word vectors", ("file", "used", "before", "after"), rows, note)
 
 
 def _repeat(report: Report) -> str:
@@ -275,20 +232,6 @@ def _repeat(report: Report) -> str:
     again = f"<h2>How to repeat it</h2><pre><code>{as_html(command)}</code></pre>" if command else ""
     made = f"Made by featherbed {version} in {report['seconds']:,.1f} s from {as_html(report['input']['dtype'])}."
     return f"{again}<footer>{made}</footer>"
-
-
-def _table(title: str, head: Iterable[str], rows: Sequence[tuple[str, ...]], note: str = "") -> str:
-    """Return a section with a table of cells that are HTML already, the first of each row its heading; nothing without rows."""
-    names = "".join(f"<th scope=col>{name}</th>" for name in head)
-    lines = (f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>" for first, *rest in rows)
-    top = (f"<h2>{title}</h2>" if title else "") + (f"<p class=soft>{note}</p>" if note else "")
-    table = f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    return top + table if rows else ""
-
-
-def _barred(name: str, share: float | None) -> str:
-    """Return a figure with a bar as long as a share of 1."""
-    return f"{as_figure(name, share)}<i><b style='width:{100 * min(1.0, max(0.0, share or 0.0)):.1f}%'></b></i>"
 
 
 def _tried(report: Report) -> str:

@@ -1,0 +1,229 @@
+"""Compiled loops of matrix factorisation: a batch of ratings, its errors, the gradients of both sides, one step of each.
+
+A block is an array of int64. That of a batch holds the blocks of its two sides, users and items, and what is said at
+``Batch``; that of a side what is said at ``Side``. Jobs run over pieces of fixed size, so that results do not depend on the
+number of threads.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from featherbed.kernels.arithmetic import NONE, add_outer, add_scaled, combine, score, step
+from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.vectors import pointer
+
+ROWS = 128  # rows of a piece
+PLACES = 256  # ratings of a piece
+LANES = 16  # weights of a row are handled so many at a time; rooms for them are rounded up to it
+WORDS = 32  # of a block
+# a batch: addresses of both sides, ratings in it, addresses of values, errors and sums of squares by piece, of mean and scale
+SIDES, COUNT, VALUES, ERRORS, SUMS, NUMBERS = 0, 2, 3, 4, 5, 6
+# a side: ids of the batch, rows of the table; where the places of each row begin, places by row; composed rows
+IDS, LENGTH, STARTS, ORDER, COMPOSED = range(5)
+# what is stepped (weights over anchors, or the rows), how wide; its moments and how far apart their rows are; what is kept
+STORED, WIDTH, FIRST, FIRST_APART, SECOND, SECOND_APART, KEPT = range(5, 12)
+# anchors (0: there are none), their moments, them the other way round [d, padded], the padded width; sums and rooms by piece
+ATOMS, ATOM_FIRST, ATOM_FIRST_APART, ATOM_SECOND, ATOM_SECOND_APART, TURNED, PADDED, PARTS, ROOM = range(12, 21)
+# a bias for each row (0: none), its moments and its gradient; the numbers of a step: of stored rows, of anchors, of biases
+BIAS, BIAS_FIRST, BIAS_SECOND, BIAS_GRADIENT, STEPS = range(21, 26)
+
+
+@compiled
+def _words(address: Any) -> Any:
+    return carray(pointer(np.uint64(address)), WORDS, np.int64)
+
+
+@compiled
+def _integers(address: Any, length: Any) -> Any:
+    return carray(pointer(np.uint64(address)), length, np.int32)
+
+
+@compiled
+def _floats(address: Any, length: Any) -> Any:
+    return carray(pointer(np.uint64(address)), length, np.float32)
+
+
+@compiled
+def _numbers(address: Any, which: Any) -> Any:
+    """Return the nine numbers of a step (see ``arithmetic.step``)."""
+    n = carray(pointer(np.uint64(address)), 27, np.float32)
+    a = 9 * which
+    return n[a], n[a + 1], n[a + 2], n[a + 3], n[a + 4], n[a + 5], n[a + 6], n[a + 7], n[a + 8]
+
+
+@compiled
+def _clear(values: Any) -> None:
+    for j in range(len(values)):
+        values[j] = 0
+
+
+@job
+def group_sides(address: Any, start: Any, stop: Any) -> Any:
+    """Sort the places of the batch by row, users (0) and items (1): order[starts[r] : starts[r + 1]] are those of row r."""
+    batch = _words(address)
+    for which in range(start, stop):
+        side = _words(batch[SIDES + which])
+        count, rows = batch[COUNT], side[LENGTH]
+        ids, starts, order = _integers(side[IDS], count), _integers(side[STARTS], rows + 2), _integers(side[ORDER], count)
+        for r in range(rows + 2):
+            starts[r] = 0
+        for i in range(count):
+            starts[ids[i] + 2] += 1
+        for r in range(2, rows + 2):
+            starts[r] += starts[r - 1]
+        for i in range(count):
+            order[starts[ids[i] + 1]] = i
+            starts[ids[i] + 1] += 1
+    return np.int64(1)
+
+
+@cache
+def compose_rows(width: int) -> int:
+    """Make the job that composes the rows of one side that are in the batch, by pieces of rows."""
+    size = np.int64(4 * width)
+
+    @job
+    def compose(address: Any, start: Any, stop: Any) -> Any:
+        side = _words(address)
+        rows, count = side[LENGTH], side[WIDTH]
+        starts = _integers(side[STARTS], rows + 1)
+        for r in range(start * ROWS, min(rows, stop * ROWS)):
+            if starts[r] < starts[r + 1]:
+                out, stored = side[COMPOSED] + r * size, side[STORED] + r * count * 4
+                if side[ATOMS]:
+                    combine(width, out, stored, side[ATOMS], count, size)
+                else:
+                    source, target = _floats(stored, width), _floats(out, width)
+                    for j in range(width):
+                        target[j] = source[j]
+        return np.int64(1)
+
+    return compose
+
+
+@cache
+def find_errors(width: int, column: int) -> int:
+    """Make the job that predicts the ratings: errors times 2 / count, and the sum of their squares for each piece."""
+    size = np.int64(4 * width)
+
+    @job
+    def errors(address: Any, start: Any, stop: Any) -> Any:
+        batch = _words(address)
+        users, items, count = _words(batch[SIDES]), _words(batch[SIDES + 1]), batch[COUNT]
+        u, i = _integers(users[IDS], count), _integers(items[IDS], count)
+        values, out, sums = _floats(batch[VALUES], count), _floats(batch[ERRORS], count), batch[SUMS]
+        numbers = _floats(batch[NUMBERS], 2)
+        mean, factor = numbers[0], numbers[1]
+        left, right, apart = users[COMPOSED], items[COMPOSED], users[BIAS] != 0
+        user_bias, item_bias = _floats(users[BIAS], users[LENGTH]), _floats(items[BIAS], items[LENGTH])
+        for piece in range(start, stop):
+            total = 0.0
+            for k in range(piece * PLACES, min(count, (piece + 1) * PLACES)):
+                found = mean + score(width, column, left + u[k] * size, right + i[k] * size)
+                if apart:
+                    found += user_bias[u[k]] + item_bias[i[k]]
+                error = found - values[k]
+                total += np.float64(error) * np.float64(error)
+                out[k] = factor * error
+            carray(pointer(np.uint64(sums)), piece + 1, np.float64)[piece] = total
+        return np.int64(1)
+
+    return errors
+
+
+@cache
+def step_side(width: int, column: int, rule: int, kind: int, metric: int) -> int:
+    """Make the job that finds the gradients of one side, steps every row of it, and sums its anchors' gradient by piece.
+
+    It takes the block of the batch for users, that block with its sides turned for items.
+    """
+    size = np.int64(4 * width)
+
+    @job
+    def rows(address: Any, start: Any, stop: Any) -> Any:
+        batch = _words(address)
+        side, other = _words(batch[SIDES]), _words(batch[SIDES + 1])
+        count, length, stored, padded = batch[COUNT], side[LENGTH], side[WIDTH], side[PADDED]
+        starts, order = _integers(side[STARTS], length + 1), _integers(side[ORDER], count)
+        others, errors = _integers(other[IDS], count), _floats(batch[ERRORS], count)
+        c, slopes = _numbers(side[STEPS], 0), _floats(side[BIAS_GRADIENT], length)
+        for piece in range(start, stop):
+            total = side[ROOM] + piece * (size + 4 * padded)
+            gradient, room, begin = total + size, _floats(total, width + padded), piece * ROWS
+            part = side[PARTS] + piece * stored * size
+            if side[ATOMS]:
+                _clear(_floats(part, stored * width))
+            for r in range(begin, min(length, begin + ROWS)):
+                if r == begin or starts[r - 1] < starts[r + 1]:
+                    _clear(room)
+                slope = np.float32(0)
+                for at in range(starts[r], starts[r + 1]):
+                    k = order[at]
+                    add_scaled(width, column, total, other[COMPOSED] + others[k] * size, errors[k])
+                    slope += errors[k]
+                here = side[STORED] + r * stored * 4
+                if side[ATOMS] and starts[r] < starts[r + 1]:
+                    for j in range(0, 4 * padded, 4 * LANES):
+                        combine(LANES, gradient + j, total, side[TURNED] + j, width, 4 * padded)
+                    add_outer(width, part, here, total, stored)
+                m, v = side[FIRST] + r * side[FIRST_APART], side[SECOND] + r * side[SECOND_APART]
+                kept, g = side[KEPT] + r * stored if side[KEPT] else 0, gradient if side[ATOMS] else total
+                step(rule, kind, metric, here, m, v, g, kept, stored, c)
+                if side[BIAS]:
+                    slopes[r] = slope
+        return np.int64(1)
+
+    return rows
+
+
+@cache
+def step_biases(rule: int) -> int:
+    """Make the job that steps the biases of one side, by pieces of rows."""
+
+    @job
+    def biases(address: Any, start: Any, stop: Any) -> Any:
+        side = _words(address)
+        c, far, end = _numbers(side[STEPS], 2), 4 * ROWS * start, min(side[LENGTH], stop * ROWS)
+        first, second, slopes = side[BIAS_FIRST] + far, side[BIAS_SECOND] + far, side[BIAS_GRADIENT] + far
+        step(rule, NONE, 0, side[BIAS] + far, first, second, slopes, 0, end - start * ROWS, c)
+        return np.int64(1)
+
+    return biases
+
+
+@cache
+def step_atoms(width: int, rule: int) -> int:
+    """Make the job that sums the gradient of one side's anchors over pieces, steps them and turns them."""
+    size = np.int64(4 * width)
+
+    @job
+    def atoms(address: Any, start: Any, stop: Any) -> Any:  # noqa: ARG001
+        side = _words(address)
+        count, pieces = side[WIDTH], (side[LENGTH] + ROWS - 1) // ROWS
+        parts = _floats(side[PARTS], pieces * count * width)
+        for piece in range(1, pieces):
+            for j in range(count * width):
+                parts[j] += parts[piece * count * width + j]
+        c = _numbers(side[STEPS], 1)
+        for k in range(count):
+            m, v = side[ATOM_FIRST] + k * side[ATOM_FIRST_APART], side[ATOM_SECOND] + k * side[ATOM_SECOND_APART]
+            step(rule, NONE, 0, side[ATOMS] + k * size, m, v, side[PARTS] + k * size, 0, width, c)
+        turn(side, width)
+        return np.int64(1)
+
+    return atoms
+
+
+@compiled
+def turn(side: Any, width: Any) -> None:
+    """Write the anchors of a side the other way round."""
+    count, padded = side[WIDTH], side[PADDED]
+    atoms, turned = _floats(side[ATOMS], count * width), _floats(side[TURNED], width * padded)
+    for k in range(count):
+        for j in range(width):
+            turned[j * padded + k] = atoms[k * width + j]

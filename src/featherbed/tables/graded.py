@@ -1,0 +1,168 @@
+"""Graded rows: low-bit rows whose bits differ by how much a row and a column matter."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Every
+from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, graded_scales
+from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.tables.codes import Codes
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+
+# what the best even steps of 0, 1, ... 8 bits leave of a normal variable's variance (Max 1960; beyond 5 bits the same integral)
+LEFT = np.array([1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.001040, 0.0003043, 0.00008769])
+
+
+class GradedTable(Table):
+    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s of the row's grade g(i) and of column k; 0 where b = 0.
+
+    Ids are taken in order of importance (the most popular first) and come in ``grades`` runs, each twice as long as the one
+    before. ``bits`` is the mean over all elements; what each grade and column gets is chosen by the squared error it saves,
+    rows weighed by ``counts`` (how often each id occurs) where given. Trained with straight-through rounding and learnt
+    scales as ``QuantizedTable``; the float ``rows`` exist in training only. ``pack(values="float16")`` halves the scales.
+
+    >>> import torch
+    >>> table = GradedTable.from_dense(torch.randn(1000, 16), bits=2.5, grades=3, counts=1000 / torch.arange(1, 1001))
+    >>> int(table.widths[0].sum()) > int(table.widths[-1].sum()), table.sizes().ratio > 10
+    (True, True)
+    """
+
+    example: ClassVar[dict[str, Any]] = {"bits": 3, "grades": 3}
+    rows = HeldRows()  # [V, d]
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        bits: float = 3,
+        grades: int = 4,
+        counts: Tensor | None = None,
+        sparse: bool = False,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= MOST_BITS:
+            raise ArgumentError(f"bits={bits!r}: give the mean bits of an element, more than 0 and at most {MOST_BITS}")
+        if positive("grades", grades) > MOST_GRADES:
+            raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
+        self.bits, self.grades, self.sparse = bits, grades, bool(sparse)
+        ends = grade_ends(num_embeddings, grades)
+        weights = _weights(counts, ends, num_embeddings)
+        fresh = new_parameter((num_embeddings, embedding_dim), normal(1.0, generator), dtype=dtype, device=device)
+        self.rows = new_rows(fresh, self.sparse)
+        shape, where = (len(ends), embedding_dim), self.rows.device
+        self.scale = nn.Parameter(torch.ones(shape, dtype=self.rows.dtype, device=where))
+        self.tops: Tensor  # [G, d], the highest level: 2^b - 1
+        self.ends: Tensor  # [G], rows up to the end of each grade
+        self.weights: Tensor  # [G], what a squared error of a row counts
+        self.register_buffer("tops", torch.zeros(shape, dtype=torch.uint8, device=where))
+        self.register_buffer("ends", torch.tensor(ends, device=where), persistent=False)
+        self.register_buffer("weights", torch.tensor(weights, device=where), persistent=False)
+        if where.type != "meta":
+            with torch.no_grad():
+                self.fit_dense(self.rows.detach().clone())
+
+    @property
+    def widths(self) -> NDArray[np.uint8]:  # [G, d]
+        """The bits of every grade and column."""
+        widths: NDArray[np.uint8] = np.bitwise_count(self.tops.cpu().numpy())
+        return widths
+
+    @property
+    def grade_rows(self) -> list[int]:
+        """How many rows each grade has."""
+        return [int(rows) for rows in np.diff(self.ends.cpu().numpy(), prepend=0)]
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The values are the row: levels times scale, rounded straight through."""
+        grade = torch.bucketize(ids, self.ends, right=True)
+        rows, scale = row_parameter(self, "rows")(ids), self.scale[grade]
+        top = self.tops[grade].to(rows.dtype)
+        exact = torch.minimum(torch.clamp(rows / scale + top / 2, min=0), top)
+        levels = exact + (torch.round(exact) - exact).detach()
+        clipped = ((rows / scale).abs() > top / 2) & (top > 0)
+        back = torch.where(clipped, rows - rows.detach(), 0.0)  # worth 0: lets a clipped element find its way back
+        return Codes(None, scale * (levels - top / 2) + back, None)
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
+        """One stream of levels, and the scales as ``values`` says."""
+        if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
+            raise ArgumentError("the table holds NaN or infinite rows, which have no levels: training has diverged")
+        grade = torch.bucketize(torch.arange(self.num_embeddings, device=self.device), self.ends, right=True)
+        top = self.tops[grade].to(self.rows.dtype)
+        levels = torch.minimum(torch.clamp(torch.round(self.rows / self.scale[grade] + top / 2), min=0), top)
+        whole = levels.to(torch.uint8).cpu().numpy()
+        kind = "float16" if values == "float16" else "float32"
+        stored = Graded.encode(whole, self.widths, self.grade_rows, to_numpy(self.scale), kind)
+        return [Band(self.num_embeddings, Every(), stored)]
+
+    def parameter_count(self) -> int:
+        """Elements with bits, and their scales."""
+        used = np.count_nonzero(self.widths, axis=1)
+        return int(used @ (np.array(self.grade_rows) + 1))
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """Keep the matrix; choose bits and scales by the squared error they leave."""
+        self.rows.copy_(matrix)
+        dense, rows = to_numpy(matrix).astype(np.float32), self.grade_rows
+        sums = np.add.reduceat(np.square(dense, dtype=np.float64), np.cumsum([0, *rows[:-1]]), axis=0)
+        spread = sums / np.array(rows)[:, None] * self.weights.double().cpu().numpy()[:, None]
+        widths = allot(spread, rows, int(self.bits * matrix.numel()))
+        self.tops.copy_(torch.from_numpy(((1 << widths.astype(np.int64)) - 1).astype(np.uint8)))
+        self.scale.copy_(torch.from_numpy(graded_scales(dense, widths, rows)))
+
+
+def grade_ends(rows: int, grades: int) -> list[int]:
+    """Return where runs end of which each is twice as long as the one before: V (2^g - 1) / (2^G - 1), rounded up.
+
+    >>> grade_ends(700, 3)
+    [100, 300, 700]
+    """
+    return sorted({-(-rows * (2**g - 1) // (2**grades - 1)) for g in range(1, grades + 1)})
+
+
+def allot(spread: NDArray[np.floating], rows: list[int], budget: int) -> NDArray[np.uint8]:  # [G, m], [G] -> [G, m]
+    """Spend ``budget`` bits where each saves most: of Σ_g r_g Σ_k spread_gk left(b_gk), by falling gain for a bit.
+
+    ``spread`` is the mean square of a column within a grade, times what an error there counts. Gains fall with every bit of
+    a column, so that taking the largest first is best up to the last few bits (Shoham and Gersho 1988).
+
+    >>> allot(np.array([[4.0, 1.0], [1.0, 0.0]]), [2, 4], 20).tolist()
+    [[4, 2], [2, 0]]
+    """
+    gains = spread[:, :, None] * -np.diff(LEFT)  # [G, m, 8]
+    widths, left, least = np.zeros(spread.shape, dtype=np.uint8), budget, min(rows)
+    order = np.argsort(-gains.reshape(-1), kind="stable")
+    for at in order[: np.count_nonzero(gains)].tolist():
+        g, k = divmod(at // MOST_BITS, spread.shape[1])
+        if rows[g] <= left:
+            widths[g, k] += 1
+            left -= rows[g]
+        if left < least:
+            break
+    return widths
+
+
+def _weights(counts: Tensor | None, ends: list[int], rows: int) -> list[float]:
+    """Return the mean count of each grade, 1 without counts."""
+    if counts is None:
+        return [1.0] * len(ends)
+    given = torch.as_tensor(counts).double().cpu().reshape(-1)
+    if given.shape != (rows,) or not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
+        raise ArgumentError(
+            f"counts {tuple(torch.as_tensor(counts).shape)}: give one count of at least 0 for each of {rows} rows"
+        )
+    starts = [0, *ends[:-1]]
+    return [float(given[start:stop].mean()) for start, stop in zip(starts, ends, strict=True)]

@@ -1,0 +1,179 @@
+"""Mixed dimensions: popular ids have wide rows, rare ones narrow rows behind a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band, Members
+from featherbed.packed.codes import Every, Identity
+from featherbed.packed.matrix import Matrix
+from featherbed.rows import new_rows, row_parameter
+from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import low_rank, share_of_unit_rows
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+
+
+class MixedTable(Table):
+    """row(i) = B_b[place of i in b] P_b for the block b of i, with B_b [n_b, d_b] and P_b [d_b, d]; no P_b where d_b = d.
+
+    Ids go into blocks by popularity, block b has rows of width d_b. Ginart et al. 2019, "Mixed dimension embeddings with
+    application to memory-efficient recommendation systems", section 3. Every id has a row of its own in its block.
+
+    Args:
+        dims: width of the rows of each block, the block of the most popular ids first.
+        blocks: ids in each block; without it the blocks have equal shares of ``counts``, or equally many ids.
+        counts: [V] how often each id occurs; without it the first ids count as the most popular.
+        sparse: gradients hold the rows of the batch only, for optimizers of this library.
+
+    >>> import torch
+    >>> table = MixedTable(1000, 16, dims=[16, 4], blocks=[100, 900])
+    >>> table(torch.tensor([3, 700])).shape, table.parameter_count()
+    (torch.Size([2, 16]), 5264)
+    """
+
+    example: ClassVar[dict[str, Any]] = {"dims": (8, 3), "blocks": (20, 30)}
+    block: Tensor
+    place: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        dims: Sequence[int],
+        blocks: Sequence[int] | None = None,
+        counts: Tensor | None = None,
+        sparse: bool = False,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        self.dims = checked_dims(dims, self.embedding_dim)
+        order, popularity = most_popular(self.num_embeddings, counts)
+        self.blocks = checked_blocks(blocks, popularity, len(self.dims))
+        self.sparse = bool(sparse)
+        where: dict[str, Any] = {"dtype": dtype, "device": device}
+        for number, (size, width) in enumerate(zip(self.blocks, self.dims, strict=True)):
+            rows = new_rows(new_parameter((size, width), normal(1.0, generator), **where), self.sparse)
+            setattr(self, f"rows{number}", rows)  # [n_b, d_b]
+            spread = normal(share_of_unit_rows(width), generator)
+            wide = width == self.embedding_dim
+            projection = None if wide else new_parameter((width, self.embedding_dim), spread, **where)
+            self.register_parameter(f"projection{number}", projection)  # [d_b, d]
+        block = torch.empty(self.num_embeddings, dtype=torch.int64)
+        block[order] = torch.arange(len(self.dims)).repeat_interleave(torch.tensor(self.blocks))
+        self.register_buffer("block", block.to(device))  # [V]
+        self.register_buffer("place", places_within(block).to(device))  # [V]
+
+    def _projected(self, number: int, rows: Tensor) -> Tensor:  # [..., d_b] -> [..., d]
+        projection: Tensor | None = self._parameters[f"projection{number}"]
+        return rows if projection is None else rows @ projection
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The values are the row: that of its block, projected."""
+        block, place = self.block[ids], self.place[ids]
+        total: Tensor | None = None
+        for number in range(len(self.dims)):
+            inside = block == number
+            rows = self._projected(number, row_parameter(self, f"rows{number}")(torch.where(inside, place, 0)))
+            total = rows if total is None else torch.where(inside[..., None], rows, total)
+        return Codes(None, total, None)
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its rows are dense
+        """One band for each block: stored rows, or rows times projection; low bits have a scale for each column."""
+        block, found = self.block.cpu().numpy(), []
+        for number, size in enumerate(self.blocks):
+            rows = to_numpy(row_parameter(self, f"rows{number}").parameter)
+            last = number == len(self.dims) - 1
+            members = None if last else Members.of(np.flatnonzero(block == number), len(block))
+            block = block[block != number]
+            projection = self._parameters[f"projection{number}"]
+            if projection is None:
+                found.append(Band(size, Identity(), dictionary=Matrix.encode(rows, dictionary, "column"), members=members))
+                continue
+            atoms = Matrix.encode(to_numpy(projection), dictionary)
+            found.append(Band(size, Every(), Matrix.encode(rows, values, "column"), atoms, members=members))
+        return found
+
+    def parameter_count(self) -> int:
+        """Σ_b n_b d_b + d_b d (no second term where d_b = d)."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """Truncated SVD of the rows of each block."""
+        for number, width in enumerate(self.dims):
+            part = matrix[self.block == number]  # in the order of ids, which is that of places
+            projection = self._parameters[f"projection{number}"]
+            rows = row_parameter(self, f"rows{number}").parameter
+            if projection is None:
+                rows.copy_(part)
+                continue
+            values, atoms = low_rank(part, width)
+            rows.copy_(values)
+            projection.copy_(atoms)
+
+
+def places_within(block: Tensor) -> Tensor:  # int64 [V] -> int64 [V]
+    """Return how many ids of the same block stand before each id.
+
+    >>> places_within(torch.tensor([1, 0, 1, 1, 0])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    order = torch.sort(block, stable=True).indices
+    starts = torch.cumsum(torch.bincount(block), 0) - torch.bincount(block)
+    place = torch.empty_like(block)
+    place[order] = torch.arange(len(block)) - starts[block[order]]
+    return place
+
+
+def most_popular(rows: int, counts: Any) -> tuple[Tensor, Tensor]:  # -> ids [V], counts [V], both by falling counts
+    """Return the ids from the most popular to the least, and their counts (ones where none are given)."""
+    if counts is None:
+        return torch.arange(rows), torch.ones(rows, dtype=torch.float64)
+    counts = torch.as_tensor(counts).cpu()
+    if counts.shape != (rows,):
+        raise ArgumentError(f"counts have shape {tuple(counts.shape)}; give one for each of the {rows} ids")
+    if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
+        raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
+    order = torch.argsort(counts, descending=True, stable=True)
+    return order, counts[order].double()
+
+
+def checked_dims(dims: Any, dim: int) -> tuple[int, ...]:
+    """Return the widths of the blocks, or say what is wrong with them."""
+    if isinstance(dims, int | str) or not len(dims):
+        raise ArgumentError(f"dims={dims!r}: give the width of each block, for example dims=[{dim}, {max(1, dim // 4)}]")
+    widths = tuple(positive("dims", width) for width in dims)
+    if max(widths) > dim:
+        raise ArgumentError(f"dims={list(widths)}: a block is at most as wide as the rows, {dim}")
+    return widths
+
+
+def checked_blocks(given: Any, popularity: Tensor, count: int) -> tuple[int, ...]:
+    """Return the ids of each block: as given, or of equal shares of the counts with at least one id each.
+
+    >>> checked_blocks(None, torch.tensor([6.0, 3.0, 2.0, 1.0]), 2)
+    (1, 3)
+    """
+    rows = len(popularity)
+    if count > rows:
+        raise ArgumentError(f"{count} blocks need at least as many ids: the table has {rows}")
+    if given is None:
+        share = torch.cumsum(popularity.double(), 0) / popularity.sum().clamp(min=1e-300)
+        cuts = torch.searchsorted(share, torch.arange(1, count, dtype=torch.float64) / count) + 1
+        edges = [0]
+        for number, cut in enumerate(cuts.tolist(), 1):
+            edges.append(min(max(cut, edges[-1] + 1), rows - count + number))
+        return tuple(int(size) for size in np.diff([*edges, rows]))
+    sizes = () if isinstance(given, int | str) else tuple(positive("blocks", size) for size in given)
+    if len(sizes) != count or sum(sizes) != rows:
+        raise ArgumentError(f"blocks={given!r}: give the ids of each of the {count} blocks, {rows} together")
+    return sizes

@@ -1,0 +1,252 @@
+"""Delimited text: which delimiter, which header, and the cells in blocks.
+
+polars cuts blocks into cells; what it refuses (odd quotation marks) and lines broken inside quotation marks go through
+Python's own reader, which is slower.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from featherbed.errors import DataError
+from featherbed.tasks.frames import BROKEN, SAMPLE, Block, Columns
+from featherbed.tasks.lines import Lines, whole_lines, whole_records
+from featherbed.tasks.roles import is_usual
+
+if TYPE_CHECKING:
+    import polars as pl
+
+DELIMITERS = ("::", "\t", ",", ";", "|", " ")
+PIECE = 1 << 18  # bytes that are read anew when a block has an odd line
+INSIDE = b"\x1f"  # what two-character delimiters are replaced by
+
+
+def delimited(lines: Lines, text: bytes, least: int) -> Columns:
+    """Return the columns of a file of delimited text that begins with ``text``; there must be ``least`` of them."""
+    sample = text.decode(lines.encoding or "utf-8", errors="replace")
+    delimiter, rows = _sniffed(sample, least)
+    if delimiter is None:
+        lines.close()
+        first = sample.strip().splitlines()[0][:60]
+        raise DataError(
+            f"{lines.path}: no columns between tabs, commas, ; | :: or blanks in its first lines, such as {first!r}"
+        )
+    lines.lenient |= delimiter == "::"
+    header = _is_header(rows)
+    width = Counter(len(row) for row in rows[header:]).most_common(1)[0][0] if rows[header:] else len(rows[0])
+    names = [name.strip() or str(place) for place, name in enumerate(rows[0], 1)] if header else []
+    if header and width > len(names) and any(cell.strip() for row in rows[1:] for cell in row[len(names) :]):
+        lines.close()
+        raise DataError(f"{lines.path}: the header names {len(names)} columns, but the lines have {width}: {', '.join(names)}")
+    names += [str(place) for place in range(len(names) + 1, width + 1)]
+    skipped = 1 + next(n for n, line in enumerate(sample.split("\n")) if line.strip()) if header else 0
+    quotes = _has_quotes(sample, delimiter)
+    reader = _Reader(lines, delimiter, len(names), skipped, quotes, quotes and f'{delimiter} "' in sample)
+    shown: list[list[str | None]] = [[*row, *[None] * len(names)][: len(names)] for row in rows[header:]]
+    return Columns(lines.path, "text", names, shown, reader.blocks, header, delimiter)
+
+
+def _has_quotes(text: str, delimiter: str) -> bool:
+    """Whether quotation marks hold cells together; between tabs they often are letters, so there all must be closed."""
+    if delimiter != "\t":
+        return delimiter not in ("::", " ")
+    cells = [cell.strip() for line in text.split("\n") for cell in line.split("\t")]
+    opened = [cell for cell in cells if cell.startswith('"')]
+    return bool(opened) and all(len(cell) > 1 and cell.endswith('"') for cell in opened)
+
+
+def _split(text: str, delimiter: str, count: int) -> list[list[str]]:
+    """Return the cells of the first lines that are not blank."""
+    if delimiter in ("::", " "):
+        lines = [line for line in text.split("\n", 2 * count) if line.strip()][:count]
+        return [line.split("::") if delimiter == "::" else line.split() for line in lines]
+    reader = _csv_reader(text, delimiter, _has_quotes(text, delimiter))
+    found: list[list[str]] = []
+    try:
+        for row in reader:
+            if "".join(row).strip():
+                found.append(row)
+            if len(found) == count:
+                break
+    except csv.Error:
+        return found
+    return found
+
+
+def _csv_reader(text: str, delimiter: str, quoted: bool) -> Any:
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, skipinitialspace=True)
+
+
+def _sniffed(text: str, least: int) -> tuple[str | None, list[list[str]]]:
+    """Return the delimiter that cuts most lines into the same number of columns, and the first lines cut by it."""
+    best: tuple[tuple[float, bool, int], str | None, list[list[str]]] = ((0.0, False, 0), None, [])
+    for delimiter in DELIMITERS:
+        rows = _split(text, delimiter, SAMPLE)
+        width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
+        if width < 2 or (delimiter == " " and best[1] is not None):
+            continue
+        agree = round(count / len(rows), 1) / (1 if width >= least else 10)
+        score = (agree, delimiter == "::", width)
+        if score > best[0]:
+            best = (score, delimiter, rows)
+    return best[1], best[2]
+
+
+def is_number(text: str | None) -> bool:
+    """Whether a cell is a number."""
+    try:
+        float((text or "").strip())
+    except ValueError:
+        return False
+    return True
+
+
+def _is_header(rows: list[list[str]]) -> bool:
+    """Whether the first line names the columns: no number in it, and a number below one of its cells or a usual name."""
+    if any(is_number(cell) for cell in rows[0]):
+        return False
+    if any(is_usual(cell) for cell in rows[0]):
+        return True
+    below = rows[1:20]
+    return any(
+        sum(is_number(row[at]) for row in below if at < len(row)) * 2 > len(below) for at in range(len(rows[0])) if below
+    )
+
+
+@dataclass
+class _Reader:
+    lines: Lines
+    delimiter: str
+    width: int
+    skipped: int  # lines up to the end of the header
+    quotes: bool  # quotation marks may hold cells together
+    spaced: bool  # a blank stands before quotation marks
+
+    @property
+    def mark(self) -> bytes:
+        return {"::": INSIDE, " ": b"\t"}.get(self.delimiter, self.delimiter.encode())
+
+    def _quoted(self, data: bytes) -> bool:
+        """Whether quotation marks begin fields; elsewhere they are letters."""
+        if not self.quotes or b'"' not in data:
+            return False
+        starts = (self.mark + b'"', b'\n"', *((self.mark + b' "',) if self.spaced else ()))
+        return data.startswith(b'"') or any(start in data for start in starts)
+
+    def _cut(self, data: bytes) -> int:
+        return whole_records(self._unescaped(data)) if self._quoted(data) else whole_lines(data)
+
+    def _unescaped(self, data: bytes) -> bytes:
+        """Return a text whose quotation marks inside cells are doubled, where it had backslashes before them."""
+        if b'\\"' not in data:
+            return data
+        return re.sub(rb'\\"(?!' + re.escape(self.mark) + rb"|\r?\n)", b'""', data)
+
+    def blocks(self, wanted: Sequence[int]) -> Iterator[Block]:
+        """Yield the cells of the wanted columns."""
+        skipped = self.skipped
+        for line, data in self.lines.blocks(self._cut):
+            begin = 0
+            for _ in range(skipped):
+                begin = data.index(b"\n", begin) + 1
+            block = data[begin:] if skipped else data
+            first, skipped = line + skipped, 0
+            if self.delimiter == "::":
+                block = block.replace(b"::", INSIDE)
+            elif self.delimiter == " ":
+                block = re.sub(rb"(?m)^\t+|\t+$", b"", re.sub(rb"[ \t]+", b"\t", block))
+            elif self.spaced:
+                block = block.replace(self.mark + b' "', self.mark + b'"')
+            if block:
+                yield self._block(block, first, wanted)
+
+    def _block(self, block: bytes, first: int, wanted: Sequence[int]) -> Block:
+        quoted = self._quoted(block)
+        block = self._unescaped(block) if quoted else block
+        frame = self._frame(block, quoted, wanted)
+
+        def line(row: int) -> int:
+            return first + (self._line_of(block, row) if quoted else row)
+
+        return Block(frame, line, lambda: self._blanks(block, quoted))
+
+    def _blanks(self, block: bytes, quoted: bool) -> list[int]:
+        """Return which rows are blank lines."""
+        if quoted:
+            return [
+                n for n, (_, row) in enumerate(self._records(block, quoted)) if not "".join(row[:1]).strip() and len(row) < 2
+            ]
+        rows, row, place = list[int](), 0, 0
+        for found in re.finditer(rb"(?m)^[ \t]*\n", block):
+            row += block.count(b"\n", place, found.start())
+            place = found.start()
+            rows.append(row)
+        return rows
+
+    def _frame(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
+        """Return the cells, piece by piece if the whole cannot be read fast."""
+        import polars as pl
+
+        frame = self._fast(block, quoted, wanted)
+        if frame is not None:
+            return frame
+        if len(block) <= PIECE:
+            return self._slow(block, quoted, wanted)
+        frames, begin = list[pl.DataFrame](), 0
+        while begin < len(block):
+            size = whole_records(block[begin : begin + PIECE]) or len(block) - begin
+            piece, begin = block[begin : begin + size], begin + size
+            found = self._fast(piece, quoted, wanted)
+            frames.append(self._slow(piece, quoted, wanted) if found is None else found)
+        return pl.concat(frames)
+
+    def _fast(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame | None:
+        import polars as pl
+
+        names = [str(place) for place in range(self.width)] + [BROKEN]
+        head = self.mark.join(name.encode() for name in names) + b"\n"
+        try:
+            frame = pl.read_csv(
+                head + block,
+                columns=[*sorted({*map(str, wanted)}, key=int), BROKEN],
+                separator=self.mark.decode(),
+                quote_char='"' if quoted else None,
+                infer_schema=False,
+                truncate_ragged_lines=True,
+            )
+        except pl.exceptions.PolarsError:
+            return None
+        if quoted and len(frame) != block.count(b"\n"):
+            return None
+        return frame.select(*(pl.col(str(at)).alias(str(n)) for n, at in enumerate(wanted)), pl.col(BROKEN))
+
+    def _records(self, block: bytes, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+        """Yield every record after the number of lines before it."""
+        reader = _csv_reader(block.decode(), self.mark.decode(), quoted)
+        before = 0
+        try:
+            for row in reader:
+                yield before, row
+                before = reader.line_num
+        except csv.Error as error:
+            raise DataError(f"{self.lines.path}: a line that cannot be cut into columns: {error}") from None
+
+    def _line_of(self, block: bytes, row: int) -> int:
+        return next((before for n, (before, _) in enumerate(self._records(block, True)) if n == row), row)
+
+    def _slow(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
+        import polars as pl
+
+        columns: list[list[str | None]] = [[] for _ in (*wanted, BROKEN)]
+        for _, row in self._records(block, quoted):
+            for column, at in zip(columns, (*wanted, self.width), strict=True):
+                column.append((row[at] or None) if at < len(row) else None)
+        names = [*map(str, range(len(wanted))), BROKEN]
+        return pl.DataFrame(dict(zip(names, columns, strict=True)), schema=dict.fromkeys(names, pl.String))

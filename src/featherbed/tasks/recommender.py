@@ -1,0 +1,228 @@
+"""From a file of ratings to a folder that recommends: read, split, train, store, measure what was stored, report."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherbed.errors import ArgumentError, DataError
+from featherbed.packed.keys import Keys
+from featherbed.packed.report import file_size
+from featherbed.packed.table import PackedTable
+from featherbed.serve.folder import JSON
+from featherbed.tables import DenseTable
+from featherbed.tables.spec import parse_spec
+from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.data import Ratings
+from featherbed.tasks.folders import write_folder
+from featherbed.tasks.progress import reading_bar
+from featherbed.tasks.reading import Reading, read_ratings
+from featherbed.tasks.recipe import Recipe
+from featherbed.tasks.splits import Split, by_frequency, make_split, save_split, seen_only
+from featherbed.tasks.titles import Titles, read_titles
+from featherbed.tasks.trainers import Learnt, by_levels, by_passes, by_recipe
+
+RATIO = 8  # times smaller than float32 rows, where nothing is asked for
+HEADERS = 1_200  # bytes of the headers of two files, about
+STREAM = 5_000_000  # ratings from which plain rows are trained in passes
+MATRICES = 2 << 30  # bytes of one d x d matrix for every row, the most that levels are fitted with
+SAMPLE = 10_000_000  # ratings the training error is measured on, at most
+CHECKPOINTS, SPLIT = "checkpoints", "split.safetensors"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``featherbed train ratings`` is asked for.
+
+    Without ``recipe`` rows are stored in levels within ``budget`` bytes (``ratio`` times smaller than float32 rows where
+    no budget is given). ``reading`` and ``splitting`` are keywords of ``read_ratings`` and ``make_split``.
+    """
+
+    source: Path
+    out: Path
+    recipe: Recipe | None = None
+    budget: int | None = None
+    ratio: float | None = None
+    dim: int = 16
+    values: str = "float32"
+    dictionary: str = "float32"
+    reading: dict[str, Any] = field(default_factory=dict)
+    splitting: dict[str, Any] = field(default_factory=dict)
+    seen: bool = False
+    titles: Path | None = None
+    seed: int = 0
+    resume: bool = False
+    overwrite: bool = False
+    progress: bool = True
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: the numbers of ``metrics.json``, the rows, what was read and how it was split."""
+
+    metrics: dict[str, Any]
+    learnt: Learnt
+    reading: Reading
+    split: Split
+    titles: Titles | None = None
+
+
+def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> Outcome:
+    """Do a job; everything is read, checked and trained before the first file of the recommender is written.
+
+    >>> from featherbed.tasks.data import planted_ratings
+    >>> folder, ratings = getfixture("tmp_path"), planted_ratings(80, 60, 2000)
+    >>> triples = zip(ratings.users, ratings.items, ratings.values)
+    >>> _ = (folder / "ratings.csv").write_text("user,item,rating\\n" + "\\n".join(f"{u},{i},{r:.1f}" for u, i, r in triples))
+    >>> outcome = train_recommender(Job(folder / "ratings.csv", folder / "out", dim=4, progress=False))
+    >>> outcome.metrics["sizes"]["file"] <= 80 * 4 * 4 + 60 * 4 * 4 and (folder / "out" / "report.html").exists()
+    True
+    """
+    clock = Clock()
+    _check_out(job)
+    near = next(parent for parent in job.out.absolute().parents if parent.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near) as workplace:
+        reading = _read(job, workplace)
+        for line in described(reading):
+            say(line)
+        clock.passed("reading")
+        split = by_frequency(_split(job, reading.ratings, workplace, say), workplace)
+        titles = None if job.titles is None else read_titles(job.titles, split.train.item_keys)
+        clock.passed("splitting")
+        learnt = _learn(job, split, say)
+        clock.passed("training")
+        keys = split.train.user_keys, split.train.item_keys
+        learnt = replace(learnt, users=_with_keys(learnt.users, keys[0]), items=_with_keys(learnt.items, keys[1]))
+        outcome = Outcome(_measured(job, split, learnt), learnt, reading, split, titles)
+        clock.passed("measuring")
+        outcome.metrics.update(stages=clock.stages, seconds=sum(clock.stages.values()))
+        settings = asdict(job.recipe) if job.recipe else {"dim": job.dim, "budget": outcome.metrics["sizes"]["file"]}
+        write_folder(job.out, outcome, job.source.name, job.command, settings)
+        save_split(split, job.out / SPLIT)
+        if not learnt.interrupted:
+            Checkpoints(job.out / CHECKPOINTS).clear()
+    return outcome
+
+
+class Clock:
+    """Tells how many seconds each stage took."""
+
+    def __init__(self) -> None:
+        self.last, self.stages = time.perf_counter(), dict[str, float]()
+
+    def passed(self, stage: str) -> None:
+        """Note that a stage has ended now."""
+        now = time.perf_counter()
+        self.stages[stage], self.last = now - self.last, now
+
+
+def _read(job: Job, workplace: str) -> Reading:
+    with reading_bar(job.progress) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def shown(done: int, size: int) -> None:
+            bar.update(task, completed=done, total=size)
+
+        return read_ratings(job.source, **job.reading, workplace=workplace, progress=shown)
+
+
+def described(reading: Reading) -> list[str]:
+    """Say what was read: columns, sizes, what was left out."""
+    ratings, counts = reading.ratings, reading.counts
+    columns = ", ".join(f"{role} = {column}" for role, column in reading.columns.items())
+    lines = [f"{len(ratings):,} ratings of {ratings.num_items:,} items by {ratings.num_users:,} users ({columns})"]
+    left = [f"{number:,} {reason}" for reason, number in counts.items() if number and reason not in ("lines", "kept")]
+    return [*lines, *([f"left out: {', '.join(left)}"] if left else []), *reading.notes]
+
+
+def _check_out(job: Job) -> None:
+    """Refuse a folder that holds something else, or a recommender that would be lost."""
+    if job.out.is_file():
+        raise ArgumentError(f"{job.out} is a file: give a folder for --out")
+    if (job.out / JSON).exists() and not (job.overwrite or job.resume):
+        raise ArgumentError(f"{job.out} holds a recommender already: give another folder, --overwrite or --resume")
+    if job.resume and not (job.out / CHECKPOINTS).is_dir():
+        raise ArgumentError(f"{job.out} holds no checkpoints to resume from: leave --resume out")
+
+
+def _split(job: Job, ratings: Ratings, workplace: str, say: Callable[[str], None]) -> Split:
+    split = make_split(ratings, seed=job.seed, **job.splitting, workplace=workplace)
+    if job.seen:
+        before = len(split.validation), len(split.test)
+        split = seen_only(split, workplace)
+        gone = before[0] - len(split.validation), before[1] - len(split.test)
+        say(f"users and items not seen in training: {gone[0]:,} validation and {gone[1]:,} test ratings left out")
+    for name in ("train", "validation", "test"):
+        if not len(getattr(split, name)):
+            raise DataError(f"the {name} part of the {split.how} split is empty: give more ratings, or another --split")
+    say(f"{split.how} split: {len(split.train):,} train, {len(split.validation):,} validation, {len(split.test):,} test")
+    return split
+
+
+def _plain(recipe: Recipe) -> bool:
+    """Whether a recipe is of plain rows, which passes over a stream can train."""
+    dense = all(parse_spec(spec)[0] is DenseTable for spec in (recipe.users, recipe.items))
+    return dense and not (recipe.sse_users or recipe.sse_items) and recipe.biases != "apart"
+
+
+def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
+    rows = split.train.num_users + split.train.num_items
+    recipe, dictionary = job.recipe, job.dictionary
+    if recipe is None and job.budget is None and job.ratio is None and rows * job.dim**2 * 4 > MATRICES:
+        say(f"{rows:,} rows are many: plain rows, stored as int4")
+        recipe, dictionary = Recipe(dim=job.dim, epochs=5), "int4"
+    if recipe is None:
+        budget = _budget(job, split) if job.budget is None else job.budget
+        say(f"rows in levels, at most {budget:,} bytes")
+        return by_levels(budget, split, dim=job.dim, seed=job.seed, progress=job.progress)
+    if _plain(recipe) and len(split.train) >= STREAM:
+        return by_passes(recipe, split, seed=job.seed, dictionary=dictionary, progress=job.progress)
+    checkpoints = Checkpoints(job.out / CHECKPOINTS)
+    if not job.resume:
+        checkpoints.clear()
+    stored = {"values": job.values, "dictionary": dictionary}
+    return by_recipe(recipe, split, seed=job.seed, stored=stored, checkpoints=checkpoints, progress=job.progress)
+
+
+def _budget(job: Job, split: Split) -> int:
+    """Return the bytes a ratio stands for; few rows get room for the headers of their files besides."""
+    rows = split.train.num_users + split.train.num_items
+    asked = int(rows * job.dim * 4 / (RATIO if job.ratio is None else job.ratio))
+    return asked + HEADERS if asked < 4 * HEADERS else asked
+
+
+def _with_keys(table: PackedTable, keys: Any) -> PackedTable:
+    return PackedTable(table.bands, table.dim, padding_idx=table.padding_idx, keys=Keys.of(keys), made_by=table.made_by)
+
+
+def _measured(job: Job, split: Split, learnt: Learnt) -> dict[str, Any]:
+    """Return the numbers of ``metrics.json``: errors of the rows as they are stored, sizes without keys and with them."""
+    train = split.train
+    if len(train) > SAMPLE:
+        train = train.take(np.sort(np.random.default_rng(job.seed).choice(len(train), SAMPLE, replace=False)))
+    found: dict[str, Any] = {
+        "train": {"mse": learnt.error(train), "ratings": len(split.train)},
+        "validation": {"mse": learnt.error(split.validation), "ratings": len(split.validation)},
+        "test": {"mse": learnt.error(split.test), "ratings": len(split.test)},
+    }
+    found |= {"nonzeros": learnt.nonzeros, "sizes": _sizes(learnt), "epochs": len(learnt.history)}
+    return found | {"interrupted": learnt.interrupted, "split": split.how, "seed": job.seed}
+
+
+def _sizes(learnt: Learnt) -> dict[str, Any]:
+    """Return bytes of each side and of both together; ``file`` is without keys, which are listed apart."""
+    sides = {}
+    for side, table in (("users", learnt.users), ("items", learnt.items)):
+        file = file_size(table, keys=False)
+        keys = file_size(table, keys=True) - file
+        sides[side] = {"file": file, "keys": keys, "resident": table.nbytes, "dense": 4 * table.rows * table.dim}
+    whole: dict[str, Any] = {name: sum(size[name] for size in sides.values()) for name in ("file", "keys", "resident", "dense")}
+    whole |= {"training": learnt.training, "parameters": learnt.parameters}
+    return {**sides, **whole, "ratio": whole["dense"] / whole["file"], "ratio_float16": whole["dense"] / 2 / whole["file"]}

@@ -1,0 +1,152 @@
+"""Three ways from ratings to packed rows: tables by recipe, levels within a byte budget, passes over a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featherbed.packed.table import PackedTable
+from featherbed.tables import DenseTable
+from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.data import Ratings
+from featherbed.tasks.levels import graded_tables
+from featherbed.tasks.progress import training_bar
+from featherbed.tasks.recipe import Recipe, fit
+from featherbed.tasks.splits import Split
+
+Floats = NDArray[np.float32]
+BLOCK = 1 << 18  # ratings predicted at once
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Packed rows of users and items, the model's mean and biases, and what training recorded on the way."""
+
+    users: PackedTable
+    items: PackedTable
+    mean: float
+    biases: str = "column"
+    user_bias: Floats | None = None
+    item_bias: Floats | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+    nonzeros: int | None = None
+    parameters: int = 0
+    training: int | None = None  # bytes held in training, optimizer state included
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    def predictions(self, ratings: Ratings) -> Iterator[Floats]:
+        """Yield predicted ratings in blocks, from the rows as they are stored."""
+        for begin in range(0, len(ratings), BLOCK):
+            users, items = (np.asarray(ids[begin : begin + BLOCK], dtype=np.int64) for ids in (ratings.users, ratings.items))
+            left, right = self.users[users], self.items[items]
+            if self.biases == "column":
+                scores = np.einsum("nd,nd->n", left[:, 1:], right[:, 1:]) + left[:, 0] + right[:, 0]
+            else:
+                scores = np.einsum("nd,nd->n", left, right)
+            if self.user_bias is not None and self.item_bias is not None:
+                scores += self.user_bias[users] + self.item_bias[items]
+            yield (scores + np.float32(self.mean)).astype(np.float32, copy=False)
+
+    def error(self, ratings: Ratings) -> float:
+        """Return the mean squared error of the stored rows."""
+        total, begin = 0.0, 0
+        for scores in self.predictions(ratings):
+            off = scores - ratings.values[begin : begin + len(scores)]
+            total += float(np.einsum("n,n->", off, off, dtype=np.float64))
+            begin += len(scores)
+        return total / len(ratings)
+
+
+def by_recipe(
+    recipe: Recipe,
+    split: Split,
+    *,
+    seed: int,
+    stored: dict[str, str] | None = None,
+    checkpoints: Checkpoints | None = None,
+    progress: bool = True,
+) -> Learnt:
+    """Train the tables of a recipe and pack them, ``stored`` as ``Table.pack`` is asked (values, dictionary)."""
+    trained = fit(recipe, split, seed=seed, checkpoints=checkpoints, progress=progress)
+    model, result = trained.model, trained.result
+    users, items = (table.pack(**(stored or {})) for table in trained.tables)
+    apart = [None if bias is None else bias.detach().numpy().copy() for bias in (model.user_bias, model.item_bias)]
+    bytes_held = [result.sizes[side]["training"] for side in ("users", "items")]
+    return Learnt(
+        users,
+        items,
+        float(cast(Tensor, model.mean)),
+        recipe.biases,
+        user_bias=apart[0],
+        item_bias=apart[1],
+        history=result.history,
+        nonzeros=trained.nonzeros,
+        parameters=sum(table.parameter_count() for table in trained.tables),
+        training=None if None in bytes_held else sum(bytes_held),
+        interrupted=result.interrupted,
+    )
+
+
+def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool = True) -> Learnt:
+    """Choose rows in levels within ``budget`` bytes of both files; ids are in falling order of training counts."""
+    history: list[dict[str, Any]] = []
+    with training_bar(progress) as bar:
+        task = bar.add_task("rows", total=None, note="")
+
+        def record(stage: str, error: float) -> None:
+            history.append({"epoch": len(history), "stage": stage, "validation_mse": error})
+            bar.update(task, advance=1, description=stage, note=f"validation {error:.4f}")
+
+        users, items, mean, notes = graded_tables(
+            split.train, split.validation, dim=dim, budget=budget, seed=seed, progress=record
+        )
+    count = dim * (split.train.num_users + split.train.num_items)
+    return Learnt(users, items, mean, history=history, parameters=count, notes=_said(notes))
+
+
+def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "float32", progress: bool = True) -> Learnt:
+    """Train plain rows in passes over ratings that may be larger than memory: a rating at a time, compiled."""
+    from featherbed.tasks.passes import Passes
+
+    train = split.train
+    mean = float(train.values.mean(dtype=np.float64)) if recipe.mean else 0.0
+    passes = Passes(train.num_users, train.num_items, recipe.dim, mean=mean, biases=recipe.biases, seed=seed)
+    history: list[dict[str, float]] = []
+    best: tuple[float, Floats, Floats] | None = None
+    interrupted = False
+    with training_bar(progress) as bar:
+        task = bar.add_task("ratings", total=recipe.epochs, note="")
+        try:
+            for epoch in range(recipe.epochs):
+                row: dict[str, float] = {"epoch": epoch, "train_mse": passes.run(train)}
+                row["validation_mse"] = passes.error(split.validation)
+                history.append(row)
+                bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}")
+                if best is None or row["validation_mse"] < best[0]:
+                    last = epoch == recipe.epochs - 1
+                    rows = (passes.users, passes.items) if last else (passes.users.copy(), passes.items.copy())
+                    best = (row["validation_mse"], *rows)
+                elif epoch - int(np.argmin([line["validation_mse"] for line in history])) >= recipe.patience:
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+    kept: tuple[Any, Any] = (passes.users, passes.items) if best is None else best[1:]
+    users, items = (DenseTable.from_dense(rows).pack(dictionary=dictionary) for rows in kept)
+    count = kept[0].size + kept[1].size
+    held = 4 * (count + train.num_users + train.num_items)
+    return Learnt(users, items, mean, recipe.biases, history=history, parameters=count, training=held, interrupted=interrupted)
+
+
+def _said(notes: dict[str, Any]) -> tuple[str, ...]:
+    """Say in words what float32 rows of the same making would have given."""
+    return (
+        ()
+        if notes["dense"] is None
+        else (f"The float32 rows that the levels were chosen for have {notes['dense']:.4f} on validation.",)
+    )

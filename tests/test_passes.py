@@ -1,0 +1,152 @@
+"""Passes over ratings, a rating at a time: what a step does, what is learnt, that nothing depends on threads."""
+
+import numpy as np
+import pytest
+
+import featherbed as fb
+from featherbed.kernels.pool import set_threads
+from featherbed.tasks import passes as passes_file
+from featherbed.tasks.data import Ratings, planted_ratings, read_movielens
+from featherbed.tasks.passes import Passes
+
+SMALL = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(passes_file, "BLOCK", 1500)
+
+
+def ratings_of(users, items, values):
+    users, items = np.asarray(users, dtype=np.int64), np.asarray(items, dtype=np.int64)
+    return Ratings(users, items, np.asarray(values, dtype=np.float32), range(50), range(50))
+
+
+@pytest.mark.parametrize("biases", ["none", "column"])
+@pytest.mark.parametrize("dim", [1, 5, 16])
+def test_a_step_is_the_one_that_is_written(dim, biases):
+    passes = Passes(50, 50, dim, mean=3.0, biases=biases, lr=0.2, decay=0.1, share=0.5, init=0.7)
+    left, right = passes.users[7].astype(np.float64), passes.items[3].astype(np.float64)
+    one = ratings_of([7], [3], [5.0])
+    for seen in range(3):  # each in a pass of its own
+        add_left, add_right = left.copy(), right.copy()
+        if biases == "column":
+            score = 3.0 + left[0] + right[0] + left[1:] @ right[1:]
+            add_left[0] = add_right[0] = 1.0
+        else:
+            score = 3.0 + left @ right
+        step = 0.2 / np.sqrt(1 + 0.5 * seen)
+        left, right = (
+            left - step * ((score - 5) * add_right + 0.1 * left),
+            right - step * ((score - 5) * add_left + 0.1 * right),
+        )
+        assert passes.run(one) == pytest.approx((score - 5) ** 2, rel=1e-4, abs=1e-6)
+    assert passes.users[7] == pytest.approx(left, abs=1e-5)
+    assert passes.items[3] == pytest.approx(right, abs=1e-5)
+    assert (passes.user_counts[7], passes.user_counts.sum(), passes.item_counts[3], passes.done) == (3, 3, 3, 3)
+    untouched = Passes(50, 50, dim, biases=biases, init=0.7)
+    assert np.array_equal(np.delete(passes.users, 7, axis=0), np.delete(untouched.users, 7, axis=0))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_every_rating_is_seen_once_a_pass(kind):
+    data = Ratings(SMALL.users.astype(kind), SMALL.items.astype(kind), SMALL.values, SMALL.user_keys, SMALL.item_keys)
+    passes = Passes(300, 200, 8, mean=3.0)
+    passes.run(data)
+    passes.run(data)
+    assert np.array_equal(passes.user_counts, 2 * np.bincount(SMALL.users, minlength=300))
+    assert np.array_equal(passes.item_counts, 2 * np.bincount(SMALL.items, minlength=200))
+
+
+@pytest.mark.parametrize("biases", ["none", "column"])
+def test_error_is_that_of_the_rows(biases):
+    passes = Passes(300, 200, 6, mean=3.3, biases=biases, init=0.5)
+    left, right = (rows.astype(np.float64) for rows in (passes.users[SMALL.users], passes.items[SMALL.items]))
+    first = left[:, 0] + right[:, 0] if biases == "column" else left[:, 0] * right[:, 0]
+    off = 3.3 + first + (left * right)[:, 1:].sum(1) - SMALL.values
+    assert passes.error(SMALL) == pytest.approx(float(np.square(off).mean()), rel=1e-5)
+
+
+def test_passes_learn():
+    train, validation, _ = SMALL.split(0)
+    passes = Passes(300, 200, 8, mean=float(train.values.mean()))
+    errors = [passes.run(train, 1 - number / 12) for number in range(12)]
+    assert errors[-1] < 0.5 * errors[0]
+    assert passes.error(validation) < 0.6 * float(validation.values.var())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_neither_threads_nor_a_second_time_change_the_rows():
+    ends = []
+    try:
+        for threads, seed in ((1, 0), (2, 0), (2, 0), (1, 1)):
+            set_threads(threads)
+            passes = Passes(300, 200, 8, mean=3.0, seed=seed)
+            losses = [passes.run(SMALL) for _ in range(3)]
+            ends.append((losses, passes.users, passes.items))
+    finally:
+        set_threads(None)
+    for losses, users, items in ends[1:3]:
+        assert losses == ends[0][0]
+        assert np.array_equal(users, ends[0][1])
+        assert np.array_equal(items, ends[0][2])
+    assert not np.array_equal(ends[3][1], ends[0][1])
+
+
+def test_ratings_may_lie_in_files(tmp_path):
+    held = []
+    for name, array in (("users", SMALL.users), ("items", SMALL.items), ("values", SMALL.values)):
+        kind = np.float32 if name == "values" else np.int32
+        array.astype(kind).tofile(tmp_path / name)
+        held.append(np.memmap(tmp_path / name, dtype=kind, mode="r"))
+    mapped = Ratings(*held, SMALL.user_keys, SMALL.item_keys)
+    ends = []
+    for data in (SMALL, mapped):
+        passes = Passes(300, 200, 8, mean=3.0)
+        ends.append((passes.run(data), passes.error(data)))
+    assert ends[0] == ends[1]
+
+
+def test_a_scale_of_zero_teaches_nothing():
+    passes = Passes(300, 200, 8, mean=3.0)
+    before = passes.users.copy()
+    passes.run(SMALL, 0.0)
+    assert np.array_equal(before, passes.users)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_users": 0}, "num_users=0"),
+        ({"dim": 200}, "dim=200: passes take rows of at most 128"),
+        ({"biases": "apart"}, "biases='apart': passes take none or column"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"decay": float("nan")}, "decay=nan"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(fb.ArgumentError, match=message):
+        Passes(**({"num_users": 5, "num_items": 5, "dim": 4} | settings))
+
+
+def test_data_that_cannot_be():
+    passes = Passes(10, 50, 4)
+    with pytest.raises(fb.IdError, match="user 10 has no row: ids go from 0 to 9"):
+        passes.run(ratings_of([3, 10], [1, 2], [1.0, 2.0]))
+    with pytest.raises(fb.IdError, match="item -1 has no row"):
+        passes.error(ratings_of([3], [-1], [1.0]))
+    with pytest.raises(fb.ArgumentError, match="no ratings to train on"):
+        passes.run(ratings_of([], [], []))
+    with pytest.raises(fb.ArgumentError, match="no ratings to measure"):
+        passes.error(ratings_of([], [], []))
+    with pytest.raises(fb.ArgumentError, match="are all ratings finite"):
+        passes.run(ratings_of([3], [1], [np.nan]))
+
+
+def test_movielens_in_fifteen_passes(data):
+    train, validation, _ = read_movielens(data / "ml-1m").split(0)
+    passes = Passes(train.num_users, train.num_items, 16, mean=float(train.values.mean()))
+    for number in range(15):
+        passes.run(train, 1 - number / 15)
+    assert passes.error(validation) < 0.735
