@@ -2,7 +2,10 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -326,3 +329,23 @@ def test_real_sources():
     users, items = few.relations
     assert users.objects == few.ratings.num_users
     assert items.degrees.sum() > 0
+
+
+def test_a_refit_keeps_the_support_and_learns_on():
+    source = open_source("ml-1m", quick=True)
+    growing = {"users": "growinganchor:anchors=3", "items": "growinganchor:anchors=3", "grows": True, "prices": [0.01, 1e-5]}
+    common = {**growing, "dim": 4, "epochs": 4, "patience": 4, "batch": 128, "lr": 0.02, "lam": 2e-3, "cosine": False}
+    grown = run_recipe(common, 0, source, Bar())
+    refitted = run_recipe({**common, "refit": 6}, 0, source, Bar())
+    assert [row["epoch"] for row in refitted.history] == [*range(10)]
+    assert refitted.measures["anchors"] == grown.measures["anchors"]
+    assert 0 < refitted.measures["nonzeros"] <= grown.measures["nonzeros"]
+    assert refitted.history[-1]["train_mse"] < grown.history[-1]["train_mse"]
+
+
+def test_the_page_of_experiments_is_what_its_results_say():
+    report = Path(__file__).parent.parent / "experiments" / "papers" / "report.py"
+    if not report.exists():
+        pytest.skip("experiments are not part of this copy")
+    found = subprocess.run([sys.executable, str(report), "--check"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

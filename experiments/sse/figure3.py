@@ -10,11 +10,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from mf import Factors, sgd_epoch
-from run import actor_graph, age_graph
 
-import featherbed as fb
-from featherbed.tasks.data import find_data, open_text, read_movielens
+from featherbed.papers.factors import Factors, shared_ids
+from featherbed.papers.sources import open_source
 from featherbed.tasks.results import Result
 from featherbed.view.clouds import clouds_page, mean_distance, principal_axes
 
@@ -23,36 +21,25 @@ SETTINGS = {"dim": 50, "lr": 0.01, "decay": 0.1, "epochs": 40, "p": 0.1, "rho": 
 GENRES = ("Action", "Comedy", "Drama", "Children's", "Horror", "Romance", "Sci-Fi", "Thriller", "Documentary")
 
 
-def learn(train, counts, p, graphs, rho):
+def learn(train, p, graphs, rho):
     factors = Factors(train, SETTINGS["dim"], "plain", 0)
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     for _ in range(SETTINGS["epochs"]):
-        ids = [torch.from_numpy(train.users), torch.from_numpy(train.items)]
-        if p:
-            settings = zip(ids, counts, graphs, rho, strict=True)
-            ids = [fb.share(i, n, p, graph=g, rho=r, generator=generator) for i, n, g, r in settings]
-        sides = factors.rows, factors.columns, factors.bias_rows, factors.bias_columns, factors.mean
-        users, items = (i.numpy() for i in ids)
-        order = rng.permutation(len(train))
-        sgd_epoch(*sides, users, items, train.values, order, SETTINGS["lr"], SETTINGS["decay"], False, 0.0, rng)
+        factors.descend(train, shared_ids(train, p, graphs, rho, generator), SETTINGS["lr"], SETTINGS["decay"], 0.0, rng)
     return factors
 
 
 def main():
-    data = read_movielens(find_data("ml-1m"))
-    train, validation, _ = data.split(0)
-    counts, graphs = (data.num_users, data.num_items), (age_graph(data.user_keys), actor_graph(data.item_keys))
+    source = open_source("ml-1m")
+    data, graphs = source.ratings, source.relations
+    train, validation, _ = source.split(0)
     ways = {
         "without": (0.0, (None, None), (1.0, 1.0)),
         "SSE-Graph": (SETTINGS["p"], graphs, SETTINGS["rho"]),
         "SSE-SE": (SETTINGS["p"], (None, None), (1.0, 1.0)),
     }
-    movies = {
-        line.split("::")[0]: line.rstrip("\n").split("::")[1:]
-        for line in open_text(find_data("ml-1m") / "movies.dat", "latin-1")
-    }
-    titles, genres = zip(*(movies[key] for key in data.item_keys), strict=True)
-    group = [next((g for g in GENRES if g in own.split("|")), "other") for own in genres]
+    titles = source.titles
+    group = [next((g for g in GENRES if g in own), "other") for own in source.genres]
     seen = np.bincount(train.items, minlength=data.num_items)
     shown = np.argsort(-seen)[: SETTINGS["shown"]]
     place = {movie: i for i, movie in enumerate(shown)}
@@ -64,7 +51,7 @@ def main():
     alike = drawn[(kinds[drawn[:, 0]] == kinds[drawn[:, 1]]) & (kinds[drawn[:, 0]] != "other")]
     result, clouds, figures = Result("sse figure 3", SETTINGS, 0), {}, {}
     for name, (p, own, rho) in ways.items():
-        factors = learn(train, counts, p, own, rho)
+        factors = learn(train, p, own, rho)
         clouds[name] = factors.columns[shown]
         figures[name] = {
             "same actor": mean_distance(clouds[name], actors),

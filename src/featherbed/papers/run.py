@@ -77,7 +77,7 @@ def run_paper(
     interrupted = False
     for count, (name, seed) in enumerate(left):
         row = rows[name]
-        bar = Bar(f"{paper.name} {name}, seed {seed} ({count + 1} of {len(left)}{_time_left(begun, count, len(left))})", shown)
+        bar = Bar(f"{name} seed {seed}, {count + 1}/{len(left)}{_time_left(begun, count, len(left))}", shown)
         started = time.perf_counter()
         try:
             outcome = runner(row.settings, seed, source(), bar)
@@ -99,4 +99,4 @@ def _time_left(begun: float, done: int, total: int) -> str:
     if not done:
         return ""
     seconds = (time.monotonic() - begun) / done * (total - done)
-    return f", all done in {timedelta(seconds=round(seconds))}"
+    return f" in {timedelta(seconds=round(seconds))}"

@@ -55,7 +55,7 @@ def report_of(outcome: Outcome, name: str, command: str, settings: dict[str, Any
     learnt, reading, split, titles, metrics = outcome.learnt, outcome.reading, outcome.split, outcome.titles, outcome.metrics
     guess = np.concatenate(list(learnt.predictions(split.test)))
     names, groups = (None, None) if titles is None else (titles.names, titles.groups)
-    kinds = {side: str(table.made_by.get("class", "rows in levels")) for side, table in _sides(outcome)}
+    kinds = {side: str(table.made_by.get("table", "rows")) for side, table in _sides(outcome)}
     return {
         "name": name,
         "rows": {side: table.rows for side, table in _sides(outcome)},

@@ -20,7 +20,7 @@ from featherbed.tables.growth import Growth
 from featherbed.tables.spec import make_table, parse_spec, table_from_dense
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.ratings import MatrixFactorization, mean_squared_error, train
+from featherbed.tasks.ratings import BIASES, MatrixFactorization, mean_squared_error, train
 from featherbed.tasks.results import Result
 from featherbed.tasks.splits import Split
 
@@ -34,7 +34,8 @@ class Recipe:
 
     Tables with anchors are trained by Yogi under a penalty ``lam`` on their weights, all others by AdamW with weight decay
     ``decay``: Yogi's large eps is slow for plain rows. ``nonzeros`` ends training with so many weights on both sides
-    together (``fb.Budget``); ``lambda1`` and ``lambda2`` are the prices of NBANT, which finds the number of anchors.
+    together (``fb.Budget``); ``lambda1`` and ``lambda2`` are the prices of NBANT, which
+    finds the number of anchors; the weights it leaves are then trained for ``refit`` epochs without shrinkage.
 
     >>> Recipe(users="anchor:anchors=4", items="dense").has_anchors
     True
@@ -49,9 +50,10 @@ class Recipe:
     lam: float = 1.5e-5
     lambda1: float | None = None
     lambda2: float | None = None
+    refit: int = 0
     start: float = 0.1
     lr: float | None = None
-    decay: float = 0.05
+    decay: float = 0.2
     cosine: bool = True
     epochs: int = 15
     batch: int = 2048
@@ -60,6 +62,9 @@ class Recipe:
     sse_items: float = 0.0
 
     def __post_init__(self) -> None:
+        grown = [issubclass(kind, GrowingAnchorTable) for kind in self._kinds]
+        if self.biases not in BIASES:
+            raise ArgumentError(f"biases={self.biases!r}: use one of {', '.join(BIASES)}")
         for name in ("dim", "epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
@@ -75,7 +80,7 @@ class Recipe:
             )
         if (self.lambda1 is None) != (self.lambda2 is None):
             raise ArgumentError("lambda1 and lambda2, the prices of an anchor and of a weight, go together")
-        if self.grows and not all(issubclass(kind, GrowingAnchorTable) for kind in self._kinds):
+        if self.grows and not all(grown):
             raise ArgumentError(f"NBANT takes growinganchor on both sides, not {self.users!r} and {self.items!r}")
 
     @property
@@ -164,7 +169,8 @@ def fit(
     """
     model = new_model(recipe, split.train, seed)
     tables = bare(model.users), bare(model.items)
-    steps = recipe.epochs * math.ceil(len(split.train) / recipe.batch)
+    batch = min(recipe.batch, max(1, len(split.train)))
+    steps = recipe.epochs * math.ceil(len(split.train) / batch)
     penalties = {table.transform: NonNegativeL1(recipe.lam) for table in tables if isinstance(table, AnchorTable)}
     optimizer: torch.optim.Optimizer = (
         Yogi(model.parameters(), recipe.lr or YOGI, penalties=penalties)
@@ -189,7 +195,7 @@ def fit(
         split.train,
         split.validation,
         epochs=recipe.epochs,
-        batch=recipe.batch,
+        batch=batch,
         patience=patience,
         seed=seed,
         schedulers=schedulers,
@@ -199,8 +205,60 @@ def fit(
         progress=progress,
         name=name,
     )
+    if recipe.refit and recipe.grows and not result.interrupted:
+        return refitted(Trained(model, optimizer, result), recipe, split, seed=seed, progress=progress, name=name)
     if budget is not None:
         budget.finish()
         for part in ("train", "validation"):
             result.metrics[part] = {"mse": mean_squared_error(model, getattr(split, part))}
     return Trained(model, optimizer, result)
+
+
+def refitted(
+    trained: Trained, recipe: Recipe, split: Split, *, seed: int = 0, progress: bool = True, name: str = "ratings"
+) -> Trained:
+    """Train a model with anchors on for ``recipe.refit`` epochs: zeros stay zero, the other weights are free of the penalty.
+
+    The number of anchors and the support are those of the first training. The learning rate rises for a tenth of the steps
+    and falls to zero; the best epoch on the validation part stays.
+    """
+    tables = [table for table in trained.tables if isinstance(table, AnchorTable)]
+    for table in tables:
+        if isinstance(table, GrowingAnchorTable):
+            table.on_training = table.on_gradient = None  # a change that growth had planned is not made
+    penalties = {table.transform: NonNegativeL1(0.0) for table in tables}
+    for parameter, penalty in penalties.items():
+        penalty.freeze(parameter)
+    optimizer = Yogi(trained.model.parameters(), recipe.lr or YOGI, penalties=penalties)
+    batch = min(recipe.batch, max(1, len(split.train)))
+    steps = recipe.refit * math.ceil(len(split.train) / batch)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, steps))
+    result = train(
+        trained.model,
+        optimizer,
+        split.train,
+        split.validation,
+        epochs=recipe.refit,
+        batch=batch,
+        patience=recipe.refit,
+        seed=seed + 1,
+        schedulers=[schedule],
+        settings=asdict(recipe),
+        progress=progress,
+        name=f"{name}, refit",
+    )
+    before = len(trained.result.history)
+    result.history = [*trained.result.history, *({**row, "epoch": before + row["epoch"]} for row in result.history)]
+    return Trained(trained.model, optimizer, result)
+
+
+def share_of_rate(step: int, steps: int, warmup: float = 0.1) -> float:
+    """Return what part of the learning rate a step takes: rising over the first steps, then half a cosine down to zero.
+
+    >>> [round(share_of_rate(step, 20), 2) for step in (0, 1, 2, 11, 20)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+    rising = max(1, round(warmup * steps))
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 + 0.5 * math.cos(math.pi * (step - rising) / max(1, steps - rising))

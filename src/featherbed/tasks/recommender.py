@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from featherbed.errors import ArgumentError, DataError
+from featherbed.errors import ArgumentError, DataError, FeatherbedError
 from featherbed.packed.keys import Keys
+from featherbed.packed.matrix import level_bits
 from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
 from featherbed.serve.folder import JSON
@@ -21,10 +24,12 @@ from featherbed.tables.spec import parse_spec
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.folders import write_folder
+from featherbed.tasks.passes import WIDEST
 from featherbed.tasks.progress import reading_bar
 from featherbed.tasks.reading import Reading, read_ratings
 from featherbed.tasks.recipe import Recipe
-from featherbed.tasks.splits import Split, by_frequency, make_split, save_split, seen_only
+from featherbed.tasks.results import write_json
+from featherbed.tasks.splits import WAYS, Split, by_frequency, make_split, save_split, seen_only
 from featherbed.tasks.titles import Titles, read_titles
 from featherbed.tasks.trainers import Learnt, by_levels, by_passes, by_recipe
 
@@ -33,7 +38,7 @@ HEADERS = 1_200  # bytes of the headers of two files, about
 STREAM = 5_000_000  # ratings from which plain rows are trained in passes
 MATRICES = 2 << 30  # bytes of one d x d matrix for every row, the most that levels are fitted with
 SAMPLE = 10_000_000  # ratings the training error is measured on, at most
-CHECKPOINTS, SPLIT = "checkpoints", "split.safetensors"
+CHECKPOINTS, RUN, SPLIT = "checkpoints", "run.json", "split.safetensors"
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,8 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
     True
     """
     clock = Clock()
-    _check_out(job)
-    near = next(parent for parent in job.out.absolute().parents if parent.is_dir())
-    with tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near) as workplace:
+    _check(job)
+    with _workplace(job.out.absolute()) as workplace:
         reading = _read(job, workplace)
         for line in described(reading):
             say(line)
@@ -107,8 +111,17 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
         write_folder(job.out, outcome, job.source.name, job.command, settings)
         save_split(split, job.out / SPLIT)
         if not learnt.interrupted:
-            Checkpoints(job.out / CHECKPOINTS).clear()
+            _clear(job.out)
     return outcome
+
+
+def _workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for long columns in the nearest folder there is, so that one that cannot be written shows at once."""
+    near = next(folder for folder in (out, *out.parents) if folder.exists())
+    try:
+        return tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near)
+    except OSError as error:
+        raise ArgumentError(f"{near} cannot be written into ({error.strerror}): give another folder for --out") from None
 
 
 class Clock:
@@ -135,15 +148,20 @@ def _read(job: Job, workplace: str) -> Reading:
 
 def described(reading: Reading) -> list[str]:
     """Say what was read: columns, sizes, what was left out."""
-    ratings, counts = reading.ratings, reading.counts
+    ratings = reading.ratings
     columns = ", ".join(f"{role} = {column}" for role, column in reading.columns.items())
-    lines = [f"{len(ratings):,} ratings of {ratings.num_items:,} items by {ratings.num_users:,} users ({columns})"]
-    left = [f"{number:,} {reason}" for reason, number in counts.items() if number and reason not in ("lines", "kept")]
-    return [*lines, *([f"left out: {', '.join(left)}"] if left else []), *reading.notes]
+    sizes = f"{len(ratings):,} ratings of {ratings.num_items:,} items by {ratings.num_users:,} users"
+    return [f"{sizes} ({columns})", *reading.notes]
 
 
-def _check_out(job: Job) -> None:
-    """Refuse a folder that holds something else, or a recommender that would be lost."""
+def _check(job: Job) -> None:
+    """Refuse what can be told before the file is read; above all a folder whose recommender would be lost."""
+    for kind in (job.values, job.dictionary):
+        level_bits(kind)
+    if (how := job.splitting.get("how", WAYS[0])) not in WAYS:
+        raise ArgumentError(f"--split {how}: use one of {', '.join(WAYS)}")
+    if job.titles is not None and not job.titles.is_file():
+        raise ArgumentError(f"{job.titles}: no such file, give one of item keys and titles")
     if job.out.is_file():
         raise ArgumentError(f"{job.out} is a file: give a folder for --out")
     if (job.out / JSON).exists() and not (job.overwrite or job.resume):
@@ -169,7 +187,7 @@ def _split(job: Job, ratings: Ratings, workplace: str, say: Callable[[str], None
 def _plain(recipe: Recipe) -> bool:
     """Whether a recipe is of plain rows, which passes over a stream can train."""
     dense = all(parse_spec(spec)[0] is DenseTable for spec in (recipe.users, recipe.items))
-    return dense and not (recipe.sse_users or recipe.sse_items) and recipe.biases != "apart"
+    return dense and recipe.dim <= WIDEST and recipe.biases != "apart" and not (recipe.sse_users or recipe.sse_items)
 
 
 def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
@@ -184,11 +202,52 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
         return by_levels(budget, split, dim=job.dim, seed=job.seed, progress=job.progress)
     if _plain(recipe) and len(split.train) >= STREAM:
         return by_passes(recipe, split, seed=job.seed, dictionary=dictionary, progress=job.progress)
-    checkpoints = Checkpoints(job.out / CHECKPOINTS)
-    if not job.resume:
-        checkpoints.clear()
     stored = {"values": job.values, "dictionary": dictionary}
-    return by_recipe(recipe, split, seed=job.seed, stored=stored, checkpoints=checkpoints, progress=job.progress)
+    checkpoints = _checkpoints(job, recipe, split)
+    try:
+        return by_recipe(recipe, split, seed=job.seed, stored=stored, checkpoints=checkpoints, progress=job.progress)
+    except FeatherbedError:
+        if not job.resume:
+            _clear(job.out)
+        raise
+
+
+class Marked(Checkpoints):
+    """Checkpoints with a file that says which run they are of, written with the first one."""
+
+    def __init__(self, folder: Path, run: dict[str, Any]) -> None:
+        super().__init__(folder)
+        self.run = run
+
+    def save(self, step: int, **state: Any) -> None:
+        """Write the state after ``step`` steps."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / RUN, self.run)
+        super().save(step, **state)
+
+
+def _checkpoints(job: Job, recipe: Recipe, split: Split) -> Checkpoints:
+    """Return the folder's checkpoints; those of other ratings, another split or other settings are not resumed."""
+    path = job.out / CHECKPOINTS / RUN
+    parts = b"" if split.parts is None else split.parts.tobytes()
+    run = {"ratings": split.checksum, "seed": job.seed, "split": sha256(parts).hexdigest(), **asdict(recipe)}
+    if job.resume:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if other := [name for name, value in run.items() if before.get(name) != value]:
+            raise ArgumentError(
+                f"{job.out} has checkpoints of other {', '.join(other[:3])}: ask for the same again, or leave --resume out"
+            )
+    else:
+        _clear(job.out)
+    return Marked(path.parent, run)
+
+
+def _clear(out: Path) -> None:
+    """Take the checkpoints away, and the folder if it holds nothing else."""
+    (out / CHECKPOINTS / RUN).unlink(missing_ok=True)
+    Checkpoints(out / CHECKPOINTS).clear()
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
 
 
 def _budget(job: Job, split: Split) -> int:

@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Identity
+from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.tables import DenseTable
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.levels import graded_tables
+from featherbed.tasks.passes import Passes
 from featherbed.tasks.progress import training_bar
 from featherbed.tasks.recipe import Recipe, fit
 from featherbed.tasks.splits import Split
@@ -111,36 +114,41 @@ def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool 
 
 
 def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "float32", progress: bool = True) -> Learnt:
-    """Train plain rows in passes over ratings that may be larger than memory: a rating at a time, compiled."""
-    from featherbed.tasks.passes import Passes
+    """Train plain rows in passes over ratings that may be larger than memory: a rating at a time, compiled.
 
+    The rate falls to zero over the passes, so the rows after the last one stay; Ctrl-C keeps them as they are.
+    """
     train = split.train
     mean = float(train.values.mean(dtype=np.float64)) if recipe.mean else 0.0
-    passes = Passes(train.num_users, train.num_items, recipe.dim, mean=mean, biases=recipe.biases, seed=seed)
+    own = {} if recipe.lr is None else {"lr": recipe.lr}
+    passes = Passes(train.num_users, train.num_items, recipe.dim, mean=mean, biases=recipe.biases, seed=seed, **own)
     history: list[dict[str, float]] = []
-    best: tuple[float, Floats, Floats] | None = None
     interrupted = False
     with training_bar(progress) as bar:
         task = bar.add_task("ratings", total=recipe.epochs, note="")
         try:
             for epoch in range(recipe.epochs):
-                row: dict[str, float] = {"epoch": epoch, "train_mse": passes.run(train)}
+                row: dict[str, float] = {"epoch": epoch, "train_mse": passes.run(train, 1 - epoch / recipe.epochs)}
                 row["validation_mse"] = passes.error(split.validation)
                 history.append(row)
                 bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}")
-                if best is None or row["validation_mse"] < best[0]:
-                    last = epoch == recipe.epochs - 1
-                    rows = (passes.users, passes.items) if last else (passes.users.copy(), passes.items.copy())
-                    best = (row["validation_mse"], *rows)
-                elif epoch - int(np.argmin([line["validation_mse"] for line in history])) >= recipe.patience:
-                    break
         except KeyboardInterrupt:
             interrupted = True
-    kept: tuple[Any, Any] = (passes.users, passes.items) if best is None else best[1:]
-    users, items = (DenseTable.from_dense(rows).pack(dictionary=dictionary) for rows in kept)
-    count = kept[0].size + kept[1].size
+    users, items = (packed_rows(rows, dictionary) for rows in (passes.users, passes.items))
+    count = passes.users.size + passes.items.size
     held = 4 * (count + train.num_users + train.num_items)
     return Learnt(users, items, mean, recipe.biases, history=history, parameters=count, training=held, interrupted=interrupted)
+
+
+def packed_rows(rows: Floats, kind: str = "float32") -> PackedTable:  # [V, d]
+    """Pack plain rows; as float32 they are not copied.
+
+    >>> packed_rows(np.ones((3, 2), np.float32)).dim
+    2
+    """
+    count, dim = rows.shape
+    matrix = Matrix(kind, (count, dim), rows) if kind == "float32" else Matrix.encode(rows, kind, "column")
+    return PackedTable([Band(count, Identity(), dictionary=matrix)], dim, made_by={"table": "DenseTable"})
 
 
 def _said(notes: dict[str, Any]) -> tuple[str, ...]:
