@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 import featherbed as fb
 from featherbed import cli
+from featherbed.tasks import bayes, recommender
 from featherbed.tasks import ratings as loop
-from featherbed.tasks import recommender
 from featherbed.tasks.data import planted_ratings
 from featherbed.tasks.passes import Passes
 from featherbed.tasks.reading import read_ratings
@@ -315,11 +315,11 @@ def after_epochs(monkeypatch, count, act, where=loop, name="train_epoch"):
     """Let ``act`` happen in the epoch after ``count`` whole ones."""
     whole, done = getattr(where, name), []
 
-    def epoch(*given):
+    def epoch(*given, **named):
         if len(done) == count:
             act()
         done.append(None)
-        return whole(*given)
+        return whole(*given, **named)
 
     monkeypatch.setattr(where, name, epoch)
 
@@ -365,6 +365,16 @@ def test_control_c_in_the_first_epoch(train, run, file, monkeypatch):
     after_epochs(monkeypatch, 0, control_c)
     out, said = train(file, *ANCHORS)
     assert "interrupted" in said
+    assert run("recommend", out, "--user", "u1", "-k", "3")[0] == 0
+
+
+def test_control_c_while_levels_are_chosen(train, run, file, monkeypatch):
+    after_epochs(monkeypatch, 2, control_c, bayes, "_round")
+    out, said = train(file)
+    assert "interrupted" in said
+    assert "--resume" not in said
+    assert len(pl.read_parquet(out / "history.parquet").filter(pl.col("stage") == "rows")) == 3
+    assert metrics_of(out)["test"]["mse"] == pytest.approx(errors_of(out, file)["test"], rel=1e-4)
     assert run("recommend", out, "--user", "u1", "-k", "3")[0] == 0
 
 

@@ -162,5 +162,6 @@ def _summary(metrics: dict[str, Any], out: Path) -> str:
         f"{out}: users.safetensors, items.safetensors, metrics.json, history.parquet, report.html",
     ]
     if metrics["interrupted"]:
-        lines.append("interrupted: this is the best epoch so far; --resume goes on")
+        more = "; --resume goes on" if (out / "checkpoints").is_dir() else ""
+        lines.append(f"interrupted: this is the best epoch so far{more}")
     return "\n".join(lines)

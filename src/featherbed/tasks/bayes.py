@@ -148,11 +148,12 @@ def variational(
     iterations: int = 15,
     validation: Ratings | None = None,
     seed: int = 0,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Callable[[str, float], bool | None] | None = None,
 ) -> Posterior:
     """Fit the model; with ``validation``, stop when its error no longer falls and return the round where it was least.
 
-    ``progress`` is called after each round with "rows" and the error (of validation where given, else the noise's variance).
+    ``progress`` is called after each round with "rows" and the error (of validation where given, else the noise's variance);
+    where it returns true, that round is the last.
     Rows without a rating get the prior's mean, 0.
 
     >>> from featherbed.tasks.data import planted_ratings
@@ -167,13 +168,12 @@ def variational(
     for number in range(iterations):
         now = _round(now, sides, floor, learn=number > 0)
         error = now.noise if validation is None else now.error(validation)
-        if progress is not None:
-            progress("rows", error)
+        stopped = progress is not None and progress("rows", error)
         if validation is None or error < least:
             best, least, waited = now, error, 0
-            continue
-        waited += 1
-        if waited == PATIENCE:
+        else:
+            waited += 1
+        if stopped or waited == PATIENCE:
             break
     return best
 

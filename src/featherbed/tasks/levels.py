@@ -32,7 +32,7 @@ from featherbed.tasks.data import Ratings
 
 Bits = NDArray[np.uint8]
 Counts = NDArray[np.integer]
-Progress = Callable[[str, float], None]
+Progress = Callable[[str, float], bool | None]  # true: no further round
 GRADES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # numbers of grades tried
 EVENNESS = 0.3  # a grade's rows weigh as much as any other's, a row weighing count^0.3
 CLOSE = 1e-4  # of the noise's variance: plans that much apart are equally good, the smaller one is taken
@@ -201,11 +201,10 @@ def fit_levels(
             other = sides[1 - s].dense()
             sides[s] = _swept(meetings[s], sides[s], other, moments(other, unsure[1 - s]), ridges[s])
         errors.append(squared_error(posterior.mean, sides[0].dense(), sides[1].dense(), measured))
-        if progress is not None:
-            progress("levels", errors[-1])
+        stopped = progress is not None and progress("levels", errors[-1])
         if measured is train or errors[-1] < min(errors[:-1], default=np.inf):
             best = (sides[0], sides[1])
-        elif len(errors) - 1 - int(np.argmin(errors)) >= PATIENCE:
+        if stopped or (measured is not train and len(errors) - 1 - int(np.argmin(errors)) >= PATIENCE):
             break
     return *best, errors
 

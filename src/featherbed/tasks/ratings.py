@@ -194,6 +194,8 @@ def train(
             training.record(row)
             rate, weights = len(train) / row["seconds"] / 1000, "" if nonzeros is None else f", {nonzeros:,} weights"
             bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}{weights}, {rate:,.0f}k/s")
+    for table in () if growth is None else growth.tables:
+        table.on_training = table.on_gradient = None  # the best state is back: a change that was due is not made
     result.metrics["train"] = {"mse": mean_squared_error(model, train)}
     result.metrics["validation"] = {"mse": mean_squared_error(model, validation)}
     result.sizes = {"users": asdict(model.users.sizes(optimizer)), "items": asdict(model.items.sizes(optimizer))}

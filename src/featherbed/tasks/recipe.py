@@ -223,9 +223,6 @@ def refitted(
     and falls to zero; the best epoch on the validation part stays.
     """
     tables = [table for table in trained.tables if isinstance(table, AnchorTable)]
-    for table in tables:
-        if isinstance(table, GrowingAnchorTable):
-            table.on_training = table.on_gradient = None  # a change that growth had planned is not made
     penalties = {table.transform: NonNegativeL1(0.0) for table in tables}
     for parameter, penalty in penalties.items():
         penalty.freeze(parameter)

@@ -18,7 +18,7 @@ from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.levels import graded_tables
 from featherbed.tasks.passes import Passes
-from featherbed.tasks.progress import training_bar
+from featherbed.tasks.progress import stoppable, training_bar
 from featherbed.tasks.recipe import Recipe, fit
 from featherbed.tasks.splits import Split
 
@@ -97,20 +97,24 @@ def by_recipe(
 
 
 def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool = True) -> Learnt:
-    """Choose rows in levels within ``budget`` bytes of both files; ids are in falling order of training counts."""
+    """Choose rows in levels within ``budget`` bytes of both files; ids are in falling order of training counts.
+
+    Ctrl-C ends each stage with the round it is in: rounds take a second, and what comes out can be used.
+    """
     history: list[dict[str, Any]] = []
-    with training_bar(progress) as bar:
+    with training_bar(progress) as bar, stoppable() as stopped:
         task = bar.add_task("rows", total=None, note="")
 
-        def record(stage: str, error: float) -> None:
+        def record(stage: str, error: float) -> bool:
             history.append({"epoch": len(history), "stage": stage, "validation_mse": error})
             bar.update(task, advance=1, description=stage, note=f"validation {error:.4f}")
+            return stopped()
 
         users, items, mean, notes = graded_tables(
             split.train, split.validation, dim=dim, budget=budget, seed=seed, progress=record
         )
     count = dim * (split.train.num_users + split.train.num_items)
-    return Learnt(users, items, mean, history=history, parameters=count, notes=_said(notes))
+    return Learnt(users, items, mean, history=history, parameters=count, interrupted=stopped(), notes=_said(notes))
 
 
 def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "float32", progress: bool = True) -> Learnt:
