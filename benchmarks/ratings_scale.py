@@ -70,8 +70,8 @@ def main():
     metrics = json.loads((out / "metrics.json").read_text())
     found = {
         "ratings": given.ratings,
-        "users": metrics["sizes"]["users"]["dense"] // 64,
-        "items": metrics["sizes"]["items"]["dense"] // 64,
+        "users": metrics["sizes"]["users"]["float32"] // 64,
+        "items": metrics["sizes"]["items"]["float32"] // 64,
         "bytes": source.stat().st_size,
         "seconds": seconds,
         "ratings_a_second": given.ratings / seconds,

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -126,7 +125,6 @@ def test_version():
 
 
 def test_demo_compares_and_proves(tmp_path):
-    start = time.monotonic()
     code, out, err = run("demo", "--folder", tmp_path / "kept")
     assert code == 0, err
     for line in ("dense d=16", "dense d=4", "dense d=16 as int4", "12 anchors", "every row is equal", "Smallest file"):
@@ -134,4 +132,3 @@ def test_demo_compares_and_proves(tmp_path):
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert len(kept) == 10
     assert all(name.endswith(".safetensors") for name in kept)
-    assert time.monotonic() - start < 300

@@ -1,10 +1,8 @@
 """Compression: every method within its bytes, figures that are what they say, bad input that says what to do."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -528,13 +526,33 @@ def test_the_time_left_follows_the_pace():
     assert found[4] == pytest.approx(1)
 
 
-def test_interrupted_it_leaves_no_file(tmp_path):
-    np.save(tmp_path / "m.npy", clustered(30_000, 32))
-    words = [COMMAND, "compress", tmp_path / "m.npy", "--ratio", "12", "--out", tmp_path / "out.safetensors"]
-    with subprocess.Popen(list(map(str, words)), stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        time.sleep(4)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (130, -signal.SIGINT)  # by our own hand, or ended by the signal
+INTERRUPTED = """
+import signal, sys
+from featherbed.cli import main
+from featherbed.compression.meter import Meter
+from featherbed.packed import file
+name, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
+owner = {"step": Meter, "header_of": file}[name]
+work = getattr(owner, name)
+def interrupted(*given, **settings):
+    left[0] -= 1
+    if left[0] == 0:
+        print("now", flush=True)
+        signal.raise_signal(signal.SIGINT)
+    return work(*given, **settings)
+setattr(owner, name, interrupted)
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", [("step", 1), ("step", 6), ("header_of", 1)], ids=["first", "later", "while writing"])
+def test_interrupted_it_leaves_no_file(moment, matrix, tmp_path):
+    np.save(tmp_path / "m.npy", matrix)
+    words = ["compress", tmp_path / "m.npy", "--ratio", "8", "--out", tmp_path / "out.safetensors"]
+    command = [sys.executable, "-c", INTERRUPTED, *map(str, [*moment, *words])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "now" in done.stdout.split(), "it must come this far"
+    assert done.returncode == 130, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["m.npy"]
 
 

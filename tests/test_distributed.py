@@ -1,7 +1,5 @@
 """Two processes with half a batch each are one process with all of it."""
 
-import socket
-
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -37,9 +35,13 @@ def learn(model, rank=0, world=1, table=None):
     return table
 
 
-def worker(rank, port, settings, results):
+def join(rank, meeting):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+
+
+def worker(rank, meeting, settings, results):
+    join(rank, meeting)
     model = Model(settings)
     if model.table.slots is not None:
         model.table.slot_group = torch.distributed.group.WORLD
@@ -50,13 +52,10 @@ def worker(rank, port, settings, results):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 @pytest.mark.parametrize("settings", [{"anchors": 4, "sparse": True}, {"anchors": 9, "slots": 3, "scan_every": 2}], ids=str)
-def test_two_processes_are_one(settings):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_two_processes_are_one(settings, tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(worker, (port, settings, results), nprocs=2)
+        mp.spawn(worker, (tmp_path / "meeting", settings, results), nprocs=2)
         found = [results[rank] for rank in range(2)]
     assert found[0] == found[1], "both processes must hold the same table, bit for bit"
     alone = learn(Model(settings)).state_dict()
@@ -98,9 +97,8 @@ def sharing(rank):  # every process has a seed of its own until the first one's 
     return fb.SSE(nn.Embedding(ROWS, DIM, sparse=True, dtype=torch.float64), 0.5, generator=generator)
 
 
-def sharing_worker(rank, port, results):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def sharing_worker(rank, meeting, results):
+    join(rank, meeting)
     sse = sharing(rank)
     model = nn.parallel.DistributedDataParallel(sse)
     seen = share(model, [torch.arange(8)] * STEPS, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -109,13 +107,10 @@ def sharing_worker(rank, port, results):
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
-def test_two_processes_share_ids_differently():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_two_processes_share_ids_differently(tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(sharing_worker, (port, results), nprocs=2)
+        mp.spawn(sharing_worker, (tmp_path / "meeting", results), nprocs=2)
         found = [results[rank] for rank in range(2)]
     ids = [one.pop("ids") for one in found]
     assert found[0] == found[1], "both processes must hold the same table and the same state of draws"

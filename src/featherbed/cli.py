@@ -62,7 +62,7 @@ def paper(
     out: Annotated[Path, typer.Option(help="The folder of results.")] = Path("papers"),
     data: Annotated[Path | None, typer.Option(help="The folder of data sets (or FEATHERBED_DATA).")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
-    rows: Annotated[str | None, typer.Option(help="Some rows only, such as ant-30k,nbant.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Some rows only, such as ant-29k,nbant-28k.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="On few generated ratings: does it run?")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:

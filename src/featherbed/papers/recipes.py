@@ -1,9 +1,8 @@
 """Rows that are recipes: matrix factorisation with any tables, trained as ``featherbed train ratings`` does it.
 
 Besides the settings of a ``Recipe`` a row may have ``prices`` [lambda1, lambda2], by which NBANT's objective is measured;
-``grows``, whether the number of anchors is found by them; ``refit``, for how many epochs the weights that were found are then
-trained without shrinkage, and ``refit_lr``; ``clusters``, how many titles of each anchor are kept; and ``l1``, the weight of
-|E| on plain rows, lowered by subgradients (Sparse CBOW, Sun et al. 2016).
+``grows``, whether the number of anchors is found by them; ``clusters``, how many titles of each anchor are kept; and
+``l1``, the weight of |E| on plain rows, lowered by subgradients (Sparse CBOW, Sun et al. 2016).
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from featherbed.errors import ArgumentError
 from featherbed.optim import AdamW
 from featherbed.packed.inside import objects_of, purity, zero_rows
 from featherbed.papers.records import Bar, Outcome
-from featherbed.papers.refit import refitted
 from featherbed.papers.sources import Source
 from featherbed.tables import AnchorTable, DenseTable, Table
 from featherbed.tasks.ratings import MatrixFactorization, mean_squared_error, train
-from featherbed.tasks.recipe import ADAM, SPREAD, YOGI, Recipe, Trained, fit
+from featherbed.tasks.recipe import ADAM, SPREAD, Recipe, Trained, fit
 from featherbed.tasks.splits import Split
 from featherbed.theory.objective import nbant_objective
 
-OWN = ("prices", "grows", "refit", "refit_lr", "clusters", "l1")
+OWN = ("prices", "grows", "clusters", "l1")
 NEAR = 1.01  # an epoch is near the best when its error is at most so many times the lowest
 
 
@@ -75,9 +73,6 @@ def _trained(recipe: Recipe, split: Split, seed: int, own: Mapping[str, Any], ba
         found = pulled(recipe, split, seed, own["l1"], bar)
     else:
         found = fit(recipe, split, seed=seed, progress=bar.shown, name=bar.name)
-    if own.get("refit") and not found.result.interrupted:
-        lr = own.get("refit_lr", recipe.lr or YOGI)
-        found = refitted(found, recipe, split, epochs=own["refit"], lr=lr, seed=seed, bar=bar)
     if found.result.interrupted:
         raise KeyboardInterrupt
     return found

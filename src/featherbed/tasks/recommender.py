@@ -158,6 +158,9 @@ def _check(job: Job) -> None:
     """Refuse what can be told before the file is read; above all a folder whose recommender would be lost."""
     for kind in (job.values, job.dictionary):
         level_bits(kind)
+    for name in ("low", "high"):
+        if np.isnan(job.reading.get(name) or 0.0):
+            raise ArgumentError(f"--{name} nan: give a number, or leave it out")
     if (how := job.splitting.get("how", WAYS[0])) not in WAYS:
         raise ArgumentError(f"--split {how}: use one of {', '.join(WAYS)}")
     if job.titles is not None and not job.titles.is_file():
@@ -251,10 +254,10 @@ def _clear(out: Path) -> None:
 
 
 def _budget(job: Job, split: Split) -> int:
-    """Return the bytes a ratio stands for; few rows get room for the headers of their files besides."""
+    """Return the bytes a ratio stands for; where none is given, few rows get room for the headers of their files besides."""
     rows = split.train.num_users + split.train.num_items
     asked = int(rows * job.dim * 4 / (RATIO if job.ratio is None else job.ratio))
-    return asked + HEADERS if asked < 4 * HEADERS else asked
+    return asked + HEADERS if job.ratio is None and asked < 4 * HEADERS else asked
 
 
 def _with_keys(table: PackedTable, keys: Any) -> PackedTable:
@@ -277,11 +280,18 @@ def _measured(job: Job, split: Split, learnt: Learnt) -> dict[str, Any]:
 
 def _sizes(learnt: Learnt) -> dict[str, Any]:
     """Return bytes of each side and of both together; ``file`` is without keys, which are listed apart."""
-    sides = {}
-    for side, table in (("users", learnt.users), ("items", learnt.items)):
+    sides: dict[str, dict[str, Any]] = {}
+    for number, (side, table) in enumerate((("users", learnt.users), ("items", learnt.items))):
         file = file_size(table, keys=False)
-        keys = file_size(table, keys=True) - file
-        sides[side] = {"file": file, "keys": keys, "resident": table.nbytes, "dense": 4 * table.rows * table.dim}
-    whole: dict[str, Any] = {name: sum(size[name] for size in sides.values()) for name in ("file", "keys", "resident", "dense")}
-    whole |= {"training": learnt.training, "parameters": learnt.parameters}
-    return {**sides, **whole, "ratio": whole["dense"] / whole["file"], "ratio_float16": whole["dense"] / 2 / whole["file"]}
+        sides[side] = {
+            "file": file,
+            "keys": file_size(table, keys=True) - file,
+            "resident": table.nbytes,
+            "float32": 4 * table.rows * table.dim,
+            "parameters": learnt.parameters[number],
+            "training": None if learnt.training is None else learnt.training[number],
+        }
+    names = [name for name in sides["users"] if name != "training" or learnt.training is not None]
+    whole: dict[str, Any] = {name: sum(size[name] for size in sides.values()) for name in names}
+    ratio = whole["float32"] / whole["file"]
+    return {**sides, **whole, "ratio": ratio, "ratio_float16": ratio / 2}

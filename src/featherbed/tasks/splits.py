@@ -245,8 +245,8 @@ def save_split(split: Split, path: str | Path) -> None:
     filled[: len(split.parts)] = split.parts
     fours = filled.reshape(-1, 4)
     packed = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
-    about = {"how": split.how, "seed": split.seed, "rows": len(split.parts), "checksum": split.checksum}
-    data = save_tensors({"parts": packed}, metadata={"format": FORMAT, "split": json.dumps(about)})
+    about = {"format": FORMAT, "how": split.how, "seed": split.seed, "rows": len(split.parts), "checksum": split.checksum}
+    data = save_tensors({"parts": packed}, metadata={"split": json.dumps(about)})
     with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(data)
 
@@ -263,7 +263,7 @@ def load_split(path: str | Path, ratings: Ratings, workplace: str | Path | None 
         about = json.loads(metadata["split"])
         how, seed, rows, whole = str(about["how"]), int(about["seed"]), int(about["rows"]), str(about["checksum"])
         packed = load_tensors(data)["parts"]
-        known = metadata["format"] == FORMAT and packed.dtype == np.uint8 and packed.shape == (-(-rows // 4),)
+        known = about["format"] == FORMAT and packed.dtype == np.uint8 and packed.shape == (-(-rows // 4),)
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FormatError(f"{path} is no split: {str(error)[:80]}") from None
     if not known:

@@ -38,8 +38,8 @@ class Learnt:
     item_bias: Floats | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     nonzeros: int | None = None
-    parameters: int = 0
-    training: int | None = None  # bytes held in training, optimizer state included
+    parameters: tuple[int, int] = (0, 0)  # of users and items, as the method's paper counts
+    training: tuple[int, int] | None = None  # bytes held in training, optimizer state included
     interrupted: bool = False
     notes: tuple[str, ...] = ()
 
@@ -80,7 +80,8 @@ def by_recipe(
     model, result = trained.model, trained.result
     users, items = (table.pack(**(stored or {})) for table in trained.tables)
     apart = [None if bias is None else bias.detach().numpy().copy() for bias in (model.user_bias, model.item_bias)]
-    bytes_held = [result.sizes[side]["training"] for side in ("users", "items")]
+    users_count, items_count = (table.parameter_count() for table in trained.tables)
+    held: Any = tuple(result.sizes[side]["training"] for side in ("users", "items"))
     return Learnt(
         users,
         items,
@@ -90,8 +91,8 @@ def by_recipe(
         item_bias=apart[1],
         history=result.history,
         nonzeros=trained.nonzeros,
-        parameters=sum(table.parameter_count() for table in trained.tables),
-        training=None if None in bytes_held else sum(bytes_held),
+        parameters=(users_count, items_count),
+        training=None if None in held else held,
         interrupted=result.interrupted,
     )
 
@@ -113,8 +114,8 @@ def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool 
         users, items, mean, notes = graded_tables(
             split.train, split.validation, dim=dim, budget=budget, seed=seed, progress=record
         )
-    count = dim * (split.train.num_users + split.train.num_items)
-    return Learnt(users, items, mean, history=history, parameters=count, interrupted=stopped(), notes=_said(notes))
+    counts = dim * split.train.num_users, dim * split.train.num_items
+    return Learnt(users, items, mean, history=history, parameters=counts, interrupted=stopped(), notes=_said(notes))
 
 
 def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "float32", progress: bool = True) -> Learnt:
@@ -139,9 +140,9 @@ def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "flo
         except KeyboardInterrupt:
             interrupted = True
     users, items = (packed_rows(rows, dictionary) for rows in (passes.users, passes.items))
-    count = passes.users.size + passes.items.size
-    held = 4 * (count + train.num_users + train.num_items)
-    return Learnt(users, items, mean, recipe.biases, history=history, parameters=count, training=held, interrupted=interrupted)
+    counts = passes.users.size, passes.items.size
+    held = 4 * (counts[0] + train.num_users), 4 * (counts[1] + train.num_items)
+    return Learnt(users, items, mean, recipe.biases, history=history, parameters=counts, training=held, interrupted=interrupted)
 
 
 def packed_rows(rows: Floats, kind: str = "float32") -> PackedTable:  # [V, d]

@@ -14,6 +14,7 @@ Report = dict[str, Any]
 
 NEEDED = ("name", "rows", "metrics", "history", "sizes")
 SIDES = ("users", "items")
+COUNTS = {"lines": "lines read", "duplicates": "duplicate pairs"}
 MOST_EPOCHS = 500  # drawn in a curve
 
 
@@ -136,7 +137,10 @@ def _nonzeros(report: Report) -> str:
     layout = PAPER | {"xaxis": _axis("epoch", tickformat="d"), "yaxis": _axis(traces[0]["name"], rangemode="tozero")}
     if len(traces) > 1:
         traces[1]["yaxis"] = "y2"
-        layout |= {"yaxis2": _axis("anchors", rangemode="tozero") | {"overlaying": "y", "side": "right", "showgrid": False}}
+        layout |= {
+            "yaxis2": _axis("anchors", rangemode="tozero")
+            | {"tickformat": "d", "overlaying": "y", "side": "right", "showgrid": False}
+        }
     return f"<h2>Size by epoch</h2>{plot('nonzeros', traces, layout, 300)}"
 
 
@@ -256,9 +260,7 @@ def _input(report: Report) -> str:
     """Return what was read: columns, lines left out, and how the ratings were split."""
     given, split = report.get("input") or {}, report.get("split") or {}
     lines: dict[str, Any] = {f"column of {role}s": name for role, name in (given.get("columns") or {}).items()}
-    lines |= {
-        f"lines {what}" if what != "duplicates" else "duplicate pairs": n for what, n in (given.get("counts") or {}).items()
-    }
+    lines |= {COUNTS.get(what, f"lines {what}"): number for what, number in (given.get("counts") or {}).items()}
     lines |= {"split": split["how"]} if "how" in split else {}
     lines |= {f"{part} ratings": split[part] for part in ("train", "validation", "test") if part in split}
     notes = "".join(f"<p class=soft>{as_html(note)}</p>" for note in given.get("notes") or [])
