@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -181,8 +182,10 @@ def _verdict(lines: list[Line]) -> str:
 
 
 def _grid(lines: list[Line]) -> Grid:
-    grid = Grid(title="both tables together; error on ratings never trained on; sizes in KB", title_justify="left")
-    for column in ("table", "test MSE", "file", "resident", "training", "parameters", "ns/row"):
+    # narrow enough for 80 columns
+    title = "both tables together; error on ratings never trained on; sizes in KB, look-ups in ns a row"
+    grid = Grid(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("table", "test MSE", "file", "resident", "training", "parameters", "ns"):
         grid.add_column(column, justify="left" if column == "table" else "right", no_wrap=True)
     for line in lines:
         training = "-" if line.training is None else f"{line.training / 1000:,.0f}"
