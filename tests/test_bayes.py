@@ -146,7 +146,7 @@ def test_extreme_ratings():
         ({"iterations": 0}, "at least 1"),
         ({"train": PLANTED.take(np.arange(0))}, "no ratings to train on"),
         ({"train": replace(PLANTED, values=np.full(len(PLANTED), np.nan, np.float32))}, "NaN"),
-        ({"train": replace(PLANTED, user_keys=range(3_000_000))}, "3,000,200 rows of width 16 need .* by gradients"),
+        ({"train": replace(PLANTED, user_keys=range(3_000_000))}, "3,000,200 rows of width 16 and .* train plain rows"),
     ],
 )
 def test_refusals(change, words):

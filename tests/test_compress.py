@@ -533,6 +533,7 @@ from featherbed.cli import main
 from featherbed.compression.meter import Meter
 name, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
 owner = {"step": Meter, "fsync": os}[name]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored by what runs in the background
 work = getattr(owner, name)
 def interrupted(*given, **settings):
     left[0] -= 1

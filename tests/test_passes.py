@@ -1,5 +1,7 @@
 """Passes over ratings, a rating at a time: what a step does, what is learnt, that nothing depends on threads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -150,3 +152,21 @@ def test_movielens_in_fifteen_passes(data):
     for number in range(15):
         passes.run(train, 1 - number / 15)
     assert passes.error(validation) < 0.735
+
+
+@pytest.mark.parametrize("biases", ["column", "none"])
+def test_the_scale_of_ratings_does_not_matter_where_the_unit_follows_it(biases):
+    ratings = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
+    wide = replace(ratings, values=ratings.values * 64)
+    ends = []
+    for part, unit in ((ratings, 1.0), (wide, 64.0)):
+        passes = Passes(300, 200, 8, mean=float(part.values.mean()), biases=biases, unit=unit)
+        for _ in range(4):
+            passes.run(part)
+        before = passes.error(part)
+        passes.fold()
+        assert passes.error(part) == pytest.approx(before, rel=1e-5)
+        ends.append(before / unit**2)
+    assert ends[0] == pytest.approx(ends[1], rel=1e-4)
+    with pytest.raises(fb.ArgumentError, match="unit=0"):
+        Passes(3, 3, 2, unit=0)

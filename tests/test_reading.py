@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import random
+import tracemalloc
 import uuid
 
 import numpy as np
@@ -126,6 +127,41 @@ def test_parquet_of_many_types(tmp_path):
     assert triples(other)[:2] == [(str(keys[0]), "18446744073709551615", 4.5), (str(keys[1]), "1", 3.0)]
 
 
+ODD = {
+    "list": pa.array([[1], [2], [3]]),
+    "struct": pa.array([{"x": 1}, {"x": 2}, {"x": 3}]),
+    "map": pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int32())),
+    "decimal256": pa.array([1, 2, 3], pa.decimal256(50, 2)),
+    "duration": pa.array([1, 2, 3], pa.duration("s")),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("role", ["user", "rating", "time"])
+def test_parquet_columns_of_odd_types_are_refused(tmp_path, kind, role):
+    columns = {"user": [1, 2, 3], "item": [1, 2, 3], "rating": [1, 2, 3], "time": [1, 2, 3], role: ODD[kind]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a.parquet: column '{role}' for the {role} is of the type {kind}"):
+        read_ratings(tmp_path / "a.parquet", **{role: role})
+
+
+def test_parquet_cells_that_are_no_text_or_no_rating(tmp_path):
+    columns = {
+        "user": pa.array([b"\xc3\xa9", b"\xff", None, b"b"]),
+        "item": [1, 2, 3, 4],
+        "rating": pa.array(["1", "2", "3", "4.5"]).dictionary_encode(),
+        "day": pa.array([1, 2, 3, 4], pa.date32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    reading = read_ratings(tmp_path / "a.parquet")
+    assert triples(reading.ratings) == [("é", "1", 1.0), ("b", "4", 4.5)]
+    assert (reading.counts["unparsable"], reading.counts["missing"]) == (1, 1)
+    with pytest.raises(DataError, match="row 2: bytes that are not UTF-8"):
+        read_ratings(tmp_path / "a.parquet", strict=True)
+    with pytest.raises(DataError, match="no usable line among 4"):
+        read_ratings(tmp_path / "a.parquet", rating="day", time="item", item="user", user="rating")
+
+
 def test_movielens_reads_as_its_own_reader_does():
     try:
         folder = find_data("ml-1m")
@@ -155,7 +191,7 @@ def test_keys_keep_their_text(tmp_path):
 def test_quotation_marks_after_backslashes(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "BLOCK", 60)
     monkeypatch.setattr(delimited, "PIECE", 30)
-    names = ['"x"', '"y', "C:\\", "a\nb", "plain", "z"]
+    names = ['"x"', '"y', "C:\\", "a b", "plain", "z"]
     cells = [name if name == "C:\\" else name.replace('"', '\\"') for name in names]
     body = "".join(f'"{user}";"{cell}";"{n}"\r\n' for n, cell in enumerate(cells) for user in (1, 2))
     found = read(tmp_path, '"User-ID";"ISBN";"Book-Rating"\r\n' + body).ratings
@@ -191,6 +227,53 @@ def test_lines_are_named_over_many_blocks(tmp_path, monkeypatch, quotes):
         read_ratings(path, strict=True)
 
 
+@pytest.mark.parametrize("block", [1 << 26, 3000])
+@pytest.mark.parametrize("stray", [(2500,), (2500, 4000), (1,), (0, 2, 4999)])
+def test_marks_that_are_not_closed_swallow_no_lines(tmp_path, monkeypatch, block, stray):
+    monkeypatch.setattr(lines, "BLOCK", block)
+    body = [f'u{n % 50},"i{n}",{n % 5}' if n % 9 == 0 else f"u{n % 50},i{n},{n % 5}" for n in range(5000)]
+    for at in stray:
+        body[at] = f'u9,"i{at},3'
+    path = write(tmp_path, "user,item,rating\n" + "\n".join(body))
+    reading = read_ratings(path)
+    counts = reading.counts
+    assert (counts["lines"], counts["kept"], counts["unparsable"]) == (5000, 5000 - len(stray), len(stray))
+    assert not any("\n" in key or '"' in key for key in reading.ratings.item_keys)
+    with pytest.raises(DataError, match=rf"line {stray[0] + 2}: a quotation mark is not closed"):
+        read_ratings(path, strict=True)
+
+
+TEXTS = {
+    "two lines": ('"two\nlines"', 2),
+    "a blank line": ('"two\n\nlines, ""so"" to speak"', 3),
+    "numbers": ('"1,2,3\n4\n5,6,7,8,9"', 3),
+    "a stray mark": ('"not closed', 1),
+    "another": ('"said "so" he\nsaid', 2),
+}
+
+
+@pytest.mark.parametrize("block", [1 << 26, 100])
+@pytest.mark.parametrize("case", TEXTS)
+def test_texts_of_several_lines(tmp_path, monkeypatch, block, case):
+    monkeypatch.setattr(lines, "BLOCK", block)
+    text, height = TEXTS[case]
+    body = [f"u{n},i{n % 7},{n % 5},{text if n % 4 == 1 else 'text'}" for n in range(40)]
+    path = write(tmp_path, "user,item,rating,review\n" + "\n".join([*body, "u,i,x,last"]))
+    reading = read_ratings(path)
+    assert triples(reading.ratings) == [(f"u{n}", f"i{n % 7}", float(n % 5)) for n in range(40)]
+    odd = 10 if case == "another" else 0
+    assert (reading.counts["lines"], reading.counts["missing"], reading.counts["unparsable"]) == (41 + odd, odd, 1)
+    with pytest.raises(DataError, match=rf"line {4 if odd else 32 + 10 * height}: (no item|rating 'x')"):
+        read_ratings(path, strict=True)
+
+
+def test_a_cell_that_is_used_lies_on_one_line(tmp_path):
+    path = write(tmp_path, 'user,item,rating\na,"b\nc",3\nd,e,4\nf,g,5\n')
+    reading = read_ratings(path)
+    assert triples(reading.ratings) == [("d", "e", 4.0), ("f", "g", 5.0)]
+    assert (reading.counts["lines"], reading.counts["unparsable"], reading.counts["missing"]) == (4, 1, 1)
+
+
 BAD = {
     "no rating": ("u,i,\n", "missing", "no rating"),
     "null": ("u,i,NULL\n", "missing", "rating|value"),
@@ -221,12 +304,45 @@ def test_bad_lines_are_counted_or_refused(tmp_path, case):
 
 
 def test_json_keys_keep_their_text(tmp_path):
-    keys = ["18446744073709551616", "9007199254740993", '"007"', "7", "7.0", "2.5", '" a"', "-1"]
+    keys = ["18446744073709551616", "9007199254740993", '"007"', "7", "7.0", "2.5", '" a"', "-1", "1e-7", "1e22", '"[x]"']
     text = "".join(f'{{"user": {key}, "item": {n % 2}, "rating": {n}}}\n' for n, key in enumerate(keys))
     for lines_ in (text, text + "{broken\n"):
         ratings = read(tmp_path, lines_, "a.jsonl", duplicates="keep").ratings
         found = [ratings.user_keys[at] for at in ratings.users]
-        assert found == ["18446744073709551616", "9007199254740993", "007", "7", "7", "2.5", "a", "-1"]
+        assert found[:6] == ["18446744073709551616", "9007199254740993", "007", "7", "7", "2.5"]
+        assert found[6:] == [" a", "-1", "0.0000001", "1" + "0" * 22, "[x]"]
+
+
+def test_lists_and_objects_are_no_json_keys(tmp_path):
+    rows = [{"user": {"é": [1]}, "item": 1}, {"user": 2, "item": ["a"]}, {"user": "[1]", "item": 2}, {"user": 2, "item": 3}]
+    path = write(tmp_path, "".join(json.dumps(row | {"rating": 3}) + "\n" for row in rows), "a.jsonl")
+    reading = read_ratings(path)
+    assert triples(reading.ratings) == [("[1]", "2", 3.0), ("2", "3", 3.0)]
+    assert (reading.counts["lines"], reading.counts["unparsable"]) == (4, 2)
+    with pytest.raises(DataError, match="line 1: a list or an object is no key"):
+        read_ratings(path, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_blanks_around_keys_belong_to_them(tmp_path, kind):
+    frame = pl.DataFrame({"user": ["a", "a ", " a", " ", "7 "], "item": [1, 2, 1, 2, 1], "rating": [1, 2, 3, 4, 5]})
+    path = tmp_path / "a"
+    (frame.write_ndjson if kind == "json" else frame.write_parquet)(path)
+    reading = read_ratings(path)
+    assert list(reading.ratings.user_keys) == [" a", "7 ", "a", "a "]
+    assert reading.counts["missing"] == 1
+
+
+def test_a_time_that_json_lines_have_late_is_noted(tmp_path, monkeypatch):
+    early = "".join(f'{{"user": {n}, "item": {n % 7}, "rating": {n % 5}}}\n' for n in range(300))
+    late = early.replace("}", ', "timestamp": 5}')
+    reading = read(tmp_path, early + late[: late.index("\n") + 1], "a.jsonl", duplicates="keep")
+    assert reading.ratings.times is None
+    assert "'timestamp' was not taken for the time: few of the first lines have it" in reading.notes[0]
+    assert read(tmp_path, early + late, "a.jsonl", time="timestamp").ratings.times.tolist() == [5] * 300
+    reading = read(tmp_path, early * 120 + late, "a.jsonl", duplicates="keep")
+    assert "'timestamp' was not read: no line of the first megabyte has it" in reading.notes[-1]
+    assert reading.counts["kept"] == 300 * 121
 
 
 def test_brackets_in_keys_are_no_json(tmp_path):
@@ -382,6 +498,39 @@ def test_keys_of_arrays_are_those_of_strings(tmp_path):
     table = fb.DenseTable(5, 3)
     fb.save(table, tmp_path / "a.safetensors", keys=IntegerKeys(numbers))
     assert fb.load(tmp_path / "a.safetensors").keys.find(["-17"]).tolist() == [1]
+
+
+def test_keys_taken_need_little_more_than_their_text():
+    count = 400_000
+    texts = np.frombuffer(random.Random(0).randbytes(36 * count), np.uint8) & 0x3F | 0x40
+    keys = TextKeys(texts, np.arange(1, count + 1) * 36)
+    order = np.random.default_rng(0).permutation(count)
+    tracemalloc.start()
+    taken = keys.take(order)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(taken.text.reshape(count, 36), texts.reshape(count, 36)[order])
+    assert peak < 3 * len(texts)
+    few = TextKeys.of(["a", "", "ccc"])
+    assert list(few.take(np.array([-1, 0, 1, -3]))) == ["ccc", "a", "", "a"]
+    assert list(few.take(np.array([True, False, True]))) == ["a", "ccc"]
+    assert list(few[:0]) == []
+
+
+@pytest.mark.parametrize("numbers", [np.array([1, 2**63], np.uint64), np.array([1.0, 2.5]), np.array([True]), ["7"]])
+def test_integer_keys_are_integers(numbers):
+    with pytest.raises(ArgumentError, match="use TextKeys"):
+        IntegerKeys(numbers)
+
+
+def test_small_integers_are_integer_keys():
+    assert list(IntegerKeys(np.array([7, 2**63 - 1], np.uint64))) == ["7", "9223372036854775807"]
+    assert len(IntegerKeys(np.array([]))) == 0
+
+
+def test_titles_of_several_lines(tmp_path):
+    titles = read_titles(write(tmp_path, 'key,title\n1,"Heat\n(1995)"\n2,"Sabrina\n3,Casino\n'), ["1", "2", "3"])
+    assert titles.names == ["Heat (1995)", '"Sabrina', "Casino"]
 
 
 TITLES = {

@@ -158,7 +158,8 @@ def introduction(settings, trials):
     counts = Counter(found["method"] for found in trials.values())
     hours = sum(found["seconds"] for found in trials.values()) / 3600
     run = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
-    yield f"Trials run: {run} ({hours:.1f} hours of one thread of a busy machine)."
+    yield f"""Trials run: {run} ({hours:.1f} hours of one thread of a busy machine). So few trials of short runs favour methods
+        with few settings; `search --trials` goes on from here."""
 
 
 def page(settings, trials, finals):

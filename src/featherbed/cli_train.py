@@ -163,5 +163,10 @@ def _summary(metrics: dict[str, Any], out: Path) -> str:
     ]
     if metrics["interrupted"]:
         more = "; --resume goes on" if (out / "checkpoints").is_dir() else ""
-        lines.append(f"interrupted: this is the best epoch so far{more}")
+        what = (
+            "this is the best epoch so far"
+            if metrics["epochs"]
+            else "not one epoch was finished, the rows are as far as they came"
+        )
+        lines.append(f"interrupted: {what}{more}")
     return "\n".join(lines)

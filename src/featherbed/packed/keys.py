@@ -171,7 +171,12 @@ class IntegerKeys(Sequence[str]):
     """
 
     def __init__(self, numbers: NDArray[np.integer]) -> None:
-        self.numbers = np.asarray(numbers, dtype=np.int64)
+        given = np.asarray(numbers)
+        large = given.dtype == np.uint64 and given.size > 0 and int(given.max()) >= 2**63
+        if large or (given.size and given.dtype.kind not in "iu"):
+            kind = "numbers of 2^63 and more" if large else f"{given.dtype} values"
+            raise ArgumentError(f"{kind} cannot be integer keys: use TextKeys.of(map(str, keys))")
+        self.numbers = given.astype(np.int64, copy=False)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -233,10 +238,24 @@ class TextKeys(Sequence[str]):
 
     def take(self, index: NDArray[np.integer]) -> TextKeys:
         """Return the keys at ``index``."""
-        starts, lengths = _starts(self.ends)[index], np.diff(self.ends, prepend=0)[index]
-        ends = np.cumsum(lengths)
-        places = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
-        return TextKeys(self.text[places], ends)
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else np.where(index < 0, index + len(self), index)
+        ends = self.ends[index].astype(np.int64) - self._starts_at(index)
+        np.cumsum(ends, out=ends)
+        text = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+        done = 0
+        for begin in range(0, len(index), _TAKEN):
+            here = ends[begin : begin + _TAKEN]
+            lengths = np.diff(here, prepend=done)
+            shift = self._starts_at(index[begin : begin + _TAKEN]) - (here - lengths)
+            end = int(here[-1])
+            np.take(self.text, np.repeat(shift, lengths) + np.arange(done, end), out=text[done:end])
+            done = end
+        return TextKeys(text, ends)
+
+    def _starts_at(self, index: NDArray[np.integer]) -> NDArray[np.int64]:
+        starts: NDArray[np.int64] = self.ends[index - 1]
+        starts[index == 0] = 0
+        return starts
 
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the text of all keys and where each ends."""
@@ -244,6 +263,7 @@ class TextKeys(Sequence[str]):
 
 
 _BLOCK = 1 << 18
+_TAKEN = 1 << 15  # texts copied at a time
 _LONG = 64  # bytes; longer keys are rare and have their checksum taken one by one
 
 

@@ -26,7 +26,7 @@ from featherbed.kernels.pool import threads
 from featherbed.tasks.data import Ratings
 
 Doubles = NDArray[np.float64]
-MOST_BYTES = 4 << 30  # covariances and moments may take: two million rows of width 16
+MOST_BYTES = 6 << 30  # that fitting may take: a million rows of width 16
 PIECES = 16  # rows are shared out in so many pieces, however many threads there are: sums come out the same
 BLOCK = 4096  # rows whose covariances are held in full at once
 PATIENCE = 2  # rounds without a lower validation error
@@ -154,7 +154,7 @@ def variational(
 
     ``progress`` is called after each round with "rows" and the error (of validation where given, else the noise's variance);
     where it returns true, that round is the last.
-    Rows without a rating get the prior's mean, 0.
+    Rows without a rating get the prior's mean, 0 (rounded to levels, the one nearest to it).
 
     >>> from featherbed.tasks.data import planted_ratings
     >>> ratings = planted_ratings(200, 100, 5000, groups=3, dim=3)
@@ -185,13 +185,17 @@ def _check(train: Ratings, dim: int, iterations: int) -> None:
         raise ArgumentError(f"dim={dim}, iterations={iterations}: both are at least 1")
     if not np.isfinite(train.values).all():
         raise ArgumentError("the ratings hold NaN or infinity: skip them when reading the file")
-    rows = train.num_users + train.num_items
-    need = rows * dim * (dim + 1) * 8
+    rows, need = train.num_users + train.num_items, needed_bytes(train, dim)
     if need > MOST_BYTES:
         raise ArgumentError(
-            f"{rows:,} rows of width {dim} need {need / 1e9:.1f} GB of covariances, {MOST_BYTES / 1e9:.1f} at most: "
-            "take a smaller dim, or train by gradients (featherbed train ratings)"
+            f"{rows:,} rows of width {dim} and {len(train):,} ratings need {need / 1e9:.1f} GB to be fitted, "
+            f"{MOST_BYTES / 1e9:.1f} at most: take a smaller dim, or train plain rows (--users dense --items dense)"
         )
+
+
+def needed_bytes(train: Ratings, dim: int) -> int:
+    """Return about how many bytes fitting takes: 2.5 times the covariances of all rows, and 40 bytes a rating (measured)."""
+    return int((train.num_users + train.num_items) * dim * (dim + 1) * 20 + 40 * len(train))
 
 
 def _start(train: Ratings, dim: int, seed: int) -> tuple[Posterior, float]:

@@ -24,12 +24,21 @@ WHOLE = 2.0**53  # below this every whole number is a float64
 TIMES = ("%Y-%m-%dT%H:%M:%S%.f%z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 
+def refuse_odd(file: Columns, roles: dict[str, int]) -> None:
+    """Refuse columns that hold lists, objects and the like where numbers or texts are wanted."""
+    for role, place in roles.items():
+        if place in file.odd:
+            kind = f"column {file.names[place]!r} for the {role} is of the type {file.odd[place]}"
+            raise DataError(f"{file.path}: {kind}: name one of numbers or texts")
+
+
 def open_columns(
     path: str | Path, *, encoding: str | None = None, progress: Progress | None = None, least: int = 3, lenient: bool = False
 ) -> Columns:
     """Look at a file and return its columns: delimited text, JSON lines or Parquet, plain or packed.
 
-    ``least`` is how many columns there must be; ``lenient`` reads text that is not UTF-8 as ISO-8859-1.
+    ``least`` is how many columns there must be; ``lenient`` reads text that is not UTF-8 as ISO-8859-1, and
+    wanted cells of delimited text that go over several lines.
     """
     found = found_file(path)
     try:
@@ -63,8 +72,8 @@ class Judged:
     verdict: NDArray[np.uint8]
 
 
-def judge(frame: pl.DataFrame, *, decimal_comma: bool = False) -> Judged:
-    """Judge the lines of a frame whose columns are user, item, rating and, if there are four, time.
+def judge(frame: pl.DataFrame, *, decimal_comma: bool = False, strip: bool = True) -> Judged:
+    """Judge the lines of a frame whose columns are user, item, rating and, if there are four, time; ``strip`` blanks of keys.
 
     >>> import polars as pl
     >>> frame = pl.DataFrame({"0": ["a", "b", ""], "1": ["7", "x", "7"], "2": ["3.5", "good", "4"], "broken": [None] * 3})
@@ -74,7 +83,7 @@ def judge(frame: pl.DataFrame, *, decimal_comma: bool = False) -> Judged:
     """
     import polars as pl
 
-    users, items = (keys(frame[place]) for place in ("0", "1"))
+    users, items = (keys(frame[place], strip=strip) for place in ("0", "1"))
     values, verdict = ratings(frame["2"], decimal_comma=decimal_comma)
     times = None
     if "3" in frame.columns:
@@ -93,7 +102,8 @@ def judge(frame: pl.DataFrame, *, decimal_comma: bool = False) -> Judged:
         good = verdict == GOOD
         chosen = pl.Series(good)
         times = None if times is None else times[good]
-        return Judged(keys(users.filter(chosen)), keys(items.filter(chosen)), values[good], times, verdict)
+        users, items = (keys(column.filter(chosen), strip=strip) for column in (users, items))
+        return Judged(users, items, values[good], times, verdict)
     return Judged(users, items, values, times, verdict)
 
 
@@ -104,10 +114,10 @@ def _empty(column: pl.Series) -> NDArray[np.bool_]:
     return empty.to_numpy()
 
 
-def keys(column: pl.Series) -> pl.Series:
+def keys(column: pl.Series, *, strip: bool = True) -> pl.Series:
     """Return keys as Int64 if all are plain whole numbers, else as String; the same key is the same text in both.
 
-    ``007`` is not 7, 7.0 in a column of floats is.
+    ``007`` is not 7, 7.0 in a column of floats is. Blanks around a key belong to it unless ``strip``.
     """
     import polars as pl
 
@@ -123,14 +133,14 @@ def keys(column: pl.Series) -> pl.Series:
             .when(pl.col("x").is_finite())
             .then(pl.col("x").cast(pl.String))
         )
-        return keys(texts.to_series())
+        return keys(texts.to_series(), strip=strip)
     if kind != pl.String:
         column = column.cast(pl.String, strict=False)
     numbers = _plain_numbers(column)
     if numbers is not None:
         return numbers
-    column = column.str.strip_chars()
-    column = column.set(column == "", None)
+    stripped = column.str.strip_chars()
+    column = (stripped if strip else column).set(stripped == "", None)
     numbers = _plain_numbers(column)
     return column if numbers is None else numbers
 
@@ -158,7 +168,7 @@ def ratings(column: pl.Series, *, decimal_comma: bool = False) -> tuple[NDArray[
 
     verdict = np.full(len(column), GOOD, dtype=np.uint8)
     numbers = column.cast(pl.Float64, strict=False)
-    if column.dtype == pl.Boolean:
+    if column.dtype == pl.Boolean or column.dtype.is_temporal():
         numbers = pl.Series([None] * len(column), dtype=pl.Float64)
     if column.dtype == pl.String and numbers.null_count():
         texts = column.str.strip_chars()

@@ -1,22 +1,21 @@
 """Delimited text: which delimiter, which header, and the cells in blocks.
 
-polars cuts blocks into cells; what it refuses (odd quotation marks) and lines broken inside quotation marks go through
-Python's own reader, which is slower.
+Records of several lines are first brought onto one line each. polars cuts blocks into cells; what it refuses (odd quotation
+marks) goes through Python's own reader, which is slower.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from featherbed.errors import DataError
-from featherbed.tasks.frames import BROKEN, SAMPLE, Block, Columns
-from featherbed.tasks.lines import Lines, whole_lines, whole_records
+from featherbed.tasks.frames import BROKEN, SAMPLE, UNCLOSED, Block, Columns
+from featherbed.tasks.lines import SPAN, Held, Lines, Quotes, is_number, whole_lines
 from featherbed.tasks.roles import is_usual
 
 if TYPE_CHECKING:
@@ -28,7 +27,11 @@ INSIDE = b"\x1f"  # what two-character delimiters are replaced by
 
 
 def delimited(lines: Lines, text: bytes, least: int) -> Columns:
-    """Return the columns of a file of delimited text that begins with ``text``; there must be ``least`` of them."""
+    """Return the columns of a file of delimited text that begins with ``text``; there must be ``least`` of them.
+
+    Where the text is read leniently the wanted cells too may go over several lines, as titles do.
+    """
+    spanning = lines.lenient
     sample = text.decode(lines.encoding or "utf-8", errors="replace")
     delimiter, rows = _sniffed(sample, least)
     if delimiter is None:
@@ -47,8 +50,10 @@ def delimited(lines: Lines, text: bytes, least: int) -> Columns:
     names += [str(place) for place in range(len(names) + 1, width + 1)]
     skipped = 1 + next(n for n, line in enumerate(sample.split("\n")) if line.strip()) if header else 0
     quotes = _has_quotes(sample, delimiter)
-    reader = _Reader(lines, delimiter, len(names), skipped, quotes, quotes and f'{delimiter} "' in sample)
     shown: list[list[str | None]] = [[*row, *[None] * len(names)][: len(names)] for row in rows[header:]]
+    numbers = tuple(at for at in range(len(names)) if sum(is_number(row[at]) for row in shown) * 10 > 9 * len(shown))
+    spaced = quotes and f'{delimiter} "' in sample
+    reader = _Reader(lines, delimiter, len(names), skipped, quotes, spaced, numbers or None, spanning)
     return Columns(lines.path, "text", names, shown, reader.blocks, header, delimiter)
 
 
@@ -66,22 +71,24 @@ def _split(text: str, delimiter: str, count: int) -> list[list[str]]:
     if delimiter in ("::", " "):
         lines = [line for line in text.split("\n", 2 * count) if line.strip()][:count]
         return [line.split("::") if delimiter == "::" else line.split() for line in lines]
-    reader = _csv_reader(text, delimiter, _has_quotes(text, delimiter))
-    found: list[list[str]] = []
-    try:
-        for row in reader:
-            if "".join(row).strip():
-                found.append(row)
-            if len(found) == count:
-                break
-    except csv.Error:
-        return found
-    return found
+    quoted = _has_quotes(text, delimiter)
+    if quoted and '"' in text:
+        first = next(line for line in text.split("\n") if line.strip())
+        data = (text if text.endswith("\n") else text + "\n").encode()
+        quotes = Quotes(delimiter.encode(), len(next(_csv_rows([first], delimiter, quoted))))
+        text = quotes.one_line_each(data, quotes.held(data), b"").decode()
+    lines = [line for line in text.split("\n", 2 * count) if line.strip()][:count]
+    return [row for row in _csv_rows(lines, delimiter, quoted) if "".join(row).strip()]
 
 
-def _csv_reader(text: str, delimiter: str, quoted: bool) -> Any:
+def _csv_rows(lines: list[str], delimiter: str, quoted: bool) -> Iterator[list[str]]:
+    """Yield the cells of every line, none where a line cannot be cut."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, skipinitialspace=True)
+    for line in lines:
+        try:
+            yield next(csv.reader([line], delimiter=delimiter, quoting=quoting, skipinitialspace=True), [])
+        except csv.Error:
+            yield []
 
 
 def _sniffed(text: str, least: int) -> tuple[str | None, list[list[str]]]:
@@ -97,15 +104,6 @@ def _sniffed(text: str, least: int) -> tuple[str | None, list[list[str]]]:
         if score > best[0]:
             best = (score, delimiter, rows)
     return best[1], best[2]
-
-
-def is_number(text: str | None) -> bool:
-    """Whether a cell is a number."""
-    try:
-        float((text or "").strip())
-    except ValueError:
-        return False
-    return True
 
 
 def _is_header(rows: list[list[str]]) -> bool:
@@ -128,6 +126,8 @@ class _Reader:
     skipped: int  # lines up to the end of the header
     quotes: bool  # quotation marks may hold cells together
     spaced: bool  # a blank stands before quotation marks
+    numbers: tuple[int, ...] | None  # places where numbers stand
+    spanning: bool  # wanted cells may go over several lines
 
     @property
     def mark(self) -> bytes:
@@ -140,8 +140,8 @@ class _Reader:
         starts = (self.mark + b'"', b'\n"', *((self.mark + b' "',) if self.spaced else ()))
         return data.startswith(b'"') or any(start in data for start in starts)
 
-    def _cut(self, data: bytes) -> int:
-        return whole_records(self._unescaped(data)) if self._quoted(data) else whole_lines(data)
+    def _cut(self, data: bytes, quotes: Quotes) -> int:
+        return quotes.cut(self._unescaped(data)) if self._quoted(data) else whole_lines(data)
 
     def _unescaped(self, data: bytes) -> bytes:
         """Return a text whose quotation marks inside cells are doubled, where it had backslashes before them."""
@@ -151,8 +151,10 @@ class _Reader:
 
     def blocks(self, wanted: Sequence[int]) -> Iterator[Block]:
         """Yield the cells of the wanted columns."""
-        skipped = self.skipped
-        for line, data in self.lines.blocks(self._cut):
+        skipped, span = self.skipped, min(SPAN, 2 * self.lines.block)
+        whole = () if self.spanning else tuple(wanted)
+        quotes = Quotes(self.mark, self.width, whole=whole, numbers=self.numbers, span=span)
+        for line, data in self.lines.blocks(lambda data: self._cut(data, quotes)):
             begin = 0
             for _ in range(skipped):
                 begin = data.index(b"\n", begin) + 1
@@ -165,30 +167,15 @@ class _Reader:
             elif self.spaced:
                 block = block.replace(self.mark + b' "', self.mark + b'"')
             if block:
-                yield self._block(block, first, wanted)
+                yield self._block(block, first, wanted, quotes)
 
-    def _block(self, block: bytes, first: int, wanted: Sequence[int]) -> Block:
-        quoted = self._quoted(block)
-        block = self._unescaped(block) if quoted else block
-        frame = self._frame(block, quoted, wanted)
-
-        def line(row: int) -> int:
-            return first + (self._line_of(block, row) if quoted else row)
-
-        return Block(frame, line, lambda: self._blanks(block, quoted))
-
-    def _blanks(self, block: bytes, quoted: bool) -> list[int]:
-        """Return which rows are blank lines."""
+    def _block(self, block: bytes, first: int, wanted: Sequence[int], quotes: Quotes) -> Block:
+        quoted, held = self._quoted(block), None
         if quoted:
-            return [
-                n for n, (_, row) in enumerate(self._records(block, quoted)) if not "".join(row[:1]).strip() and len(row) < 2
-            ]
-        rows, row, place = list[int](), 0, 0
-        for found in re.finditer(rb"(?m)^[ \t]*\n", block):
-            row += block.count(b"\n", place, found.start())
-            place = found.start()
-            rows.append(row)
-        return rows
+            block = self._unescaped(block)
+            held = quotes.held(block)
+            block = quotes.one_line_each(block, held, UNCLOSED.encode())
+        return Block(self._frame(block, quoted, wanted), lambda row: first + _line_of(held, row), lambda: _blanks(block))
 
     def _frame(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
         """Return the cells, piece by piece if the whole cannot be read fast."""
@@ -201,8 +188,8 @@ class _Reader:
             return self._slow(block, quoted, wanted)
         frames, begin = list[pl.DataFrame](), 0
         while begin < len(block):
-            size = whole_records(block[begin : begin + PIECE]) or len(block) - begin
-            piece, begin = block[begin : begin + size], begin + size
+            end = block.index(b"\n", min(begin + PIECE, len(block)) - 1) + 1
+            piece, begin = block[begin:end], end
             found = self._fast(piece, quoted, wanted)
             frames.append(self._slow(piece, quoted, wanted) if found is None else found)
         return pl.concat(frames)
@@ -227,26 +214,29 @@ class _Reader:
             return None
         return frame.select(*(pl.col(str(at)).alias(str(n)) for n, at in enumerate(wanted)), pl.col(BROKEN))
 
-    def _records(self, block: bytes, quoted: bool) -> Iterator[tuple[int, list[str]]]:
-        """Yield every record after the number of lines before it."""
-        reader = _csv_reader(block.decode(), self.mark.decode(), quoted)
-        before = 0
-        try:
-            for row in reader:
-                yield before, row
-                before = reader.line_num
-        except csv.Error as error:
-            raise DataError(f"{self.lines.path}: a line that cannot be cut into columns: {error}") from None
-
-    def _line_of(self, block: bytes, row: int) -> int:
-        return next((before for n, (before, _) in enumerate(self._records(block, True)) if n == row), row)
-
     def _slow(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
         import polars as pl
 
         columns: list[list[str | None]] = [[] for _ in (*wanted, BROKEN)]
-        for _, row in self._records(block, quoted):
+        lines = block.decode().removesuffix("\n").split("\n")
+        for line, row in zip(lines, _csv_rows(lines, self.mark.decode(), quoted), strict=True):
             for column, at in zip(columns, (*wanted, self.width), strict=True):
                 column.append((row[at] or None) if at < len(row) else None)
+            if line and not row:
+                columns[-1][-1] = "x"
         names = [*map(str, range(len(wanted))), BROKEN]
         return pl.DataFrame(dict(zip(names, columns, strict=True)), schema=dict.fromkeys(names, pl.String))
+
+
+def _line_of(held: Held | None, row: int) -> int:
+    return row if held is None or not held.joined else int(held.rows()[row])
+
+
+def _blanks(block: bytes) -> list[int]:
+    """Return which lines are blank."""
+    rows, row, place = list[int](), 0, 0
+    for found in re.finditer(rb"(?m)^[ \t]*\n", block):
+        row += block.count(b"\n", place, found.start())
+        place = found.start()
+        rows.append(row)
+    return rows

@@ -1,20 +1,30 @@
-"""A text file as blocks of whole lines: unpacked, in UTF-8, with the number of each block's first line."""
+"""A text file as blocks of whole lines: unpacked, in UTF-8, with the number of each block's first line.
+
+Cells between quotation marks may go over several lines. ``Quotes`` finds them, and tells them from marks that were never
+closed and would swallow the lines after them.
+"""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.errors import DataError
 
 BLOCK = 1 << 26  # bytes
 MOST = 4  # blocks that one line may take
+SPAN = 1 << 20  # bytes that one cell of several lines may take
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
 WIDE = (b"\xff\xfe", b"\xfe\xff")  # how UTF-16 and UTF-32 files begin
 Progress = Callable[[int, int], None]
@@ -111,7 +121,7 @@ class Lines:
                 end = cut(data)
                 if end == 0 and len(data) > MOST * self.block:
                     size = f"{len(data) >> 20:,} MB"
-                    raise DataError(f"{self.path}, line {line}: no end within {size}; is a quotation mark never closed?")
+                    raise DataError(f"{self.path}, line {line}: no end within {size}: is this a file of lines?")
                 block, rest = data[:end], data[end:]
                 if block:
                     yield line, self._text(block, line)
@@ -147,12 +157,144 @@ def whole_lines(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def whole_records(data: bytes) -> int:
-    """Return where the last line ends that lies outside quotation marks."""
-    end = data.rfind(b"\n")
-    odd = data.count(b'"', 0, max(end, 0)) % 2
-    while end >= 0 and odd:
-        before = data.rfind(b"\n", 0, end)
-        odd = (odd - data.count(b'"', max(before, 0), end)) % 2
-        end = before
-    return end + 1
+def is_number(text: str | bytes | None) -> bool:
+    """Whether a cell is a number."""
+    try:
+        float((text or "").strip())
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Held:
+    """What quotation marks do in a text: where its lines end, which lines go on in the next, which marks are stray."""
+
+    ends: NDArray[np.int64]  # [lines]
+    joined: list[tuple[int, int]] = field(default_factory=list)  # first and last line of a record
+    stray: list[tuple[int, int, int]] = field(default_factory=list)  # line, place of the cell, where its mark is
+    undecided: int = -1  # where a record begins that may end after the text
+
+    def rows(self) -> NDArray[np.int64]:  # [records]
+        """Return the line each record begins on, from 0."""
+        goes_on = np.zeros(len(self.ends), dtype=bool)
+        for first, last in self.joined:
+            goes_on[first + 1 : last + 1] = True
+        return np.flatnonzero(~goes_on)
+
+
+class Quotes:
+    """Records whose cells may go over several lines between quotation marks.
+
+    A mark that opens a cell and is not closed on its line is stray if the cell must lie on one line (``whole``), if what
+    closes it is not the end of a cell, if the record has not ``width`` cells, or if a line in between is a record of its
+    own: ``width`` cells, numbers at all places of ``numbers`` (None: at any place).
+
+    >>> quotes = Quotes(b",", 3, whole=(0, 1))
+    >>> held = quotes.held(b'a,b,"two\\nlines"\\na,"b,3\\na,b,4\\n')
+    >>> held.joined, held.stray, held.rows().tolist()
+    ([(0, 1)], [(2, 1, 18)], [0, 2, 3])
+    """
+
+    def __init__(
+        self, mark: bytes, width: int, *, whole: tuple[int, ...] = (), numbers: tuple[int, ...] | None = None, span: int = SPAN
+    ) -> None:
+        self.mark, self.width, self.whole, self.numbers, self.span = mark, width, whole, numbers, span
+        end = re.escape(mark)
+        self._opens = re.compile(rb' *"')
+        self._closed = re.compile(rb'(?:[^"\n]|"")*+"(?!")')
+        self._closes = re.compile(rb'(?:[^"]++|"")*+"(?!")')
+        self._rest = re.compile(rb"[^" + end + rb"\n]*+")
+        self._after = re.compile(rb"[ \t]*(?=" + end + rb"|\r?\n)")
+
+    def held(self, data: bytes, *, more: bool = False) -> Held:
+        """Look through the whole lines of a text; ``more`` says that the text goes on."""
+        octets = np.frombuffer(data, dtype=np.uint8)
+        held = Held(np.flatnonzero(octets == ord("\n")))
+        marks = np.cumsum(octets == ord('"'), dtype=np.uint8)[held.ends] & 1
+        done = -1
+        for line in np.flatnonzero(np.diff(marks, prepend=np.uint8(0))).tolist():  # lines with an odd number of marks
+            if line <= done:
+                continue
+            start = int(held.ends[line - 1]) + 1 if line else 0
+            place, at = self._opening(data, start, 0)
+            if at < 0:
+                continue
+            last = self._last_line(data, held.ends, line, place, at, more)
+            if last is None:
+                return Held(held.ends, held.joined, held.stray, start)
+            if last > line:
+                held.joined.append((line, last))
+                done = last
+            else:
+                held.stray.append((line, place, at))
+        return held
+
+    def _opening(self, data: bytes, at: int, place: int) -> tuple[int, int]:
+        """Return the place of the cell that is opened and not closed on its line, and where its mark is, else -1."""
+        while True:
+            opens = self._opens.match(data, at)
+            if opens is not None:
+                closed = self._closed.match(data, opens.end())
+                if closed is None:
+                    return place, opens.end() - 1
+                at = closed.end()
+            rest = self._rest.match(data, at)
+            at = at if rest is None else rest.end()
+            if data[at : at + 1] != self.mark:
+                return place, -1
+            at, place = at + 1, place + 1
+
+    def _last_line(
+        self, data: bytes, ends: NDArray[np.int64], line: int, place: int, at: int, more: bool
+    ) -> int | None:  # None: the text ends first
+        """Return the last line of a record, which is ``line`` itself if the mark at ``at`` is stray."""
+        last = line
+        while at >= 0:
+            if place in self.whole:
+                return line
+            found = self._closes.match(data, at + 1, at + self.span)
+            end = found.end() if found else min(len(data), at + self.span)
+            before, last = last, int(np.searchsorted(ends, end))
+            between = range(before + 1, min(last, len(ends)))
+            if any(self._is_record(data[int(ends[n - 1]) + 1 : int(ends[n])]) for n in between):
+                return line
+            if found is None:
+                return None if more and end == len(data) else line
+            after = self._after.match(data, end)
+            if after is None:
+                return line
+            if data[after.end() : after.end() + 1] != self.mark:
+                break
+            place, at = self._opening(data, after.end() + 1, place + 1)
+        return last if place + 1 == self.width else line
+
+    def _is_record(self, line: bytes) -> bool:
+        cells = line.split(self.mark)
+        if len(cells) != self.width:
+            return False
+        return any(map(is_number, cells)) if self.numbers is None else all(is_number(cells[at]) for at in self.numbers)
+
+    def cut(self, data: bytes) -> int:
+        """Return where the last record ends that is whole."""
+        end = whole_lines(data)
+        undecided = self.held(data[:end], more=True).undecided
+        return end if undecided < 0 else undecided
+
+    def one_line_each(self, data: bytes, held: Held, broken: bytes) -> bytes:
+        """Return a text in which every record is one line; ``broken`` follows its cells if a stray mark spoilt them."""
+        octets = np.frombuffer(data, dtype=np.uint8).copy()
+        for first, last in held.joined:
+            octets[held.ends[first:last]] = ord(" ")
+        parts, done = list[bytes](), 0
+        text = octets.tobytes()
+        for line, place, at in held.stray:
+            end = int(held.ends[line])
+            cell, *others = text[at:end].split(self.mark)
+            start = int(held.ends[line - 1]) + 1 if line else 0
+            if place in self.whole or place + 1 + len(others) > self.width or any(b'"' in other for other in others):
+                parts += text[done:start], self.mark * self.width + broken
+            else:
+                parts += text[done:at], self.mark.join([b'"' + cell.replace(b'"', b'""') + b'"', *others])
+            done = end
+        return b"".join([*parts, text[done:]])

@@ -37,6 +37,8 @@ class Passes:
         decay: how much of itself a row loses at each of its ratings, times s.
         share: how fast rates fall.
         init: rows start uniformly in [-init, init], biases at 0.
+        unit: ratings less the mean are learnt in this unit, so that rates need not know their scale; ``fold`` takes it back
+            into the rows.
 
     >>> from featherbed.tasks.data import planted_ratings
     >>> train, validation, _ = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1).split(0)
@@ -59,6 +61,7 @@ class Passes:
         decay: float = 0.06,
         share: float = 0.003,
         init: float = 0.1,
+        unit: float = 1.0,
         seed: int = 0,
     ) -> None:
         for name, count in (("num_users", num_users), ("num_items", num_items), ("dim", dim)):
@@ -71,6 +74,9 @@ class Passes:
         for name, value in (("lr", lr), ("decay", decay), ("share", share), ("init", init)):
             if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
                 raise ArgumentError(f"{name}={value!r}: give a finite number of at least 0")
+        if not (math.isfinite(unit) and unit > 0):
+            raise ArgumentError(f"unit={unit!r}: give a finite number above 0")
+        self.unit = float(unit)
         self.mean, self.biases, self.lr, self.decay, self.share, self.seed = float(mean), biases, lr, decay, share, seed
         self.done = 0  # passes so far
         rng = np.random.default_rng(seed)
@@ -112,7 +118,15 @@ class Passes:
                     f"errors became NaN or infinite in pass {self.done + 1}: are all ratings finite? If so lower lr={self.lr}"
                 )
         self.done += 1
-        return total / len(train)
+        return total / len(train) * self.unit**2
+
+    def fold(self) -> None:
+        """Take the unit into the rows: from here on they predict ratings less the mean as they are."""
+        for rows in (self.users, self.items):
+            first = int(self.biases == "column")
+            rows[:, :first] *= np.float32(self.unit)
+            rows[:, first:] *= np.float32(math.sqrt(self.unit))
+        self.unit = 1.0
 
     def error(self, ratings: Ratings) -> float:
         """Return the mean squared error of the rows as they are."""
@@ -127,11 +141,11 @@ class Passes:
             words, pieces = self._words(loops, block, count, sums), -(-count // loops.PIECE)
             run(job, words, pieces, 1, (block, sums, self))
             total += float(sums[:pieces].sum())
-        return total / len(ratings)
+        return total / len(ratings) * self.unit**2
 
     def _words(self, loops: Any, block: Block, count: int, sums: NDArray[np.float64], scale: float = 1.0) -> NDArray[np.int64]:
         """Lay out the arguments of a job."""
-        self.numbers = np.array([self.mean, scale * self.lr, self.share, self.decay], dtype=np.float32)
+        self.numbers = np.array([0.0, scale * self.lr, self.share, self.decay], dtype=np.float32)
         words = np.zeros(loops.WORDS, dtype=np.int64)
         places = (loops.USERS, loops.ITEMS, loops.VALUES)
         words[list(places)] = [part.ctypes.data for part in block]
@@ -147,7 +161,9 @@ class Passes:
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= rows:
                 raise IdError(f"{name} {low if low < 0 else high} has no row: ids go from 0 to {rows - 1}")
-        values = np.ascontiguousarray(ratings.values[begin : begin + BLOCK], dtype=np.float32)
+        values = (np.asarray(ratings.values[begin : begin + BLOCK], dtype=np.float32) - np.float32(self.mean)) / np.float32(
+            self.unit
+        )
         return np.ascontiguousarray(users, dtype=np.int32), np.ascontiguousarray(items, dtype=np.int32), values
 
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
-from featherbed.tasks.columns import BLANK, GOOD, MISSING, NOT_FINITE, REASONS, Judged, judge, open_columns, seconds
+from featherbed.tasks.columns import BLANK, GOOD, MISSING, NOT_FINITE, REASONS, Judged, judge, open_columns, refuse_odd, seconds
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.frames import BROKEN, Block, Columns
-from featherbed.tasks.roles import find_columns
+from featherbed.tasks.frames import BROKEN, FAULTS, Block, Columns
+from featherbed.tasks.roles import find_columns, guessed_column
 from featherbed.tasks.splits import chosen_ratings
 from featherbed.tasks.spool import LONG, KeyColumn, Spool, ahead, by_user, cuts
 
@@ -95,14 +95,16 @@ def read_ratings(
     given = {"user": user, "item": item, "rating": rating, "time": time}
     roles = find_columns(file.names, given, ("user", "item", "rating"), str(file.path), header=file.header)
     notes = [] if file.header else ["no header: columns are counted from 1"]
-    if time is None and "time" in roles and not _tells_time(file, roles["time"]):
-        notes.append(f"column {file.names[roles.pop('time')]!r} was not taken for the time: no numbers or ISO dates")
+    if time is None and "time" in roles and (against := _against_time(file, roles["time"])):
+        notes.append(f"column {file.names[roles.pop('time')]!r} was not taken for the time: {against}")
+    refuse_odd(file, roles)
     counts: Counter[str] = Counter()
     gathered = _Gathered(workplace, long, "time" in roles)
     for block, judged in _judged(file, roles, counts, strict):
         _refuse_outside(file, block, judged, low, high)
         gathered.append(judged)
     ratings = gathered.finish(file, counts, duplicates, notes)
+    notes += _late_time(file, roles)
     columns = {role: file.names[place] for role, place in roles.items()}
     counts["kept"] = len(ratings)
     return Reading(ratings, columns, {name: counts[name] for name in _COUNTED}, [*notes, *_remarks(ratings, counts)])
@@ -111,17 +113,29 @@ def read_ratings(
 _COUNTED = ("lines", "kept", *REASONS.values(), "duplicates")
 
 
-def _tells_time(file: Columns, place: int) -> bool:
+def _against_time(file: Columns, place: int) -> str:
+    """Return why a column is hardly that of the times, nothing if it may be."""
     import polars as pl
 
     cells = [row[place] for row in file.sample if (row[place] or "").strip()]
     _, verdict = seconds(pl.Series(cells, dtype=pl.String))
-    return bool(cells) and float(np.mean(verdict == GOOD)) > 0.5
+    if not cells or float(np.mean(verdict == GOOD)) <= 0.5:
+        return "no numbers or ISO dates"
+    return f"few of the first lines have it; --time {file.names[place]} takes it" if 2 * len(cells) < len(file.sample) else ""
+
+
+def _late_time(file: Columns, roles: dict[str, int]) -> list[str]:
+    """Return a remark on a column of times that was met too late to be read."""
+    names = sorted(file.later)
+    for name in names if "time" not in roles else ():
+        if guessed_column("time", [name], str(file.path)) is not None:
+            return [f"column {name!r} was not read: no line of the first megabyte has it (null in the first line is enough)"]
+    return []
 
 
 def _judged(file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool) -> Iterator[tuple[Block, Judged]]:
     for block in ahead(file.blocks(list(roles.values()))):
-        judged = judge(block.frame, decimal_comma=file.delimiter == ";")
+        judged = judge(block.frame, decimal_comma=file.delimiter == ";", strip=file.kind == "text")
         verdict = judged.verdict
         empty = np.flatnonzero(verdict == BLANK)
         if len(empty):
@@ -141,7 +155,9 @@ def _judged(file: Columns, roles: dict[str, int], counts: Counter[str], strict: 
 def _complaint(block: Block, row: int, fate: int, roles: list[str]) -> str:
     """Say what is wrong with a line."""
     cells = dict(zip([*roles, BROKEN], block.frame.row(row), strict=True))
-    if cells[BROKEN]:
+    if cells[BROKEN] in FAULTS:
+        return str(cells[BROKEN])
+    if (cells[BROKEN] or "").strip():
         return "it cannot be cut into the columns of the first lines"
     if fate == MISSING:
         return f"no {next((role for role in roles if not str(cells[role] or '').strip()), 'value')}"

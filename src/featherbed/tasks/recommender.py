@@ -21,9 +21,10 @@ from featherbed.packed.table import PackedTable
 from featherbed.serve.folder import JSON
 from featherbed.tables import DenseTable
 from featherbed.tables.spec import parse_spec
+from featherbed.tasks.bayes import MOST_BYTES, needed_bytes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.folders import write_folder
+from featherbed.tasks.folders import move_recommender, write_folder
 from featherbed.tasks.passes import WIDEST
 from featherbed.tasks.progress import reading_bar
 from featherbed.tasks.reading import Reading, read_ratings
@@ -36,7 +37,6 @@ from featherbed.tasks.trainers import Learnt, by_levels, by_passes, by_recipe
 RATIO = 8  # times smaller than float32 rows, where nothing is asked for
 HEADERS = 1_200  # bytes of the headers of two files, about
 STREAM = 5_000_000  # ratings from which plain rows are trained in passes
-MATRICES = 2 << 30  # bytes of one d x d matrix for every row, the most that levels are fitted with
 SAMPLE = 10_000_000  # ratings the training error is measured on, at most
 CHECKPOINTS, RUN, SPLIT = "checkpoints", "run.json", "split.safetensors"
 
@@ -108,8 +108,10 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
         clock.passed("measuring")
         outcome.metrics.update(stages=clock.stages, seconds=sum(clock.stages.values()))
         settings = asdict(job.recipe) if job.recipe else {"dim": job.dim, "budget": outcome.metrics["sizes"]["file"]}
-        write_folder(job.out, outcome, job.source.name, job.command, settings)
-        save_split(split, job.out / SPLIT)
+        made = Path(workplace) / "made"
+        write_folder(made, outcome, job.source.name, job.command, settings)
+        save_split(split, made / SPLIT)
+        move_recommender(made, job.out)
         if not learnt.interrupted:
             _clear(job.out)
     return outcome
@@ -158,6 +160,8 @@ def _check(job: Job) -> None:
     """Refuse what can be told before the file is read; above all a folder whose recommender would be lost."""
     for kind in (job.values, job.dictionary):
         level_bits(kind)
+    if job.recipe is not None and job.values != "float32" and _rows_only(job.recipe):
+        raise ArgumentError("--values is for the weights of codes, and plain rows have none: store them by --dictionary")
     for name in ("low", "high"):
         if np.isnan(job.reading.get(name) or 0.0):
             raise ArgumentError(f"--{name} nan: give a number, or leave it out")
@@ -187,23 +191,29 @@ def _split(job: Job, ratings: Ratings, workplace: str, say: Callable[[str], None
     return split
 
 
+def _rows_only(recipe: Recipe) -> bool:
+    return all(parse_spec(spec)[0] is DenseTable for spec in (recipe.users, recipe.items))
+
+
 def _plain(recipe: Recipe) -> bool:
     """Whether a recipe is of plain rows, which passes over a stream can train."""
-    dense = all(parse_spec(spec)[0] is DenseTable for spec in (recipe.users, recipe.items))
-    return dense and recipe.dim <= WIDEST and recipe.biases != "apart" and not (recipe.sse_users or recipe.sse_items)
+    return (
+        _rows_only(recipe) and recipe.dim <= WIDEST and recipe.biases != "apart" and not (recipe.sse_users or recipe.sse_items)
+    )
 
 
 def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
     rows = split.train.num_users + split.train.num_items
     recipe, dictionary = job.recipe, job.dictionary
-    if recipe is None and job.budget is None and job.ratio is None and rows * job.dim**2 * 4 > MATRICES:
-        say(f"{rows:,} rows are many: plain rows, stored as int4")
+    if recipe is None and job.budget is None and job.ratio is None and needed_bytes(split.train, job.dim) > MOST_BYTES:
+        say(f"{rows:,} rows and {len(split.train):,} ratings are many: plain rows, stored as int4")
         recipe, dictionary = Recipe(dim=job.dim, epochs=5), "int4"
     if recipe is None:
         budget = _budget(job, split) if job.budget is None else job.budget
         say(f"rows in levels, at most {budget:,} bytes")
         return by_levels(budget, split, dim=job.dim, seed=job.seed, progress=job.progress)
     if _plain(recipe) and len(split.train) >= STREAM:
+        say("trained in passes, a rating at a time: a batch and patience do not apply")
         return by_passes(recipe, split, seed=job.seed, dictionary=dictionary, progress=job.progress)
     stored = {"values": job.values, "dictionary": dictionary}
     checkpoints = _checkpoints(job, recipe, split)

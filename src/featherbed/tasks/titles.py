@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featherbed.errors import DataError
-from featherbed.tasks.columns import keys, open_columns
+from featherbed.tasks.columns import keys, open_columns, refuse_odd
 from featherbed.tasks.roles import find_columns
 
 if TYPE_CHECKING:
@@ -57,11 +57,12 @@ def read_titles(
     roles = find_columns(file.names, given, ("key", "title"), str(file.path), header=file.header)
     if not file.header and group is None and len(file.names) != 3:
         roles.pop("group", None)
+    refuse_odd(file, {role: place for role, place in roles.items() if role != "group"})
     id_of = {name: place for place, name in enumerate(item_keys)}
     names: list[str | None] = [None] * len(id_of)
     groups: list[tuple[str, ...]] = [()] * len(id_of)
     for block in file.blocks(list(roles.values())):
-        for name, text, group_text in _rows(block.frame, "group" in roles):
+        for name, text, group_text in _rows(block.frame, "group" in roles, file.kind == "text"):
             place = id_of.get(name or "")
             if place is not None and text:
                 names[place] = text
@@ -74,10 +75,10 @@ def read_titles(
     return titles
 
 
-def _rows(frame: pl.DataFrame, grouped: bool) -> Iterator[tuple[str | None, str | None, Any]]:
+def _rows(frame: pl.DataFrame, grouped: bool, strip: bool) -> Iterator[tuple[str | None, str | None, Any]]:
     import polars as pl
 
-    names = keys(frame["0"]).cast(pl.String).to_list()
+    names = keys(frame["0"], strip=strip).cast(pl.String).to_list()
     texts = frame["1"].cast(pl.String, strict=False).str.strip_chars().to_list()
     yield from zip(names, texts, frame["2"].to_list() if grouped else [None] * len(texts), strict=True)
 

@@ -20,7 +20,7 @@ class Training:
     Epochs end ``patience`` after the lowest ``metric``. ``stepped`` are schedules and the like, with a state of their own;
     where one of them says it has not ``reached`` its end, an epoch cannot be the best. With ``checkpoints`` every epoch is
     saved, and a stopped run goes on from the last one. Leaving the block by Ctrl-C marks the result as interrupted; the
-    best state so far is kept.
+    best state so far is kept, in the first epoch the state as it is.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Training:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
         self.result.interrupted = kind is KeyboardInterrupt
         if kind is None or kind is KeyboardInterrupt:
-            self.model.load_state_dict(self.best_state)
+            if self.result.history or kind is None:  # in the first epoch what has been learnt so far is all there is
+                self.model.load_state_dict(self.best_state)
             self.result.seconds = self.seconds
         return kind is KeyboardInterrupt
