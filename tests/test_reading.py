@@ -267,6 +267,13 @@ def test_texts_of_several_lines(tmp_path, monkeypatch, block, case):
         read_ratings(path, strict=True)
 
 
+def test_one_stray_mark_between_tabs_leaves_the_others_as_they_are(tmp_path):
+    body = "".join(f'"u{n}"\ti{n}\t3\n' for n in range(40))
+    reading = read(tmp_path, body + 'u9\t"i9\t3\n' + "v\tw\t4\n")
+    assert {"u1", "v"} <= set(reading.ratings.user_keys)
+    assert (reading.counts["kept"], reading.counts["unparsable"]) == (41, 1)
+
+
 def test_a_cell_that_is_used_lies_on_one_line(tmp_path):
     path = write(tmp_path, 'user,item,rating\na,"b\nc",3\nd,e,4\nf,g,5\n')
     reading = read_ratings(path)

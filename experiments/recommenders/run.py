@@ -30,7 +30,7 @@ NEAR = 1.01  # a trial counts as its smallest stored form whose error is within 
 STARTUP = 4  # trials at random before optuna proposes
 MARGIN = 0.99  # of a budget, what may be chosen: other seeds may take a few bytes more
 PLAIN = ("dense-2", "dense-4", "dense-8", "dense-16", "bayes")  # what "just use a smaller d and fewer bits" means
-SLACK = 1.05  # of a budget is open to plain rows: with headers, 4 or 8 columns of 4 bits are just above 20 and 40 KB
+SLACK = 1.05  # of a budget is open to plain rows, and to means over seeds: 4 or 8 columns of 4 bits with headers are just above
 
 
 def settings_file():

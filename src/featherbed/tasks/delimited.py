@@ -58,12 +58,12 @@ def delimited(lines: Lines, text: bytes, least: int) -> Columns:
 
 
 def _has_quotes(text: str, delimiter: str) -> bool:
-    """Whether quotation marks hold cells together; between tabs they often are letters, so there all must be closed."""
+    """Whether quotation marks hold cells together; between tabs they often are letters, so there most must be closed."""
     if delimiter != "\t":
         return delimiter not in ("::", " ")
     cells = [cell.strip() for line in text.split("\n") for cell in line.split("\t")]
     opened = [cell for cell in cells if cell.startswith('"')]
-    return bool(opened) and all(len(cell) > 1 and cell.endswith('"') for cell in opened)
+    return sum(len(cell) > 1 and cell.endswith('"') for cell in opened) * 10 > 9 * len(opened)
 
 
 def _split(text: str, delimiter: str, count: int) -> list[list[str]]:

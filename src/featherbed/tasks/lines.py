@@ -175,12 +175,18 @@ class Held:
     stray: list[tuple[int, int, int]] = field(default_factory=list)  # line, place of the cell, where its mark is
     undecided: int = -1  # where a record begins that may end after the text
 
+    def goes_on(self) -> NDArray[np.bool_]:  # [lines]
+        """Return which lines are not the last of their record."""
+        change = np.zeros(len(self.ends) + 1, dtype=np.int8)
+        if self.joined:
+            first, last = np.array(self.joined).T
+            change[first] += 1
+            change[last] -= 1
+        return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
+
     def rows(self) -> NDArray[np.int64]:  # [records]
         """Return the line each record begins on, from 0."""
-        goes_on = np.zeros(len(self.ends), dtype=bool)
-        for first, last in self.joined:
-            goes_on[first + 1 : last + 1] = True
-        return np.flatnonzero(~goes_on)
+        return np.flatnonzero(~np.append(False, self.goes_on()[:-1]))
 
 
 class Quotes:
@@ -200,12 +206,9 @@ class Quotes:
         self, mark: bytes, width: int, *, whole: tuple[int, ...] = (), numbers: tuple[int, ...] | None = None, span: int = SPAN
     ) -> None:
         self.mark, self.width, self.whole, self.numbers, self.span = mark, width, whole, numbers, span
-        end = re.escape(mark)
-        self._opens = re.compile(rb' *"')
-        self._closed = re.compile(rb'(?:[^"\n]|"")*+"(?!")')
+        self._closed = re.compile(rb'(?:[^"\n]++|"")*+"(?!")')
         self._closes = re.compile(rb'(?:[^"]++|"")*+"(?!")')
-        self._rest = re.compile(rb"[^" + end + rb"\n]*+")
-        self._after = re.compile(rb"[ \t]*(?=" + end + rb"|\r?\n)")
+        self._after = re.compile(rb"[ \t]*(?=" + re.escape(mark) + rb"|\r?\n)")
 
     def held(self, data: bytes, *, more: bool = False) -> Held:
         """Look through the whole lines of a text; ``more`` says that the text goes on."""
@@ -232,18 +235,20 @@ class Quotes:
 
     def _opening(self, data: bytes, at: int, place: int) -> tuple[int, int]:
         """Return the place of the cell that is opened and not closed on its line, and where its mark is, else -1."""
-        while True:
-            opens = self._opens.match(data, at)
-            if opens is not None:
-                closed = self._closed.match(data, opens.end())
+        end = data.find(b"\n", at)
+        while (quote := data.find(b'"', at, end)) >= 0:
+            begin = data.rfind(self.mark, at, quote) + 1 or at
+            place, at = place + data.count(self.mark, at, begin), quote + 1
+            if not data[begin:quote].strip(b" "):  # else the mark is a letter
+                closed = self._closed.match(data, at)
                 if closed is None:
-                    return place, opens.end() - 1
+                    return place, quote
                 at = closed.end()
-            rest = self._rest.match(data, at)
-            at = at if rest is None else rest.end()
-            if data[at : at + 1] != self.mark:
+            at = data.find(self.mark, at, end) + 1
+            if at == 0:
                 return place, -1
-            at, place = at + 1, place + 1
+            place += 1
+        return place + data.count(self.mark, at, end), -1
 
     def _last_line(
         self, data: bytes, ends: NDArray[np.int64], line: int, place: int, at: int, more: bool
@@ -255,8 +260,8 @@ class Quotes:
                 return line
             found = self._closes.match(data, at + 1, at + self.span)
             end = found.end() if found else min(len(data), at + self.span)
-            before, last = last, int(np.searchsorted(ends, end))
-            between = range(before + 1, min(last, len(ends)))
+            before, last = last, last + data.count(b"\n", at, end)
+            between = range(before + 1, last)
             if any(self._is_record(data[int(ends[n - 1]) + 1 : int(ends[n])]) for n in between):
                 return line
             if found is None:
@@ -284,8 +289,7 @@ class Quotes:
     def one_line_each(self, data: bytes, held: Held, broken: bytes) -> bytes:
         """Return a text in which every record is one line; ``broken`` follows its cells if a stray mark spoilt them."""
         octets = np.frombuffer(data, dtype=np.uint8).copy()
-        for first, last in held.joined:
-            octets[held.ends[first:last]] = ord(" ")
+        octets[held.ends[held.goes_on()]] = ord(" ")
         parts, done = list[bytes](), 0
         text = octets.tobytes()
         for line, place, at in held.stray:
