@@ -223,7 +223,13 @@ def test_remainder_uses_whole_numbers_only():
 
 CHANGES = {
     fb.AnchorTable: [{"anchors": 6}, {"slots": 2}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
+    fb.BandedTable: [
+        *({"hot": 9}, {"head": "quantized:bits=2"}, {"tail": "lowrank:rank=4"}, {"counts": torch.arange(50)}),
+        {"padding_idx": 1},
+    ],
     fb.DenseTable: [{"padding_idx": 1}],
+    fb.GradedTable: [{"bits": 2}, {"grades": 2}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
+    fb.MixedTable: [{"dims": (8, 2)}, {"blocks": (10, 40)}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
     fb.GrowingAnchorTable: [{"anchors": 6}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
     fb.MixtureTable: [
         *({"anchors": 6}, {"anchors": 4, "sets": 3}, {"combine": "linear"}, {"inits": fb.Xavier()}, {"nonnegative": False}),
