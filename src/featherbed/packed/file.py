@@ -259,7 +259,8 @@ def refuse_unreadable(table: PackedTable) -> None:
 def replacing(path: Path) -> Iterator[int]:
     """Yield a file descriptor; on success what was written becomes ``path`` in one step, otherwise nothing is left.
 
-    Where the system has nameless files (Linux), a process killed while writing leaves nothing behind either.
+    Where the system has nameless files (Linux), a process killed while writing leaves nothing behind either; killed in the
+    moment between naming the file and moving it, the whole file under a name that ends in ``.tmp``.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
