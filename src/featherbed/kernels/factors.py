@@ -15,6 +15,7 @@ from numba import carray
 
 from featherbed.kernels.arithmetic import NONE, add_outer, add_scaled, combine, score, step
 from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.memory import floats, integers
 from featherbed.kernels.vectors import pointer
 
 ROWS = 128  # rows of a piece
@@ -39,16 +40,6 @@ def _words(address: Any) -> Any:
 
 
 @compiled
-def _integers(address: Any, length: Any) -> Any:
-    return carray(pointer(np.uint64(address)), length, np.int32)
-
-
-@compiled
-def _floats(address: Any, length: Any) -> Any:
-    return carray(pointer(np.uint64(address)), length, np.float32)
-
-
-@compiled
 def _numbers(address: Any, which: Any) -> Any:
     """Return the nine numbers of a step (see ``arithmetic.step``)."""
     n = carray(pointer(np.uint64(address)), 27, np.float32)
@@ -69,7 +60,7 @@ def group_sides(address: Any, start: Any, stop: Any) -> Any:
     for which in range(start, stop):
         side = _words(batch[SIDES + which])
         count, rows = batch[COUNT], side[LENGTH]
-        ids, starts, order = _integers(side[IDS], count), _integers(side[STARTS], rows + 2), _integers(side[ORDER], count)
+        ids, starts, order = integers(side[IDS], count), integers(side[STARTS], rows + 2), integers(side[ORDER], count)
         for r in range(rows + 2):
             starts[r] = 0
         for i in range(count):
@@ -91,14 +82,14 @@ def compose_rows(width: int) -> int:
     def compose(address: Any, start: Any, stop: Any) -> Any:
         side = _words(address)
         rows, count = side[LENGTH], side[WIDTH]
-        starts = _integers(side[STARTS], rows + 1)
+        starts = integers(side[STARTS], rows + 1)
         for r in range(start * ROWS, min(rows, stop * ROWS)):
             if starts[r] < starts[r + 1]:
                 out, stored = side[COMPOSED] + r * size, side[STORED] + r * count * 4
                 if side[ATOMS]:
                     combine(width, out, stored, side[ATOMS], count, size)
                 else:
-                    source, target = _floats(stored, width), _floats(out, width)
+                    source, target = floats(stored, width), floats(out, width)
                     for j in range(width):
                         target[j] = source[j]
         return np.int64(1)
@@ -115,12 +106,12 @@ def find_errors(width: int, column: int) -> int:
     def errors(address: Any, start: Any, stop: Any) -> Any:
         batch = _words(address)
         users, items, count = _words(batch[SIDES]), _words(batch[SIDES + 1]), batch[COUNT]
-        u, i = _integers(users[IDS], count), _integers(items[IDS], count)
-        values, out, sums = _floats(batch[VALUES], count), _floats(batch[ERRORS], count), batch[SUMS]
-        numbers = _floats(batch[NUMBERS], 2)
+        u, i = integers(users[IDS], count), integers(items[IDS], count)
+        values, out, sums = floats(batch[VALUES], count), floats(batch[ERRORS], count), batch[SUMS]
+        numbers = floats(batch[NUMBERS], 2)
         mean, factor = numbers[0], numbers[1]
         left, right, apart = users[COMPOSED], items[COMPOSED], users[BIAS] != 0
-        user_bias, item_bias = _floats(users[BIAS], users[LENGTH]), _floats(items[BIAS], items[LENGTH])
+        user_bias, item_bias = floats(users[BIAS], users[LENGTH]), floats(items[BIAS], items[LENGTH])
         for piece in range(start, stop):
             total = 0.0
             for k in range(piece * PLACES, min(count, (piece + 1) * PLACES)):
@@ -149,15 +140,15 @@ def step_side(width: int, column: int, rule: int, kind: int, metric: int) -> int
         batch = _words(address)
         side, other = _words(batch[SIDES]), _words(batch[SIDES + 1])
         count, length, stored, padded = batch[COUNT], side[LENGTH], side[WIDTH], side[PADDED]
-        starts, order = _integers(side[STARTS], length + 1), _integers(side[ORDER], count)
-        others, errors = _integers(other[IDS], count), _floats(batch[ERRORS], count)
-        c, slopes = _numbers(side[STEPS], 0), _floats(side[BIAS_GRADIENT], length)
+        starts, order = integers(side[STARTS], length + 1), integers(side[ORDER], count)
+        others, errors = integers(other[IDS], count), floats(batch[ERRORS], count)
+        c, slopes = _numbers(side[STEPS], 0), floats(side[BIAS_GRADIENT], length)
         for piece in range(start, stop):
             total = side[ROOM] + piece * (size + 4 * padded)
-            gradient, room, begin = total + size, _floats(total, width + padded), piece * ROWS
+            gradient, room, begin = total + size, floats(total, width + padded), piece * ROWS
             part = side[PARTS] + piece * stored * size
             if side[ATOMS]:
-                _clear(_floats(part, stored * width))
+                _clear(floats(part, stored * width))
             for r in range(begin, min(length, begin + ROWS)):
                 if r == begin or starts[r - 1] < starts[r + 1]:
                     _clear(room)
@@ -205,7 +196,7 @@ def step_atoms(width: int, rule: int) -> int:
     def atoms(address: Any, start: Any, stop: Any) -> Any:  # noqa: ARG001
         side = _words(address)
         count, pieces = side[WIDTH], (side[LENGTH] + ROWS - 1) // ROWS
-        parts = _floats(side[PARTS], pieces * count * width)
+        parts = floats(side[PARTS], pieces * count * width)
         for piece in range(1, pieces):
             for j in range(count * width):
                 parts[j] += parts[piece * count * width + j]
@@ -223,7 +214,7 @@ def step_atoms(width: int, rule: int) -> int:
 def turn(side: Any, width: Any) -> None:
     """Write the anchors of a side the other way round."""
     count, padded = side[WIDTH], side[PADDED]
-    atoms, turned = _floats(side[ATOMS], count * width), _floats(side[TURNED], width * padded)
+    atoms, turned = floats(side[ATOMS], count * width), floats(side[TURNED], width * padded)
     for k in range(count):
         for j in range(width):
             turned[j * padded + k] = atoms[k * width + j]

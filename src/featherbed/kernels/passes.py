@@ -15,6 +15,7 @@ from numba import carray
 
 from featherbed.kernels.arithmetic import descend, score
 from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.memory import floats, integers
 from featherbed.kernels.vectors import pointer, prefetch
 
 CELLS = 8  # classes of users, and of items
@@ -30,16 +31,6 @@ LEFT, RIGHT, LEFT_SEEN, RIGHT_SEEN, NUMBERS = range(8, 13)
 @compiled
 def _words(address: Any) -> Any:
     return carray(pointer(np.uint64(address)), WORDS, np.int64)
-
-
-@compiled
-def _integers(address: Any, length: Any) -> Any:
-    return carray(pointer(np.uint64(address)), length, np.int32)
-
-
-@compiled
-def _floats(address: Any, length: Any) -> Any:
-    return carray(pointer(np.uint64(address)), length, np.float32)
 
 
 @compiled
@@ -89,9 +80,9 @@ def learn_cells(width: int, column: int) -> int:
     def cells(address: Any, start: Any, stop: Any) -> Any:
         block = _words(address)
         count, left, right = block[COUNT], block[LEFT], block[RIGHT]
-        users, items, values = _integers(block[USERS], count), _integers(block[ITEMS], count), _floats(block[VALUES], count)
+        users, items, values = integers(block[USERS], count), integers(block[ITEMS], count), floats(block[VALUES], count)
         begins = carray(pointer(np.uint64(block[BEGINS])), CELLS * CELLS + 2, np.int64)
-        numbers = _floats(block[NUMBERS], 4)
+        numbers = floats(block[NUMBERS], 4)
         mean, rate, share, decay, one = numbers[0], numbers[1], numbers[2], numbers[3], np.float32(1)
         for part in range(start, stop):
             cell = part * CELLS + (part + block[ROUND]) % CELLS
@@ -129,8 +120,8 @@ def square_errors(width: int, column: int) -> int:
     def pieces(address: Any, start: Any, stop: Any) -> Any:
         block = _words(address)
         count, left, right = block[COUNT], block[LEFT], block[RIGHT]
-        users, items, values = _integers(block[USERS], count), _integers(block[ITEMS], count), _floats(block[VALUES], count)
-        mean = _floats(block[NUMBERS], 1)[0]
+        users, items, values = integers(block[USERS], count), integers(block[ITEMS], count), floats(block[VALUES], count)
+        mean = floats(block[NUMBERS], 1)[0]
         for piece in range(start, stop):
             total, end = 0.0, min(count, (piece + 1) * PIECE)
             for k in range(piece * PIECE, end):
