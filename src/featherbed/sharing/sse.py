@@ -53,6 +53,16 @@ def share(
     return _draw(law, ids, check_rate(p), call_key(draw_key(generator), 0))
 
 
+def bare(module: nn.Module) -> Any:
+    """Return the module behind an SSE, or the module itself.
+
+    >>> table = nn.Embedding(10, 2)
+    >>> bare(SSE(table, p=0.1)) is table and bare(table) is table
+    True
+    """
+    return module.table if isinstance(module, SSE) else module
+
+
 class SSE(nn.Module):
     """Stochastic shared embeddings (Wu et al. 2019) in front of any module that takes ids: nn.Embedding, EmbeddingBag, tables.
 

@@ -55,7 +55,11 @@ def open_columns(
     text = lines.head if lines.whole else lines.head[: whole_lines(lines.head)]
     if not text.strip():
         lines.close()
-        raise DataError(f"{found} is empty" if lines.whole else f"{found} has no line in its first megabyte: it is no text")
+        raise DataError(
+            f"{found} is empty: give a file with ratings"
+            if lines.whole
+            else f"{found} has no line in its first megabyte: it is no text"
+        )
     if looks_like_json(text):
         return json_lines(lines, text)
     return delimited(lines, text, least)

@@ -154,7 +154,7 @@ def parquet_file(path: Path, progress: Progress | None) -> Columns:
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a readable Parquet file: {str(error)[:100]}") from None
     if start is None or not start.num_rows:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty: give a file with ratings")
     cells = [[None if cell is None else str(cell) for cell in column.to_pylist()] for column in start.columns]
     sample = [list(row) for row in zip(*cells, strict=True)]
 

@@ -21,15 +21,15 @@ from featherbed.optim.adamw import AdamW
 from featherbed.optim.row_optimizer import RowOptimizer
 from featherbed.optim.yogi import Yogi
 from featherbed.rows.fast import KINDS, RULES, in_kernels
-from featherbed.sharing import SSE
+from featherbed.sharing.sse import SSE, bare
 from featherbed.tables.anchor import AnchorTable
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.growing import GrowingAnchorTable
+from featherbed.tasks.passes import WIDEST
 
 if TYPE_CHECKING:
     from featherbed.tasks.ratings import MatrixFactorization
 
-WIDEST = 128  # rows that are one vector
 Triples = tuple[Tensor, Tensor, Tensor]
 Integers = NDArray[np.int32]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
@@ -46,7 +46,7 @@ def fits(model: MatrixFactorization, optimizer: torch.optim.Optimizer) -> bool:
     """
     if not isinstance(optimizer, RowOptimizer) or type(optimizer) not in (Yogi, AdamW):
         return False
-    tables = [_table(model.users), _table(model.items)]
+    tables = [bare(model.users), bare(model.items)]
     if any(type(table) not in (AnchorTable, GrowingAnchorTable, DenseTable) for table in tables):
         return False
     if any(table.sparse or table.padding_idx is not None or table.embedding_dim > WIDEST for table in tables):
@@ -67,10 +67,6 @@ def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     seen = [*model.modules(), *model.parameters()]
     steps = (getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
     return any(getattr(one, name, None) for one in seen for name in _HOOKS) or any(steps)
-
-
-def _table(module: nn.Module) -> Any:
-    return module.table if isinstance(module, SSE) else module
 
 
 def _stored(table: Any) -> nn.Parameter:
@@ -181,13 +177,13 @@ class Steps:
         self.errors = np.zeros(batch, dtype=np.float32)
         self.sums = np.zeros(-(-batch // loops.PLACES), dtype=np.float64)
         self.column = int(model.biases == "column")
-        self.growing = [t for t in map(_table, (model.users, model.items)) if isinstance(t, GrowingAnchorTable)]
+        self.growing = [t for t in map(bare, (model.users, model.items)) if isinstance(t, GrowingAnchorTable)]
         self._bind()
 
     def _bind(self) -> None:
         model, loops = self.model, self.loops
         halves = ((model.users, model.user_bias), (model.items, model.item_bias))
-        self.sides = [Side(_table(module), bias, self.optimizer, self.batch, loops) for module, bias in halves]
+        self.sides = [Side(bare(module), bias, self.optimizer, self.batch, loops) for module, bias in halves]
         self.blocks = np.zeros((2, loops.WORDS), dtype=np.int64)  # of a batch; with its sides turned
         for block, pair in zip(self.blocks, (self.sides, self.sides[::-1]), strict=True):
             block[:2] = [side.block.ctypes.data for side in pair]
@@ -278,7 +274,7 @@ def epoch(
 
 def _ordered(module: nn.Module, ids: Tensor, order: NDArray[np.int64]) -> Callable[[slice], Integers]:
     """Return a function that gives the ids of a batch as the table sees them."""
-    rows, given = _table(module).num_embeddings, ids.numpy()
+    rows, given = bare(module).num_embeddings, ids.numpy()
     if given.min() < 0 or given.max() >= rows:
         bad = int(given.min() if given.min() < 0 else given.max())
         raise IdError(f"id {bad} is not in this table: ids go from 0 to {rows - 1}")

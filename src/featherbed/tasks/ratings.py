@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
-from featherbed.sharing import SSE
+from featherbed.serve.folder import BIASES
+from featherbed.sharing.sse import bare
 from featherbed.tables.anchor import AnchorTable
 from featherbed.tables.growth import Growth
 from featherbed.tables.model import auxiliary_loss
@@ -24,8 +25,6 @@ from featherbed.tasks.data import Ratings
 from featherbed.tasks.progress import training_bar
 from featherbed.tasks.results import Result
 from featherbed.tasks.training import Training
-
-BIASES = ("none", "column", "apart")
 
 
 class MatrixFactorization(nn.Module):
@@ -133,7 +132,7 @@ def count_nonzeros(model: MatrixFactorization) -> int | None:
     >>> count_nonzeros(MatrixFactorization(fb.AnchorTable(10, 4, anchors=2), fb.DenseTable(5, 4)))
     20
     """
-    tables = (side.table if isinstance(side, SSE) else side for side in (model.users, model.items))
+    tables = bare(model.users), bare(model.items)
     counts = [int(torch.count_nonzero(table.transform)) for table in tables if isinstance(table, AnchorTable)]
     return sum(counts) if counts else None
 

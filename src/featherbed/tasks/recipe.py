@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from featherbed.anchors import HalfNormal
 from featherbed.errors import ArgumentError
 from featherbed.optim import AdamW, Budget, NonNegativeL1, Yogi
-from featherbed.sharing.sse import SSE
+from featherbed.serve.folder import BIASES
+from featherbed.sharing.sse import SSE, bare
 from featherbed.tables import AnchorTable, GrowingAnchorTable, Table
 from featherbed.tables.growth import Growth
 from featherbed.tables.spec import make_table, parse_spec, table_from_dense
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.ratings import BIASES, MatrixFactorization, mean_squared_error, train
+from featherbed.tasks.ratings import MatrixFactorization, count_nonzeros, mean_squared_error, train
 from featherbed.tasks.results import Result
 from featherbed.tasks.splits import Split
 
@@ -114,13 +114,7 @@ class Trained:
     @property
     def nonzeros(self) -> int | None:
         """Weights other than zero in both transforms together; None where there are no anchors."""
-        transforms = [table.transform for table in self.tables if isinstance(table, AnchorTable)]
-        return sum(int(torch.count_nonzero(transform)) for transform in transforms) if transforms else None
-
-
-def bare(table: nn.Module) -> Table:
-    """Return the table behind an SSE, or the table itself."""
-    return cast(Table, table.table if isinstance(table, SSE) else table)
+        return count_nonzeros(self.model)
 
 
 def new_table(spec: str, counts: np.ndarray[Any, Any], recipe: Recipe, generator: torch.Generator) -> Table:

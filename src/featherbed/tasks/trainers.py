@@ -24,6 +24,7 @@ from featherbed.tasks.splits import Split
 
 Floats = NDArray[np.float32]
 BLOCK = 1 << 18  # ratings predicted at once
+ROUNDS = 26  # that rows and levels take, at most
 SPREAD = 1.1  # standard deviation of the ratings that the rates of passes were chosen for (MovieLens-1M)
 
 
@@ -105,7 +106,7 @@ def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool 
     """
     history: list[dict[str, Any]] = []
     with training_bar(progress) as bar, stoppable() as stopped:
-        task = bar.add_task("rows", total=None, note="")
+        task = bar.add_task("rows", total=ROUNDS, note="")
 
         def record(stage: str, error: float) -> bool:
             history.append({"epoch": len(history), "stage": stage, "validation_mse": error})
