@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
-from featherbed.losses import Sampler, samplers
+from featherbed.losses import Sampler, samplers, tied_cross_entropy
 from featherbed.tables import METHODS
 from featherbed.tables.spec import method_name
 
@@ -410,3 +410,62 @@ def test_the_full_softmax_refuses_what_it_cannot_spare():
             fb.FullSoftmax(table, penalty)
     with pytest.raises(fb.ArgumentError, match="width 4"):
         fb.FullSoftmax(sparse, fb.L1(1.0))(torch.ones(2, 3), torch.tensor([1, 2]))
+
+
+def whole(hidden, weight, bias, targets):
+    """The same loss with all logits at once."""
+    logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
+    return F.cross_entropy(logits, targets)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("block", [1, 100, 10_000])
+def test_the_tied_loss_in_blocks_is_the_whole_one(monkeypatch, block, biased):
+    monkeypatch.setattr("featherbed.losses.tied.BLOCK", block)
+    made = seeded(3)
+    parts = [torch.randn(*shape, generator=made, dtype=torch.float64).requires_grad_() for shape in ((9, 4), (31, 4), (31,))]
+    hidden, weight, bias = parts[0], parts[1], parts[2] if biased else None
+    targets = torch.randint(31, (9,), generator=made)
+    given = parts if biased else parts[:2]
+    losses = [loss(hidden, weight, bias, targets) for loss in (tied_cross_entropy, whole)]
+    torch.testing.assert_close(*losses)
+    ours, theirs = (torch.autograd.grad(2.5 * loss, given) for loss in losses)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_tied_loss_goes_on_into_a_compact_table():
+    table = fb.LowRankTable(40, 6, rank=2, generator=seeded(5), dtype=torch.float64)
+    hidden, targets = batch(table, 12)
+    slopes = [
+        torch.autograd.grad(loss(hidden, table.weight, None, targets), [*table.parameters()])
+        for loss in (tied_cross_entropy, whole)
+    ]
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_large_scores_and_rounded_products():
+    hidden, weight = torch.full((3, 2), 1000.0), torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    assert float(tied_cross_entropy(hidden, weight, None, torch.tensor([0, 0, 0]))) == 0
+    table = dense()
+    hidden, targets = batch(table, 50)
+    hidden = hidden.detach()
+    weight = table.weight.detach()
+    rounded = tied_cross_entropy(hidden.float(), weight.float(), None, targets, torch.bfloat16)
+    assert float(rounded) == pytest.approx(float(whole(hidden, weight, None, targets)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "weight", "bias", "targets", "message"),
+    [
+        (torch.zeros(2, 3), torch.zeros(5, 4), None, torch.zeros(2, dtype=torch.int64), r"give \[n, d\]"),
+        (torch.zeros(2, 3), torch.zeros(5, 3), None, torch.zeros(3, dtype=torch.int64), r"give \[n, d\]"),
+        (torch.zeros(0, 3), torch.zeros(5, 3), None, torch.zeros(0, dtype=torch.int64), "no positions"),
+        (torch.zeros(2, 3), torch.zeros(5, 3), torch.zeros(4), torch.zeros(2, dtype=torch.int64), "one number for each of 5"),
+        (torch.zeros(2, 3), torch.zeros(5, 3), None, torch.tensor([0, 5]), "5"),
+    ],
+)
+def test_bad_input_of_the_tied_loss(hidden, weight, bias, targets, message):
+    with pytest.raises(fb.FeatherbedError, match=message):
+        tied_cross_entropy(hidden, weight, bias, targets)

@@ -5,6 +5,7 @@ from featherbed.losses.full import FullSoftmax
 from featherbed.losses.nce import NCE
 from featherbed.losses.sampled import SampledSoftmax
 from featherbed.losses.samplers import LogUniform, Sampler, Uniform
+from featherbed.losses.tied import tied_cross_entropy
 
 __all__ = [
     "NCE",
@@ -15,4 +16,5 @@ __all__ = [
     "Uniform",
     "negative_pairs",
     "orthogonality",
+    "tied_cross_entropy",
 ]

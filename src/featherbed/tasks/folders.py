@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featherbed.packed.file import replacing
-from featherbed.serve.folder import APART, JSON, TITLES, seen_of, write_recommender
+from featherbed.serve.folder import seen_of, write_recommender
 from featherbed.tasks.insight import insight
 from featherbed.tasks.results import made_by, write_json
 from featherbed.version import __version__
@@ -40,18 +40,6 @@ def write_folder(folder: Path, outcome: Outcome, name: str, command: str, settin
     write_history(folder / "history.parquet", learnt.history)
     with replacing(folder / "report.html") as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
         file.write(ratings_page(report))
-
-
-def move_recommender(made: Path, folder: Path) -> None:
-    """Put the files of a finished folder into another on the same disk, in place of those of a recommender that is there.
-
-    What tells that there is a recommender goes first and comes last: in between there is none, never half of two.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (JSON, TITLES, APART):
-        (folder / name).unlink(missing_ok=True)
-    for path in sorted(made.iterdir(), key=lambda path: path.name == JSON):
-        path.replace(folder / path.name)
 
 
 def write_history(path: Path, history: list[dict[str, float]]) -> None:

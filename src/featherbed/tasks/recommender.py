@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -14,22 +11,20 @@ from typing import Any
 import numpy as np
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
-from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.report import file_size
-from featherbed.packed.table import PackedTable
-from featherbed.serve.folder import JSON
+from featherbed.serve.folder import APART, JSON, TITLES
 from featherbed.tables import DenseTable
 from featherbed.tables.spec import parse_spec
 from featherbed.tasks.bayes import MOST_BYTES, needed_bytes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.folders import move_recommender, write_folder
+from featherbed.tasks.folders import write_folder
+from featherbed.tasks.jobs import Clock, check_out, clear_checkpoints, marked_checkpoints, move_folder, with_keys, workplace
 from featherbed.tasks.passes import WIDEST
 from featherbed.tasks.progress import reading_bar
 from featherbed.tasks.reading import Reading, read_ratings
 from featherbed.tasks.recipe import Recipe
-from featherbed.tasks.results import write_json
 from featherbed.tasks.splits import WAYS, Split, by_frequency, make_split, save_split, seen_only
 from featherbed.tasks.titles import Titles, read_titles
 from featherbed.tasks.trainers import Learnt, by_levels, by_passes, by_recipe
@@ -38,7 +33,7 @@ RATIO = 8  # times smaller than float32 rows, where nothing is asked for
 HEADERS = 1_200  # bytes of the headers of two files, about
 STREAM = 5_000_000  # ratings from which plain rows are trained in passes
 SAMPLE = 10_000_000  # ratings the training error is measured on, at most
-CHECKPOINTS, RUN, SPLIT = "checkpoints", "run.json", "split.safetensors"
+SPLIT = "split.safetensors"
 
 
 @dataclass(frozen=True)
@@ -92,50 +87,29 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
     """
     clock = Clock()
     _check(job)
-    with _workplace(job.out.absolute()) as workplace:
-        reading = _read(job, workplace)
+    with workplace(job.out.absolute()) as place:
+        reading = _read(job, place)
         for line in described(reading):
             say(line)
         clock.passed("reading")
-        split = by_frequency(_split(job, reading.ratings, workplace, say), workplace)
+        split = by_frequency(_split(job, reading.ratings, place, say), place)
         titles = None if job.titles is None else read_titles(job.titles, split.train.item_keys)
         clock.passed("splitting")
         learnt = _learn(job, split, say)
         clock.passed("training")
         keys = split.train.user_keys, split.train.item_keys
-        learnt = replace(learnt, users=_with_keys(learnt.users, keys[0]), items=_with_keys(learnt.items, keys[1]))
+        learnt = replace(learnt, users=with_keys(learnt.users, keys[0]), items=with_keys(learnt.items, keys[1]))
         outcome = Outcome(_measured(job, split, learnt), learnt, reading, split, titles)
         clock.passed("measuring")
         outcome.metrics.update(stages=clock.stages, seconds=sum(clock.stages.values()))
         settings = asdict(job.recipe) if job.recipe else {"dim": job.dim, "budget": outcome.metrics["sizes"]["file"]}
-        made = Path(workplace) / "made"
+        made = Path(place) / "made"
         write_folder(made, outcome, job.source.name, job.command, settings)
         save_split(split, made / SPLIT)
-        move_recommender(made, job.out)
+        move_folder(made, job.out, JSON, (TITLES, APART))
         if not learnt.interrupted:
-            _clear(job.out)
+            clear_checkpoints(job.out)
     return outcome
-
-
-def _workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for long columns in the nearest folder there is, so that one that cannot be written shows at once."""
-    near = next(folder for folder in (out, *out.parents) if folder.exists())
-    try:
-        return tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near)
-    except OSError as error:
-        raise ArgumentError(f"{near} cannot be written into ({error.strerror}): give another folder for --out") from None
-
-
-class Clock:
-    """Tells how many seconds each stage took."""
-
-    def __init__(self) -> None:
-        self.last, self.stages = time.perf_counter(), dict[str, float]()
-
-    def passed(self, stage: str) -> None:
-        """Note that a stage has ended now."""
-        now = time.perf_counter()
-        self.stages[stage], self.last = now - self.last, now
 
 
 def _read(job: Job, workplace: str) -> Reading:
@@ -169,12 +143,7 @@ def _check(job: Job) -> None:
         raise ArgumentError(f"--split {how}: use one of {', '.join(WAYS)}")
     if job.titles is not None and not job.titles.is_file():
         raise ArgumentError(f"{job.titles}: no such file, give one of item keys and titles")
-    if job.out.is_file():
-        raise ArgumentError(f"{job.out} is a file: give a folder for --out")
-    if (job.out / JSON).exists() and not (job.overwrite or job.resume):
-        raise ArgumentError(f"{job.out} holds a recommender already: give another folder, --overwrite or --resume")
-    if job.resume and not (job.out / CHECKPOINTS).is_dir():
-        raise ArgumentError(f"{job.out} holds no checkpoints to resume from: leave --resume out")
+    check_out(job.out, JSON, "recommender", overwrite=job.overwrite, resume=job.resume)
 
 
 def _split(job: Job, ratings: Ratings, workplace: str, say: Callable[[str], None]) -> Split:
@@ -221,46 +190,15 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
         return by_recipe(recipe, split, seed=job.seed, stored=stored, checkpoints=checkpoints, progress=job.progress)
     except FeatherbedError:
         if not job.resume:
-            _clear(job.out)
+            clear_checkpoints(job.out)
         raise
-
-
-class Marked(Checkpoints):
-    """Checkpoints with a file that says which run they are of, written with the first one."""
-
-    def __init__(self, folder: Path, run: dict[str, Any]) -> None:
-        super().__init__(folder)
-        self.run = run
-
-    def save(self, step: int, **state: Any) -> None:
-        """Write the state after ``step`` steps."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / RUN, self.run)
-        super().save(step, **state)
 
 
 def _checkpoints(job: Job, recipe: Recipe, split: Split) -> Checkpoints:
     """Return the folder's checkpoints; those of other ratings, another split or other settings are not resumed."""
-    path = job.out / CHECKPOINTS / RUN
     parts = b"" if split.parts is None else split.parts.tobytes()
     run = {"ratings": split.checksum, "seed": job.seed, "split": sha256(parts).hexdigest(), **asdict(recipe)}
-    if job.resume:
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if other := [name for name, value in run.items() if before.get(name) != value]:
-            raise ArgumentError(
-                f"{job.out} has checkpoints of other {', '.join(other[:3])}: ask for the same again, or leave --resume out"
-            )
-    else:
-        _clear(job.out)
-    return Marked(path.parent, run)
-
-
-def _clear(out: Path) -> None:
-    """Take the checkpoints away, and the folder if it holds nothing else."""
-    (out / CHECKPOINTS / RUN).unlink(missing_ok=True)
-    Checkpoints(out / CHECKPOINTS).clear()
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
+    return marked_checkpoints(job.out, run, job.resume)
 
 
 def _budget(job: Job, split: Split) -> int:
@@ -268,10 +206,6 @@ def _budget(job: Job, split: Split) -> int:
     rows = split.train.num_users + split.train.num_items
     asked = int(rows * job.dim * 4 / (RATIO if job.ratio is None else job.ratio))
     return asked + HEADERS if job.ratio is None and asked < 4 * HEADERS else asked
-
-
-def _with_keys(table: PackedTable, keys: Any) -> PackedTable:
-    return PackedTable(table.bands, table.dim, padding_idx=table.padding_idx, keys=Keys.of(keys), made_by=table.made_by)
 
 
 def _measured(job: Job, split: Split, learnt: Learnt) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""What every job from a file to a folder shares: a workplace, a clock, checkpoints that know which run they are of."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from featherbed.errors import ArgumentError
+from featherbed.packed.keys import Keys
+from featherbed.packed.table import PackedTable
+from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.results import write_json
+
+CHECKPOINTS, RUN = "checkpoints", "run.json"
+
+
+def workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
+    """Make a folder to work in, in the nearest folder there is, so that one that cannot be written shows at once."""
+    near = next(folder for folder in (out, *out.parents) if folder.exists())
+    try:
+        return tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near)
+    except OSError as error:
+        raise ArgumentError(f"{near} cannot be written into ({error.strerror}): give another folder for --out") from None
+
+
+class Clock:
+    """Tells how many seconds each stage took.
+
+    >>> clock = Clock()
+    >>> clock.passed("reading")
+    >>> list(clock.stages)
+    ['reading']
+    """
+
+    def __init__(self) -> None:
+        self.last, self.stages = time.perf_counter(), dict[str, float]()
+
+    def passed(self, stage: str) -> None:
+        """Note that a stage has ended now."""
+        now = time.perf_counter()
+        self.stages[stage], self.last = now - self.last, now
+
+
+def check_out(out: Path, mark: str, what: str, *, overwrite: bool, resume: bool) -> None:
+    """Refuse a folder to write whose model, told by the file ``mark``, would be lost, or that has nothing to resume."""
+    if out.is_file():
+        raise ArgumentError(f"{out} is a file: give a folder for --out")
+    if (out / mark).exists() and not (overwrite or resume):
+        raise ArgumentError(f"{out} holds a {what} already: give another folder, --overwrite or --resume")
+    if resume and not (out / CHECKPOINTS).is_dir():
+        raise ArgumentError(f"{out} holds no checkpoints to resume from: leave --resume out")
+
+
+class Marked(Checkpoints):
+    """Checkpoints with a file that says which run they are of, written with the first one."""
+
+    def __init__(self, folder: Path, run: dict[str, Any]) -> None:
+        super().__init__(folder)
+        self.run = run
+
+    def save(self, step: int, **state: Any) -> None:
+        """Write the state after ``step`` steps."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / RUN, self.run)
+        super().save(step, **state)
+
+
+def marked_checkpoints(out: Path, run: dict[str, Any], resume: bool) -> Checkpoints:
+    """Return the folder's checkpoints; those of a run on other data or with other settings are not resumed.
+
+    >>> marked_checkpoints(getfixture("tmp_path"), {"seed": 0}, resume=False).latest() is None
+    True
+    """
+    run = json.loads(json.dumps(run))  # as it reads when it comes back
+    path = out / CHECKPOINTS / RUN
+    if resume:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if other := [name for name, value in run.items() if before.get(name) != value]:
+            raise ArgumentError(
+                f"{out} has checkpoints of other {', '.join(other[:3])}: ask for the same again, or leave --resume out"
+            )
+    else:
+        clear_checkpoints(out)
+    return Marked(path.parent, run)
+
+
+def clear_checkpoints(out: Path) -> None:
+    """Take the checkpoints away, and the folder if it holds nothing else."""
+    (out / CHECKPOINTS / RUN).unlink(missing_ok=True)
+    Checkpoints(out / CHECKPOINTS).clear()
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()
+
+
+def with_keys(table: PackedTable, keys: Any) -> PackedTable:
+    """Return the table with its rows named."""
+    return PackedTable(table.bands, table.dim, padding_idx=table.padding_idx, keys=Keys.of(keys), made_by=table.made_by)
+
+
+def move_folder(made: Path, folder: Path, mark: str, optional: tuple[str, ...] = ()) -> None:
+    """Put the files of a finished folder into another on the same disk, in place of those of a model that is there.
+
+    The file ``mark``, which tells that there is a model, goes first and comes last: in between there is none, never half of
+    two. ``optional`` files of a model that was there before go with it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (mark, *optional):
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(made.iterdir(), key=lambda path: path.name == mark):
+        path.replace(folder / path.name)
