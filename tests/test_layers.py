@@ -23,7 +23,7 @@ FLOORS = [
     ["compression", "view", "serve", "testing"],
     ["tasks"],
     ["papers"],
-    ["cli", "cli_train"],
+    ["cli", "cli_train", "cli_text"],
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = (
@@ -38,6 +38,7 @@ WITHOUT_TORCH = (
     "serve",
     "cli",
     "cli_train",
+    "cli_text",
     "theory",
     "graphs",
     "__init__",

@@ -1,4 +1,4 @@
-"""The command line: ``featherbed demo | train | recommend | paper | compress | gate | inspect | lookup | search | check``."""
+"""The command line: ``featherbed demo | train | recommend | classify | continue | paper | compress | gate | inspect ...``."""
 
 from __future__ import annotations
 
@@ -88,6 +88,35 @@ def recommend(
     from featherbed.serve.command import run
 
     run(folder, user, k, json, every)
+
+
+@app.command()
+def classify(
+    folder: Annotated[Path, typer.Argument(help="What `featherbed train text` wrote.", metavar="DIR")],
+    text: Annotated[str | None, typer.Argument(help="The text, between quotes.", metavar="TEXT")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="How many classes.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text on every line; - reads the input.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Print the classes of a text with their probabilities. torch is not needed."""
+    from featherbed.serve.text_command import run_classify
+
+    run_classify(folder, text, k, json, file)
+
+
+@app.command(name="continue")
+def go_on(
+    folder: Annotated[Path, typer.Argument(help="What `featherbed train lm` wrote.", metavar="DIR")],
+    text: Annotated[str, typer.Argument(help="The beginning, between quotes.", metavar="TEXT")],
+    words: Annotated[int, typer.Option(help="How many words more.", min=0)] = 30,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest word, 1 draws as the model says.", min=0)] = 0.8,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.", min=0)] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Print a text and how a language model goes on with it. torch is not needed."""
+    from featherbed.serve.text_command import run_continue
+
+    run_continue(folder, text, words, seed, temperature, json)
 
 
 File = Annotated[Path, typer.Argument(help="A packed table (.safetensors).", metavar="FILE")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from featherbed import cli_text
 from featherbed.errors import ArgumentError, MissingExtra
 
 if TYPE_CHECKING:
@@ -170,3 +171,7 @@ def _summary(metrics: dict[str, Any], out: Path) -> str:
         )
         lines.append(f"interrupted: {what}{more}")
     return "\n".join(lines)
+
+
+for _name, _command in cli_text.COMMANDS.items():
+    app.command(name=_name)(_command)

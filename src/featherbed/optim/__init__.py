@@ -2,6 +2,7 @@
 
 from featherbed.optim.adagrad import Adagrad
 from featherbed.optim.adamw import AdamW
+from featherbed.optim.averaged import Averaged
 from featherbed.optim.budget import Budget
 from featherbed.optim.clip import clip_grad_norm_
 from featherbed.optim.penalties import L1, GroupL1, NonNegativeL1, Penalty
@@ -16,6 +17,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "AdamW",
+    "Averaged",
     "Budget",
     "GroupL1",
     "NonNegativeL1",

@@ -28,30 +28,32 @@ def run(
     rows: str | None = None,
     quick: bool = False,
     quiet: bool = False,
+    size: str | None = None,
 ) -> None:
     """Run what has no result yet, print the summary and write it as a page; without a name, list the papers.
 
-    Results lie in ``out``/NAME, one file for each row and seed; what was run with ``quick``, on generated ratings, in
-    ``out``/quick/NAME.
+    Results lie in ``out``/NAME, or in ``out``/NAME/SIZE where a paper comes in sizes, one file for each row and seed; what was
+    run with ``quick``, on generated data, in ``out``/quick/NAME.
     """
     if name is None:
         sys.stdout.write("".join(f"{one:<14}{read_paper(one).title}\n" for one in paper_names()))
         return
-    paper = read_paper(name, quick).chosen(_listed(rows))
+    paper = read_paper(name, quick, size).chosen(_listed(rows))
     if seeds is not None:
         paper = replace(paper, seeds=_seeds(seeds))
     if out.exists() and not out.is_dir():
         raise ArgumentError(f"{out} is a file: give --out a folder for the results")
     folder = out / "quick" if quick else out
     results = run_paper(paper, folder, data=data, quick=quick, shown=not quiet)
-    page = folder / name / "summary.html"
+    page = folder / paper.home / "summary.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     with replacing(page) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
         file.write(summary_page(results))
     show(results)
-    sys.stdout.write(f"results     {folder / name}\npage        {page}\n")
+    sys.stdout.write(f"results     {page.parent}\npage        {page}\n")
     if quick:
-        sys.stdout.write("A quick look on generated ratings: the figures say that it runs, and nothing else.\n")
+        what = "texts" if paper.task in ("text", "language") else "ratings"
+        sys.stdout.write(f"A quick look on generated {what}: the figures say that it runs, and nothing else.\n")
     if results.interrupted:
         sys.stdout.write("Stopped; the results so far are kept, and the same command goes on from there.\n")
         raise SystemExit(130)

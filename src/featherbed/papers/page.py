@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from featherbed.papers.plots import drawing
 from featherbed.papers.run import Results
-from featherbed.papers.summary import MEASURES, NONE, Line, notes, summarise
+from featherbed.papers.settings import Paper
+from featherbed.papers.summary import HIGHER, MEASURES, NONE, Line, notes, summarise
 from featherbed.version import __version__
 from featherbed.view.figures import as_html
 from featherbed.view.page import page, table
@@ -21,10 +22,14 @@ def summary_page(results: Results) -> str:
         _clusters(results),
         "<h2>How it was measured</h2><ul>" + "".join(f"<li>{as_html(note)}</li>" for note in notes(results)) + "</ul>",
         _settings(results),
-        f"<h2>How to repeat it</h2><pre><code>featherbed paper {as_html(paper.name)}</code></pre>"
+        f"<h2>How to repeat it</h2><pre><code>featherbed paper {as_html(_asked(paper))}</code></pre>"
         f"<footer>Made by featherbed {as_html(__version__)}; every run has a result file, which is never edited.</footer>",
     ]
     return page(as_html(paper.title), as_html(paper.title), sections)
+
+
+def _asked(paper: Paper) -> str:
+    return f"{paper.name} --size {paper.size}" if paper.size else paper.name
 
 
 def _table(lines: list[Line]) -> str:
@@ -49,7 +54,7 @@ def _headline(results: Results) -> str:
     compared = [line.figures[0] for line in lines if line.figures[0].difference is not None]
     if not compared:
         return text + "."
-    higher = compared[0].name in ("purity", "p@1")
+    higher = compared[0].name in HIGHER
     good = sum((figure.difference or 0.0) * (-1 if higher else 1) <= 0 for figure in compared)
     return f"{text}; {good} of {len(compared)} at or {'above' if higher else 'below'} the published number."
 

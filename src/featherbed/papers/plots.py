@@ -22,7 +22,7 @@ def drawing(results: Results) -> str:
     traces = make[kind](results) if kind in make and results.records else []
     if not traces:
         return ""
-    heading, x, y = TITLES[kind]
+    heading, x, y = TITLES[kind] if kind != "front" else _front_titles(results)
     layout = PAPER | {"xaxis": AXIS | {"title": {"text": x}}, "yaxis": AXIS | {"title": {"text": y}}}
     if kind == "front":
         layout["xaxis"] = layout["xaxis"] | {"type": "log"}
@@ -30,7 +30,6 @@ def drawing(results: Results) -> str:
 
 
 TITLES = {
-    "front": ("Error against size", "parameters (K, logarithmic)", "test MSE"),
     "objective": ("The objective over the number of anchors", "anchors a side", "objective (5)"),
     "grid": ("The objective over user and item anchors", "user anchors", "item anchors"),
     "convergence": ("Convergence", "epoch", "validation MSE"),
@@ -50,15 +49,22 @@ def _marks(name: str, points: Iterable[tuple[Any, Any, str]], look: Trace, mode:
     return kind | {"x": list(x), "y": list(y), "hovertext": list(texts), "marker": look}
 
 
+def _front_titles(results: Results) -> tuple[str, str, str]:
+    title = MEASURES[results.paper.measures[0]][0]
+    kind = "Error" if title == "test MSE" else title[:1].upper() + title[1:]
+    return f"{as_html(kind)} against size", "parameters (K, logarithmic)", as_html(title)
+
+
 def _front(results: Results) -> list[Trace]:
-    """Return ours and the published errors over parameters."""
-    unit, ours, theirs = MEASURES["parameters"][1], [], []
+    """Return ours and the published numbers of the first measure over parameters."""
+    first = results.paper.measures[0]
+    unit, scale, ours, theirs = MEASURES["parameters"][1], MEASURES[first][1], [], []
     for row in results.paper.rows:
-        size, error = mean_of(results, row, "parameters"), mean_of(results, row, "mse")
-        if size is not None and error is not None:
-            ours.append((size / unit, error, as_html(row.label)))
-        if {"parameters", "mse"} <= set(row.published):
-            theirs.append((row.published["parameters"] / unit, row.published["mse"], as_html(row.label)))
+        size, value = mean_of(results, row, "parameters"), mean_of(results, row, first)
+        if size is not None and value is not None:
+            ours.append((size / unit, value / scale, as_html(row.label)))
+        if {"parameters", first} <= set(row.published):
+            theirs.append((row.published["parameters"] / unit, row.published[first] / scale, as_html(row.label)))
     traces = [_marks("ours", ours, {"size": 10, "color": COLOURS[0]})] if ours else []
     return traces + ([_marks("published", theirs, {"size": 10, "color": COLOURS[1], "symbol": "cross"})] if theirs else [])
 

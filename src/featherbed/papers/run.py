@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from featherbed.errors import DataError
 from featherbed.papers.records import Bar, Outcome, Record, read_record, record_path, write_record
 from featherbed.papers.settings import Paper, Row
-from featherbed.papers.sources import Source, open_source
 
-Runner = Callable[[Mapping[str, Any], int, Source, Bar], Outcome]
+Runner = Callable[[Mapping[str, Any], int, Any, Bar], Outcome]
 RUNNERS = {  # by task: the module and the function that runs a row
     "ratings": ("recipes", "run_recipe"),
     "online": ("online", "run_online"),
     "factors": ("sharing", "run_factors"),
     "ranking": ("ranking", "run_ranking"),
+    "text": ("text", "run_text"),
+    "language": ("language", "run_language"),
+}
+OPENERS = {  # by task, where it does not run on ratings: the module and the function that opens its data
+    "text": ("text_sources", "open_texts"),
+    "language": ("text_sources", "open_corpus"),
 }
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a paper there are, by row and seed, and whether some are missing because the run was stopped."""
+    """The results of a paper there are, by row and seed; whether some are missing because the run was stopped, and which data
+    were not found, by name, with what to do about it."""
 
     paper: Paper
     records: dict[str, dict[int, Record]]
     interrupted: bool = False
+    absent: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[tuple[str, int]]:
@@ -68,31 +76,48 @@ def run_paper(
     """
     left = read_results(paper, folder).missing
     rows, begun = {row.name: row for row in paper.rows}, time.monotonic()
-    runner = _runner(paper.task)
+    runner, opener = _runner(paper.task), _opener(paper.task)
+    absent: dict[str, str] = {}
 
     @cache
-    def source() -> Source:  # read when the first run needs it
-        return open_source(paper.data, data, quick)
+    def source(name: str) -> Any:  # read when the first run needs it
+        return opener(name, data, quick)
 
     interrupted = False
     for count, (name, seed) in enumerate(left):
         row = rows[name]
+        if row.data in absent:
+            continue
         bar = Bar(f"{name} seed {seed}, {count + 1}/{len(left)}{_time_left(begun, count, len(left))}", shown)
+        try:
+            found = source(row.data)
+        except DataError as error:
+            if row.data == paper.data:
+                raise
+            absent[row.data] = str(error)  # data of some rows only, which not everybody has
+            continue
         started = time.perf_counter()
         try:
-            outcome = runner(row.settings, seed, source(), bar)
+            outcome = runner(row.settings, seed, found, bar)
         except KeyboardInterrupt:
             interrupted = True
             break
         write_record(record_path(folder, row, seed), row, seed, outcome, time.perf_counter() - started)
-    found = read_results(paper, folder)
-    return Results(paper, found.records, interrupted)
+    return Results(paper, read_results(paper, folder).records, interrupted, absent)
 
 
 def _runner(task: str) -> Runner:
-    module, name = RUNNERS[task]
-    found: Runner = getattr(import_module(f"featherbed.papers.{module}"), name)
+    found: Runner = _named(*RUNNERS[task])
     return found
+
+
+def _opener(task: str) -> Callable[[str, Any, bool], Any]:
+    found: Callable[[str, Any, bool], Any] = _named(*OPENERS.get(task, ("sources", "open_source")))
+    return found
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(import_module(f"featherbed.papers.{module}"), name)
 
 
 def _time_left(begun: float, done: int, total: int) -> str:

@@ -12,19 +12,22 @@ from typing import Any
 
 from featherbed.errors import ArgumentError
 
-TASKS = ("ratings", "online", "factors", "ranking")
+TASKS = ("ratings", "online", "factors", "ranking", "text", "language")
 PLOTS = ("front", "objective", "grid", "convergence", "stream", "none")
 NEEDED = ("title", "paper", "task", "data", "measures")
-TOP = {*NEEDED, "seeds", "about", "differences", "compared", "plot", "settings", "quick", "rows", "with"}
-ROW = {"name", "label", "published", "reported", "settings", "runs"}
+TOP = {*NEEDED, "seeds", "about", "differences", "compared", "plot", "settings", "sizes", "quick", "rows", "with"}
+ROW = {"name", "label", "data", "beside", "published", "reported", "settings", "sizes", "quick", "runs"}
+SIZES = ("small", "full")  # the first is what is run where nobody asks for another
+SIZE = {"seeds", "differences", "compared", "settings"}
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a published table, or one run of ours beside it: its settings, and the number that was published.
 
-    ``home`` is the paper in whose folder its results lie; ``reported`` marks numbers known from other sources, not read in the
-    paper itself. A row that does not ``run`` is there for its published number.
+    ``home`` is the folder its results lie in, that of a paper; ``reported`` marks numbers known from other sources, not read in
+    the paper itself. A row that does not ``run`` is there for its published number. ``data`` are those of the paper unless the
+    row has its own, and ``beside`` names the row that its first measure is compared with.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Row:
     published: dict[str, float] = field(default_factory=dict)
     reported: bool = False
     runs: bool = True
+    data: str = ""
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,13 @@ class Paper:
     plot: str
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
+    size: str = ""  # of a paper that comes in sizes
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def home(self) -> str:
+        """The folder of its own results."""
+        return f"{self.name}/{self.size}" if self.size else self.name
 
     def chosen(self, names: list[str]) -> Paper:
         """Return the paper with these rows only; all if none is named."""
@@ -85,23 +97,28 @@ def _folders() -> list[Traversable]:
     return [folder for folder in files("featherbed.papers").iterdir() if folder.is_dir() and folder.name != "__pycache__"]
 
 
-def read_paper(name: str, quick: bool = False) -> Paper:
-    """Read the settings of a paper; ``quick``: with what its file changes for a look that takes seconds."""
+def read_paper(name: str, quick: bool = False, size: str | None = None) -> Paper:
+    """Read the settings of a paper; ``quick``: with what its file changes for a look that takes seconds.
+
+    >>> read_paper("ant/table1").size, read_paper("ant/table1", size="full").home
+    ('small', 'ant/table1/full')
+    """
     known = paper_names()
     if name not in known:
         raise ArgumentError(f"no paper {name!r}: there are {', '.join(known)}")
     group, _, rest = name.partition("/")
     text = files("featherbed.papers").joinpath(group, f"{rest}.toml").read_text(encoding="utf-8")
     try:
-        return parse_paper(name, tomllib.loads(text), quick)
+        return parse_paper(name, tomllib.loads(text), quick, size)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"{name}.toml is not TOML: {error}") from None
 
 
-def parse_paper(name: str, file: Mapping[str, Any], quick: bool = False) -> Paper:
+def parse_paper(name: str, file: Mapping[str, Any], quick: bool = False, size: str | None = None) -> Paper:
     """Check what a settings file holds, and make a paper of it.
 
-    ``with`` names another paper whose rows come first: their results are shared, and lie in its folder.
+    ``with`` names other papers whose rows come first: their results are shared, and lie in their folders. ``sizes`` change the
+    settings: the size that is asked for, else the first there is. A quick look is one at the first size.
     """
     _known(name, file, TOP)
     missing = [key for key in NEEDED if key not in file]
@@ -109,13 +126,16 @@ def parse_paper(name: str, file: Mapping[str, Any], quick: bool = False) -> Pape
         raise ArgumentError(f"{name}: {', '.join(missing)} missing from the settings file")
     _one_of(name, "task", file["task"], TASKS)
     _one_of(name, "plot", file.get("plot", "none"), PLOTS)
-    common, small = dict(file.get("settings", {})), dict(file.get("quick", {})) if quick else {}
-    rows = [] if "with" not in file else list(read_paper(file["with"], quick).rows)
-    rows += [_row(name, row, common, small) for row in file.get("rows", [])]
+    sizes = tuple(one for one in SIZES if one in file.get("sizes", {}))
+    size = _size(name, file, sizes, None if quick else size)
+    own = file["sizes"][size] if size else {}
+    home = f"{name}/{size}" if size and not quick else name
+    rows = [row for other in _others(file) for row in read_paper(other, quick, size or None).rows]
+    rows += [_row(name, row, file, size, quick, home) for row in file.get("rows", [])]
     names = [row.name for row in rows]
     if not rows or len(set(names)) < len(names):
         raise ArgumentError(f"{name}: give at least one row, each with a name of its own, not {', '.join(names) or 'none'}")
-    seeds = tuple(file.get("seeds", (0, 1, 2)))
+    seeds = tuple(own.get("seeds", file.get("seeds", (0, 1, 2))))
     return Paper(
         name,
         file["title"],
@@ -123,16 +143,33 @@ def parse_paper(name: str, file: Mapping[str, Any], quick: bool = False) -> Pape
         file["task"],
         file["data"],
         file.get("about", ""),
-        tuple(file.get("differences", ())),
+        (*file.get("differences", ()), *own.get("differences", ())),
         tuple(file["measures"]),
-        () if quick else tuple(file.get("compared", file["measures"])),
+        () if quick else tuple(own.get("compared", file.get("compared", file["measures"]))),
         file.get("plot", "none"),
         checked_seeds(seeds[:1] if quick else seeds),
         tuple(rows),
+        "" if quick else size,
+        sizes,
     )
 
 
-def _row(paper: str, row: Mapping[str, Any], common: Mapping[str, Any], small: Mapping[str, Any]) -> Row:
+def _others(file: Mapping[str, Any]) -> list[str]:
+    given = file.get("with", [])
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _size(name: str, file: Mapping[str, Any], sizes: tuple[str, ...], asked: str | None) -> str:
+    """Return the size that is run, "" for a paper that comes in one size only."""
+    for one, changes in file.get("sizes", {}).items():
+        _one_of(name, "size", one, SIZES)
+        _known(f"{name}, size {one}", changes, SIZE)
+    if asked is not None and asked not in sizes:
+        raise ArgumentError(f"{name} comes in {' and '.join(sizes) or 'one size only'}: size {asked!r} is none of its sizes")
+    return asked or (sizes[0] if sizes else "")
+
+
+def _row(paper: str, row: Mapping[str, Any], file: Mapping[str, Any], size: str, quick: bool, home: str) -> Row:
     name = row.get("name", "")
     where = f"{paper}, row {name or '?'}"
     _known(where, row, ROW)
@@ -141,10 +178,30 @@ def _row(paper: str, row: Mapping[str, Any], common: Mapping[str, Any], small: M
     published = {key: float(value) for key, value in row.get("published", {}).items()}
     if not all(math.isfinite(value) for value in published.values()):
         raise ArgumentError(f"{where}: published numbers are finite")
-    settings = {**common, **row.get("settings", {})}
-    settings |= {key: value for key, value in small.items() if key in settings}
+    for one in row.get("sizes", {}):
+        _one_of(where, "size", one, tuple(file.get("sizes", {})))
+    settings = changed(file.get("settings", {}), file.get("sizes", {}).get(size, {}).get("settings", {}))
+    settings = changed(changed(settings, row.get("settings", {})), row.get("sizes", {}).get(size, {}))
+    if quick:
+        settings = changed(changed(settings, file.get("quick", {}), known_only=True), row.get("quick", {}))
     flags = bool(row.get("reported", False)), bool(row.get("runs", True))
-    return Row(name, row.get("label", name), paper, settings, published, *flags)
+    found = row.get("label", name), home, settings, published, *flags
+    return Row(name, *found, row.get("data", file["data"]), row.get("beside", ""))
+
+
+def changed(settings: Mapping[str, Any], changes: Mapping[str, Any], known_only: bool = False) -> dict[str, Any]:
+    """Return settings with changes made to them, also inside tables; ``known_only``: to those that are there.
+
+    >>> changed({"dim": 4, "words": {"spec": "dense", "by": "random"}}, {"words": {"by": "tfidf"}})
+    {'dim': 4, 'words': {'spec': 'dense', 'by': 'tfidf'}}
+    """
+    found = dict(settings)
+    for key, value in changes.items():
+        if known_only and key not in settings:
+            continue
+        inside = isinstance(value, Mapping) and isinstance(settings.get(key), Mapping)
+        found[key] = changed(settings[key], value, known_only) if inside else value
+    return found
 
 
 def checked_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:

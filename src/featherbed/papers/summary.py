@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from featherbed.errors import ArgumentError
 from featherbed.papers.run import Results
+from featherbed.papers.settings import Row
 
 NONE = "–"
 MEASURES = {  # name: (title, what one unit of it is, digits)
@@ -36,6 +37,23 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "p@10": ("P@10", 1.0, 4),
     "ndcg@10": ("NDCG@10", 1.0, 4),
     "recall@10": ("Recall@10", 1.0, 4),
+    "accuracy": ("test accuracy (%)", 0.01, 2),
+    "validation_accuracy": ("validation accuracy (%)", 0.01, 2),
+    "gap_points": ("against dense (points)", 0.01, 2),
+    "perplexity": ("test perplexity", 1.0, 1),
+    "validation_perplexity": ("validation perplexity", 1.0, 1),
+    "gap_percent": ("against dense (%)", 0.01, 1),
+    "times": ("times fewer parameters", 1.0, 1),
+    "bytes": ("packed (KB)", 1000.0, 1),
+    "ratio": ("times fewer bytes", 1.0, 1),
+    "objective_2e-5": ("eq (36), λ1 = 2e-5", 1.0, 2),
+    "objective_1e-4": ("eq (36), λ1 = 1e-4", 1.0, 2),
+    "objective_1e-1": ("eq (36), λ1 = 0.1", 1.0, 2),
+}
+HIGHER = ("purity", "p@1", "accuracy")  # the more the better
+BESIDE: dict[str, tuple[str, Callable[[float, float], float]]] = {  # of what, and how it stands to that of the row beside
+    "gap_points": ("accuracy", lambda own, other: own - other),
+    "gap_percent": ("perplexity", lambda own, other: own / other - 1),
 }
 
 
@@ -113,13 +131,31 @@ def summarise(results: Results) -> list[Line]:
     lines = []
     for row in paper.rows:
         records = [*results.records.get(row.name, {}).values()]
-        figures = []
-        for name in paper.measures:
-            values = [float(record["measures"][name]) for record in records if name in record["measures"]]
-            figures.append(Figure(name, *mean_and_error(values), row.published.get(name), name in paper.compared))
+        figures = [_figure(results, row, name) for name in paper.measures]
         seconds = mean_and_error([record["seconds"] for record in records])[0]
         lines.append(Line(row.name, row.label, len(records), tuple(figures), seconds, row.reported))
     return lines
+
+
+def _figure(results: Results, row: Row, name: str) -> Figure:
+    published, compared = row.published.get(name), name in results.paper.compared
+    values = values_of(results, row.name, name)
+    if name in BESIDE:
+        of, against = BESIDE[name]
+        other = next((one for one in results.paper.rows if one.name == row.beside), None)
+        theirs = values_of(results, row.beside, of)
+        values = {
+            seed: against(value, theirs[seed]) for seed, value in values_of(results, row.name, of).items() if seed in theirs
+        }
+        if other is not None and of in row.published and of in other.published:
+            published = against(row.published[of], other.published[of])
+    return Figure(name, *mean_and_error([*values.values()]), published, compared)
+
+
+def values_of(results: Results, row: str, measure: str) -> dict[int, float]:
+    """Return a measure of a row by seed, where it has been measured."""
+    records = results.records.get(row, {})
+    return {seed: float(record["measures"][measure]) for seed, record in records.items() if measure in record["measures"]}
 
 
 def heading(lines: Sequence[Line]) -> list[str]:
@@ -150,6 +186,9 @@ def notes(results: Results) -> list[str]:
     if any(row.reported for row in paper.rows):
         found.append("* reported: known from other sources, not read in the paper itself.")
     found.append("Mean ± standard error over seeds; the difference is ours less the published number.")
+    if any(name in BESIDE for name in paper.measures):
+        found.append("Against dense: the difference to the plain rows of the same model, seed by seed.")
+    found += [f"Not run, for want of data: {message}" for message in results.absent.values()]
     if missing:
         found.append(f"Not run yet: {_grouped(missing, sum(row.runs for row in paper.rows))}.")
     return found

@@ -38,8 +38,13 @@ def write_folder(folder: Path, outcome: Outcome, name: str, command: str, settin
     )
     write_json(folder / "metrics.json", {**outcome.metrics, **made_by()})
     write_history(folder / "history.parquet", learnt.history)
-    with replacing(folder / "report.html") as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
-        file.write(ratings_page(report))
+    write_page(folder / "report.html", ratings_page(report))
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page, atomically."""
+    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+        file.write(page)
 
 
 def write_history(path: Path, history: list[dict[str, float]]) -> None:

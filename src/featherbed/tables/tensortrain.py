@@ -1,0 +1,228 @@
+"""Tensor train: a row is the product of small matrices, one from each core, chosen by the digits of its id."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError, NotPackable
+from featherbed.packed.band import Band
+from featherbed.tables.codes import Codes
+from featherbed.tables.relax import is_number
+from featherbed.tables.sizes import Sizes, measure
+from featherbed.tables.table import Table, new_parameter, normal, positive
+
+CORES = 3
+FILLINGS = 10  # rounds in which a fit fills the places of ids beyond V for the next
+
+
+class TensorTrainTable(Table):
+    """row(i)[j_1, ..., j_c] = G_1[i_1, j_1] G_2[i_2, j_2] ... G_c[i_c, j_c], with G_k[i_k, j_k] a matrix r_(k-1) x r_k.
+
+    The ids are counted off in ``shape`` (i_1, ..., i_c the digits of i, the last one running fastest) and the columns in
+    ``dims``. Khrulkov et al. 2019, "Tensorized embedding layers for efficient model compression", equation 3; Yin et al. 2021
+    (TT-Rec). Rows share every core, so each id's gradient moves all of those that have a digit in common with it. A tensor
+    train has no packed form.
+
+    Args:
+        rank: r_1 = ... = r_(c-1), less where the shape allows no more; the ends have r_0 = r_c = 1.
+        shape: n_1, ..., n_c with a product of at least V; three nearly equal numbers if left out.
+        dims: m_1, ..., m_c with the product d; the most nearly equal factors of d if left out.
+        std: spread of the entries of fresh rows.
+
+    >>> import torch
+    >>> table = TensorTrainTable(10_000, 200, rank=8)
+    >>> table.shape, table.dims, table.parameter_count()
+    ((22, 22, 21), (5, 5, 8), 9264)
+    >>> table(torch.tensor([3, 17])).shape
+    torch.Size([2, 200])
+    """
+
+    example: ClassVar[dict[str, Any]] = {"rank": 3}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        rank: int = 16,
+        shape: Sequence[int] | None = None,
+        dims: Sequence[int] | None = None,
+        std: float = 1.0,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        self.rank, self.std = positive("rank", rank), std
+        if not is_number(std, 0) or std == 0:
+            raise ArgumentError(f"std={std!r}: give the spread of fresh rows, a number above 0")
+        self.shape, self.dims = _factors(self.num_embeddings, self.embedding_dim, shape, dims)
+        self.ranks = _ranks(self.rank, self.shape, self.dims)  # r_0, ..., r_c
+        spread = (std / math.sqrt(math.prod(self.ranks))) ** (1 / len(self.shape))
+        sizes = zip(self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)
+        for k, (n, left, m, right) in enumerate(sizes):
+            core = new_parameter((n, left * m * right), normal(spread, generator), dtype=dtype, device=device)
+            self.register_parameter(f"core{k}", core)
+
+    @property
+    def cores(self) -> list[nn.Parameter]:
+        """The parameters core0, core1, ..., [n_k, r_(k-1) m_k r_k]."""
+        return [getattr(self, f"core{k}") for k in range(len(self.shape))]
+
+    def _digits(self, ids: Tensor) -> list[Tensor]:  # [...] -> c times [...]
+        digits = []
+        for base in reversed(self.shape):
+            digits.append(ids % base)
+            ids = torch.div(ids, base, rounding_mode="floor")
+        return digits[::-1]
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The values are the row: the matrices of the id's digits, multiplied from the left."""
+        flat = ids.reshape(-1)
+        rows, width = None, 1
+        for k, (digit, core) in enumerate(zip(self._digits(flat), self.cores, strict=True)):
+            left, right = self.ranks[k], self.ranks[k + 1]
+            chosen = F.embedding(digit, core).reshape(len(flat), left, self.dims[k] * right)
+            rows, width = chosen if rows is None else rows @ chosen, width * self.dims[k]
+            rows = rows.reshape(len(flat), width, right)  # [B, m_1 ... m_k, r_k]
+        assert rows is not None
+        return Codes(None, rows.reshape(*ids.shape, self.embedding_dim), None)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Multiply the matrices of digits; of many ids all but the last, once for every combination of digits."""
+        if ids.numel() < math.prod(self.shape[:-1]):
+            return super().lookup(ids)
+        flat, last = ids.reshape(-1), self.shape[-1]
+        before = F.embedding(torch.div(flat, last, rounding_mode="floor"), self._products(len(self.shape) - 1))
+        chosen = F.embedding(flat % last, self.cores[-1]).reshape(len(flat), self.ranks[-2], self.dims[-1])
+        rows = before.reshape(len(flat), self.embedding_dim // self.dims[-1], self.ranks[-2]) @ chosen
+        return self.mask_padding(ids, rows.reshape(*ids.shape, self.embedding_dim))
+
+    @property
+    def weight(self) -> Tensor:  # [V, d]
+        """The dense table, computed for all ids at once."""
+        rows = self._products(len(self.shape))[: self.num_embeddings]
+        return self.mask_padding(torch.arange(self.num_embeddings, device=self.device), rows)
+
+    def _products(self, count: int) -> Tensor:  # [n_1 ... n_k, m_1 ... m_k r_k], k = count
+        """Multiply the first cores for every combination of digits: one product of matrices for each core."""
+        cores = self.cores
+        rows: Tensor = cores[0]
+        ids, columns = self.shape[0], self.dims[0]
+        for k in range(1, count):
+            n, m, left, right = self.shape[k], self.dims[k], self.ranks[k], self.ranks[k + 1]
+            core = cores[k].reshape(n, left, m * right).transpose(0, 1).reshape(left, n * m * right)
+            rows = rows.reshape(ids * columns, left) @ core
+            rows = rows.reshape(ids, columns, n, m * right).transpose(1, 2)
+            ids, columns = ids * n, columns * m
+        return rows.reshape(ids, columns * self.ranks[count])
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - there are none
+        """Refuse: the stages of a packed table do not multiply matrices."""
+        raise NotPackable(
+            "TensorTrainTable has no packed form, since its rows are products of matrices: keep state_dict(), "
+            "or store its rows, fb.DenseTable.from_dense(table.weight.detach()).pack()"
+        )
+
+    def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
+        """Return the four sizes; there is no file, so file and resident are the cores in float32."""
+        count = self.parameter_count()
+        training = None if optimizer is None else measure(self, optimizer)
+        return Sizes(4 * count, 4 * count, training, count, self.num_embeddings * self.embedding_dim * 4)
+
+    def parameter_count(self) -> int:
+        """Σ_k n_k m_k r_(k-1) r_k."""
+        return sum(core.numel() for core in self.cores)
+
+    def fit_dense(self, matrix: Tensor) -> None:
+        """TT-SVD (Oseledets 2011), an error of at most sqrt(c - 1) times the least; ids beyond V are filled with the fit."""
+        full = matrix.new_zeros(math.prod(self.shape), self.embedding_dim, dtype=torch.float64)
+        full[: len(matrix)] = matrix
+        for _ in range(1 if len(full) == len(matrix) else FILLINGS):
+            self._split(full)
+            full[len(matrix) :] = self._products(len(self.shape))[len(matrix) :]
+
+    def _split(self, full: Tensor) -> None:  # [n_1 ... n_c, d]
+        """Set the cores by one truncated SVD after the other."""
+        count = len(self.shape)
+        order = [axis for k in range(count) for axis in (k, count + k)]
+        rest = full.reshape(*self.shape, *self.dims).permute(order)  # [n_1, m_1, n_2, m_2, ...]
+        found = []
+        for k in range(count - 1):
+            rest = rest.reshape(self.ranks[k] * self.shape[k] * self.dims[k], -1)
+            basis = _leading(rest, self.ranks[k + 1])
+            rest = basis.T @ rest
+            found.append(basis)
+        parts = zip([*found, rest], self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)
+        cores = [part.reshape(left, n, m * right).transpose(0, 1) for part, n, left, m, right in parts]
+        sizes = [float(core.square().mean().sqrt()) for core in cores]
+        even = math.prod(sizes) ** (1 / count)  # 0 for a matrix of zeros
+        for core, held, size in zip(cores, self.cores, sizes, strict=True):
+            held.copy_((core * (even / size if size else 0.0)).reshape(held.shape))
+
+
+def _leading(matrix: Tensor, count: int) -> Tensor:  # [n, m] -> [n, count]
+    """Return the first left singular vectors; of a wide matrix from its Gram matrix, which is small."""
+    if matrix.shape[0] > matrix.shape[1]:
+        vectors: Tensor = torch.linalg.svd(matrix, full_matrices=False)[0]
+    else:
+        vectors = torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
+    return vectors[:, :count]
+
+
+def _factors(
+    rows: int, width: int, shape: Sequence[int] | None, dims: Sequence[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    for name, given in (("shape", shape), ("dims", dims)):
+        if given is not None and (isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2):
+            raise ArgumentError(f"{name}={given!r}: give at least two whole numbers, or leave it out")
+    cores = len(shape if shape is not None else dims if dims is not None else range(CORES))
+    ids = tuple(positive("shape", n) for n in (balanced(rows, cores) if shape is None else shape))
+    columns = tuple(positive("dims", m) for m in (factored(width, cores) if dims is None else dims))
+    if math.prod(ids) < rows:
+        raise ArgumentError(f"shape={ids} holds {math.prod(ids)} ids: its product must be {rows} or more")
+    if math.prod(columns) != width:
+        raise ArgumentError(f"dims={columns} have the product {math.prod(columns)}: it must be the row width, {width}")
+    if len(ids) != len(columns):
+        raise ArgumentError(f"shape={ids} and dims={columns} differ in length: give as many of one as of the other")
+    return ids, columns
+
+
+def _ranks(rank: int, shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+    """Return r_0, ..., r_c: as asked, but no more than what is left or right of the place can fill."""
+    sides = [n * m for n, m in zip(shape, dims, strict=True)]
+    inner = (min(rank, math.prod(sides[:k]), math.prod(sides[k:])) for k in range(1, len(sides)))
+    return (1, *inner, 1)
+
+
+def balanced(count: int, parts: int) -> tuple[int, ...]:
+    """Return nearly equal whole numbers whose product is at least ``count``, and not by much.
+
+    >>> balanced(10_000, 3), balanced(50, 3), balanced(1, 2)
+    ((22, 22, 21), (4, 4, 4), (1, 1))
+    """
+    found, left = [], count
+    for remaining in range(parts, 0, -1):
+        found.append(max(1, math.ceil(round(left ** (1 / remaining), 9))))
+        left = math.ceil(left / found[-1])
+    return tuple(found)
+
+
+def factored(count: int, parts: int) -> tuple[int, ...]:
+    """Return factors of ``count`` with the smallest sum, in rising order.
+
+    >>> factored(200, 3), factored(256, 3), factored(7, 3)
+    ((5, 5, 8), (4, 8, 8), (1, 1, 7))
+    """
+    if parts == 1:
+        return (count,)
+    first = (f for f in range(1, math.isqrt(count) + 1) if count % f == 0)
+    tries = [tuple(sorted((f, *factored(count // f, parts - 1)))) for f in first]
+    return min(tries, key=lambda factors: (sum(factors), factors))

@@ -1,0 +1,250 @@
+"""Variational dropout: every row or entry learns how much noise it bears, and what is noise alone is pruned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.anchors.selection import kl as divergence
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Band, Members
+from featherbed.packed.codes import MOST_CODES, Hash, Identity, sparse_layout
+from featherbed.packed.matrix import Floats, Matrix
+from featherbed.tables.codes import Codes
+from featherbed.tables.relax import is_number
+from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+
+STARTS = {"row": 1.5, "weight": -6.0, "both": -6.0}  # of log alpha: Chen et al. draw it from 0 to 3; log sigma is -3 elsewhere
+LOUDEST = 8.0  # log alpha of the noise that is drawn, at most
+FLOOR = 1e-8  # added to squared means, so that an entry at 0 has a log alpha
+
+
+class VariationalTable(Table):
+    """Rows under multiplicative noise of learnt strength; what has a log alpha of ``threshold`` or more is zero when serving.
+
+        "row":     row = θ_w ε,        ε ~ N(1, α_w)                     one α a row (Chen et al. 2019, VVD)
+        "weight":  row = θ_w + σ_w ε,  ε ~ N(0, 1),  α = σ² / θ²         one α an entry (Molchanov et al. 2017, SparseVD)
+        "both":    row = z_w (θ_w + σ_w ε),  z_w ~ N(μ_w, τ_w²)          and one for z, μ (Chirkova et al. 2018, SparseVD-Voc)
+
+        loss = task loss + kl Σ KL(α) / samples
+
+    KL is the divergence from the log-uniform prior as approximated by Molchanov et al.; a loop adds it by
+    ``fb.auxiliary_loss(model)``. In training every look-up of an id draws anew (from torch's generator, as dropout does), and
+    so do ``weight`` and ``logits``, once a row. In evaluation rows are the means with what is pruned at zero; pruned rows
+    share the zero row where Chen et al. have "unknown". The rows may start dense and noisy or anywhere: ``from_dense`` too.
+
+    Args:
+        noise: row, weight or both, as above.
+        kl: weight of the divergence; 1 is the evidence bound, more prunes more.
+        samples: number of training examples, by which the divergence is divided, since the task loss is a mean over them;
+            V if left out.
+        threshold: log alpha from which on is pruned; 3 is a dropout rate of 95 %.
+        start: log alpha at first; 1.5 for rows, -6 for weights (relative to the mean square of the row) if left out.
+
+    >>> import torch
+    >>> table = VariationalTable(1000, 16, samples=5000)
+    >>> table(torch.tensor([3, 17])).shape, len(table.kept())
+    (torch.Size([2, 16]), 1000)
+    >>> table.keep(100)
+    >>> table.parameter_count()
+    1600
+    """
+
+    log_alpha: nn.Parameter  # "row": [V, 1]
+    log_variance: nn.Parameter  # "weight", "both": log σ², [V, d]
+    gates: nn.Parameter  # "both": μ, [V, 1]
+    gate_log_variance: nn.Parameter  # "both": log τ², [V, 1]
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        noise: str = "row",
+        kl: float = 1.0,
+        samples: int | None = None,
+        threshold: float = 3.0,
+        start: float | None = None,
+        padding_idx: int | None = None,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        if noise not in STARTS:
+            raise ArgumentError(f"noise={noise!r}: use row, weight or both")
+        if not is_number(kl, 0):
+            raise ArgumentError(f"kl={kl!r}: the weight of the divergence is a number of at least 0")
+        self.noise, self.kl, self.share = noise, float(kl), 1.0
+        self.samples = self.num_embeddings if samples is None else positive("samples", samples)
+        self.threshold, self.start = threshold, STARTS[noise] if start is None else start
+        for name in ("threshold", "start"):
+            if not is_number(getattr(self, name)):
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: log alpha is a number, from about -8 to 8")
+        where: dict[str, Any] = {"dtype": dtype, "device": device}
+        whole, column = (self.num_embeddings, self.embedding_dim), (self.num_embeddings, 1)
+        self.rows = new_parameter(whole, normal(1.0, generator), **where)  # θ, [V, d]
+        if noise == "row":
+            self.log_alpha = new_parameter(column, nn.init.zeros_, **where)
+        else:
+            self.log_variance = new_parameter(whole, nn.init.zeros_, **where)
+        if noise == "both":
+            self.gates = new_parameter(column, nn.init.ones_, **where)
+            self.gate_log_variance = new_parameter(column, nn.init.zeros_, **where)
+        if self.rows.device.type != "meta":
+            with torch.no_grad():
+                self.fit_dense(self.rows.detach().clone())
+
+    def warm(self, share: float) -> None:
+        """Weigh the divergence by ``share`` (0 to 1) from now on, for a loop that lets it come in slowly."""
+        if not is_number(share, 0):
+            raise ArgumentError(f"share={share!r}: give a number of at least 0; 1 is the whole divergence")
+        self.share = float(share)
+
+    def auxiliary(self) -> Tensor | None:
+        """Return kl share Σ KL(α) / samples over all rows while training (None in evaluation, or without weight)."""
+        weight = self.kl * self.share / self.samples
+        if not self.training or weight == 0:
+            return None
+        with torch.autocast(self.device.type, enabled=False):
+            parts = [divergence(part).sum() for part in self._log_alphas(slice(None)) if part is not None]
+            return weight * torch.stack(parts).sum()
+
+    def _log_alphas(self, ids: Tensor | slice) -> tuple[Tensor | None, Tensor | None]:  # -> [..., d], [..., 1]
+        """Return log α of entries and of words, each where the noise has it."""
+        if self.noise == "row":
+            return None, self.log_alpha[ids]
+        entries = _relative(self.log_variance[ids], self.rows[ids])
+        if self.noise == "weight":
+            return entries, None
+        return entries, _relative(self.gate_log_variance[ids], self.gates[ids])
+
+    def codes(self, ids: Tensor) -> Codes:
+        """The values are the row: the mean, zero where it is pruned."""
+        rows = F.embedding(ids, self.rows)
+        if self.noise == "both":
+            rows = rows * F.embedding(ids, self.gates)
+        with torch.no_grad():
+            cuts = [_wide(part) >= self.threshold for part in self._log_alphas(ids) if part is not None]
+        for cut in cuts:
+            rows = rows.masked_fill(cut, 0.0)
+        return Codes(None, rows, None)
+
+    def seen(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
+        """Return the rows; in training a draw for each of the ids."""
+        if not self.training:
+            return self.lookup(ids)
+        rows = F.embedding(ids, self.rows)
+        if self.noise == "row":
+            log_alpha = F.embedding(ids, self.log_alpha)
+            log_alpha = log_alpha - (log_alpha.detach() - LOUDEST).clamp(min=0)  # its gradient stays
+            rows = rows * (1 + _noise(log_alpha))
+        else:
+            rows = rows + _noise(F.embedding(ids, self.log_variance))
+        if self.noise == "both":
+            rows = rows * (F.embedding(ids, self.gates) + _noise(F.embedding(ids, self.gate_log_variance)))
+        return self.mask_padding(ids, rows)
+
+    @property
+    def weight(self) -> Tensor:  # [V, d]
+        """The dense table, pruned; in training a draw of it."""
+        return self.seen(torch.arange(self.num_embeddings, device=self.device))
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
+        """Return hidden . row(i) for every id; in training with one draw of each row."""
+        if not self.training or hidden.shape[-1] != self.embedding_dim:
+            return super().logits(hidden)
+        return F.linear(hidden, self.weight.to(hidden.dtype))
+
+    def kept(self) -> Tensor:  # int64 [kept]
+        """Return the ids whose rows are not all zero."""
+        with torch.no_grad():
+            return self._means().any(1).nonzero()[:, 0]
+
+    def keep(self, count: int) -> None:
+        """Move the threshold so that the ``count`` rows of the smallest log alpha are left (those of equal ones too)."""
+        if self.noise != "row":
+            raise ArgumentError(f"keep goes with noise='row', where a row has one log alpha; set threshold with {self.noise!r}")
+        with torch.no_grad():
+            order = self.log_alpha[:, 0].double()
+            if self.padding_idx is not None:
+                order = torch.cat([order[: self.padding_idx], order[self.padding_idx + 1 :]])
+            if positive("count", count) > len(order):
+                raise ArgumentError(f"count={count}: there are only {len(order)} rows to keep")
+            last = float(order.sort().values[count - 1])
+        self.threshold = float(np.nextafter(np.float32(last), np.float32(np.inf)))
+
+    def _means(self) -> Tensor:  # [V, d]
+        return self.lookup(torch.arange(self.num_embeddings, device=self.device))
+
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Two bands: kept rows behind a bitmap, whole or as sparse entries, whichever is smaller; a zero row for the rest."""
+        rows = to_numpy(self._means())
+        kept = np.flatnonzero(rows.any(axis=1))
+        nothing = Matrix.encode(np.zeros((1, self.embedding_dim), dtype=np.float32), "float16")
+        rest = Band(self.num_embeddings - len(kept), Hash(0, 1), None, nothing)
+        if not len(kept):
+            return [rest]
+        members = Members.of(kept, self.num_embeddings)
+        whole = Band(len(kept), Identity(), dictionary=Matrix.encode(rows[kept], dictionary), members=members)
+        if layout == "all" or self.embedding_dim > MOST_CODES:
+            return [whole, rest]
+        sparse = self._sparse(rows[kept], "ragged" if layout == "auto" else layout, values, members)
+        return [sparse if layout != "auto" or _bytes(sparse) < _bytes(whole) else whole, rest]
+
+    def _sparse(self, rows: Floats, layout: str, values: str, members: Members) -> Band:
+        codes, _ = sparse_layout(rows, layout, values)
+        units = Matrix.encode(np.eye(self.embedding_dim, dtype=np.float32), "float16")
+        return Band(len(rows), codes, None, units, members=members)
+
+    def parameter_count(self) -> int:
+        """Kept rows times d; with noise on weights the entries that are not pruned, as the papers count."""
+        with torch.no_grad():
+            if self.noise == "row":
+                return len(self.kept()) * self.embedding_dim
+            return int(torch.count_nonzero(self._means()))
+
+    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
+        """Take the matrix as means; every row bears the noise of the start."""
+        self.rows.copy_(matrix)
+        if self.padding_idx is not None:
+            self.rows[self.padding_idx] = 0
+        if self.noise == "row":
+            self.log_alpha.fill_(self.start)
+            return
+        size = matrix.square().mean(1, keepdim=True).clamp(min=FLOOR).log()
+        self.log_variance.copy_((self.start + size).expand_as(matrix))
+        if self.noise == "both":
+            self.gates.fill_(1.0)
+            self.gate_log_variance.fill_(self.start)
+
+    def get_extra_state(self) -> dict[str, float]:
+        """The threshold belongs to the state: another one would give other rows."""
+        return {"threshold": float(self.threshold)}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        """Take in the threshold."""
+        self.threshold = state["threshold"]
+
+
+def _relative(log_variance: Tensor, mean: Tensor) -> Tensor:
+    """Return log α = log σ² - log θ²."""
+    return log_variance - torch.log(mean.square() + FLOOR)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return float32 at least: a threshold between two numbers of lower precision would be rounded to one of them."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _noise(log_variance: Tensor) -> Tensor:
+    """Draw from N(0, σ²)."""
+    return torch.exp(0.5 * log_variance) * torch.randn_like(log_variance)
+
+
+def _bytes(band: Band) -> int:
+    return sum(array.nbytes for _, array in band.arrays())
