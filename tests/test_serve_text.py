@@ -26,11 +26,11 @@ from featherbed.serve.arrays import write_arrays
 from featherbed.serve.bundle import bytes_of, encode_weights, read_words, write_words
 from featherbed.serve.classifier import Classifier, Scored, check_classifier, write_classifier
 from featherbed.serve.language import LanguageServer, check_language, write_language
-from featherbed.serve.network import arrays_of, widths_of
 from featherbed.serve.text_command import as_lines, run_classify, run_continue
 from featherbed.tasks.awd import AwdModel
 from featherbed.tasks.classifiers import BagClassifier, TextCNN
 from featherbed.tasks.lm import LanguageModel, perplexity
+from featherbed.tasks.text_store import arrays_of
 
 V, DIM, CLASSES, LENGTH = 60, 8, ("World", "Sports", "Sci/Tech"), 20
 WORDS = ["<pad>", "<unk>", *(f"word{i}" for i in range(V - 2))]
@@ -62,15 +62,10 @@ def model_of(kind="cnn", spec="dense", seed=0, hidden=None):
     return model.eval()
 
 
-def state_of(model):
-    return {name: value.numpy() for name, value in model.state_dict().items() if not name.startswith("words.")}
-
-
 def store(model, folder, **more):
-    state = state_of(model)
     settings = {"classes": CLASSES, "length": LENGTH, "words": WORDS, **more}
-    kind = "cnn" if isinstance(model, TextCNN) else "bag"
-    write_classifier(folder, model.words.pack(), arrays_of(state), kind=kind, widths=widths_of(state), **settings)
+    kind, widths = ("cnn", model.widths) if isinstance(model, TextCNN) else ("bag", ())
+    write_classifier(folder, model.words.pack(), arrays_of(model), kind=kind, widths=widths, **settings)
     return folder
 
 
@@ -170,18 +165,17 @@ def test_smaller_weights_are_close_and_small(weights, within, tmp_path):
 
 def test_words_as_keys_or_as_a_list(tmp_path):
     model = model_of()
-    state = state_of(model)
     keyed = fb.save(model.words, tmp_path / "t.safetensors", keys=WORDS)
     common = {"kind": "cnn", "classes": CLASSES, "length": LENGTH, "widths": (2, 3, 5)}
-    write_classifier(tmp_path / "keys", keyed, arrays_of(state), **common)
-    write_classifier(tmp_path / "list", keyed, arrays_of(state), words=WORDS, **common)
+    write_classifier(tmp_path / "keys", keyed, arrays_of(model), **common)
+    write_classifier(tmp_path / "list", keyed, arrays_of(model), words=WORDS, **common)
     one, other = (Classifier.open(tmp_path / name) for name in ("keys", "list"))
     assert one.classify("word3 strange word9") == other.classify("word3 strange word9")
     assert one.unknown("word3 strange") == other.unknown("word3 strange") == ["strange"]
     assert fb.load(tmp_path / "keys" / "words.safetensors")["word3"].shape == (DIM,)
     assert not (tmp_path / "keys" / "words.txt.xz").exists()
     assert lzma.decompress((tmp_path / "list" / "words.txt.xz").read_bytes()).decode().split("\n") == WORDS
-    write_classifier(tmp_path / "list", keyed, arrays_of(state), **common)
+    write_classifier(tmp_path / "list", keyed, arrays_of(model), **common)
     assert not (tmp_path / "list" / "words.txt.xz").exists(), "written again it forgets what it had"
     assert Classifier.open(tmp_path / "list").classify("word3") == one.classify("word3")
 
@@ -311,10 +305,12 @@ def test_json_that_is_no_object(text, place):
 
 
 def test_files_that_would_fill_the_memory(place, monkeypatch):
-    bomb = lzma.compress(b"\0" * (bundles.MOST_LIST + 10))
-    (place / "words.txt.xz").write_bytes(bomb)
-    with pytest.raises(FormatError, match=r"words\.txt\.xz"):
-        Classifier.open(place)
+    good = (place / "words.txt.xz").read_bytes()
+    monkeypatch.setattr(bundles, "MOST_LIST", 1 << 16)
+    for content in (lzma.compress(b"\0" * (1 << 17), preset=0), good + b"more", good + bytes(1 << 16)):
+        (place / "words.txt.xz").write_bytes(content)
+        with pytest.raises(FormatError, match=r"words\.txt\.xz is cut short, or holds more"):
+            Classifier.open(place)
     (place / "words.txt.xz").write_bytes(lzma.compress(b"a\nb", preset=9))  # its dictionary alone is above what is allowed
     with pytest.raises(FormatError, match=r"words\.txt\.xz"):
         Classifier.open(place)
@@ -334,7 +330,7 @@ def test_lists_of_other_words(words, place):
 
 
 def test_broken_weights_and_tables_of_another(place):
-    arrays = encode_weights(arrays_of(state_of(model_of())), "float32")
+    arrays = encode_weights(arrays_of(model_of()), "float32")
     path = place / "model.safetensors"
     for change in (
         {"layer0.bias": arrays["layer0.bias"][:-1]},
@@ -429,7 +425,7 @@ def test_texts_go_on(tmp_path):
     text = server.continue_text("Word3 strange", words=40, seed=3)
     assert text == server.continue_text("Word3 strange", words=40, seed=3) != server.continue_text("Word3 strange", 40, seed=4)
     assert text.startswith("Word3 strange ") and "<unk>" not in text and "<eos>" not in text
-    many = server.continue_text("", words=3000, seed=0, temperature=2.0)
+    many = server.continue_text("", words=900, seed=0, temperature=3.0)
     assert "\n" in many and set(many.split()) == set(WORDS[2:]), "every word but the unknown one comes up"
     assert server.continue_text("word1", words=5, seed=1, temperature=0) == server.continue_text("word1", 5, 2, 0.0)
     assert server.continue_text("word1", words=5, temperature=1e-300).startswith("word1 ")
@@ -444,8 +440,8 @@ def test_words_follow_their_probabilities(tmp_path):
     bias = np.log(np.array([0.2, 0.2, 0.3, 0.3]))
     cell = np.zeros((8, 2)), np.zeros((8, 2)), np.zeros(8), np.zeros(8)
     write_language(tmp_path, fb.DenseTable(4, 2).pack(), [cell], bias, words=["<unk>", "a", "b", "c"])
-    words = LanguageServer.open(tmp_path).continue_text("a", words=4000, seed=0, temperature=1.0).split()[1:]
-    assert np.allclose([words.count(word) / 4000 for word in "abc"], [0.25, 0.375, 0.375], atol=0.03)
+    words = LanguageServer.open(tmp_path).continue_text("a", words=1500, seed=0, temperature=1.0).split()[1:]
+    assert np.allclose([words.count(word) / 1500 for word in "abc"], [0.25, 0.375, 0.375], atol=0.05)
     alone = fb.DenseTable(2, 2).pack()
     write_language(tmp_path, alone, [cell], np.zeros(2), words=["a", "b"])
     with pytest.raises(ArgumentError, match="'ale' is not known"):

@@ -395,8 +395,9 @@ def test_in_front_of_every_table(method, tmp_path):
     hidden = torch.randn(3, 8, generator=seeded())
     torch.testing.assert_close(sse.logits(hidden), table.logits(hidden))
     assert (sse.num_embeddings, sse.embedding_dim, sse.padding_idx) == (50, 8, 0)
-    fb.save(sse, tmp_path / "table.safetensors")
-    assert len(fb.load(tmp_path / "table.safetensors")) == 50
+    if method.packable:
+        fb.save(sse, tmp_path / "table.safetensors")
+        assert len(fb.load(tmp_path / "table.safetensors")) == 50
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])

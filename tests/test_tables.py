@@ -256,6 +256,10 @@ CHANGES = {
     fb.QuantizedTable: [{"bits": 2}, {"scales": "column"}, {"padding_idx": 1}],
     fb.RemainderTable: [{"divisor": 5}, {"combine": "sum"}, {"padding_idx": 1}],
     fb.SelectedTable: [{"keep": 9}, {"rest": 3}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
+    fb.TensorTrainTable: [{"rank": 2}, {"shape": (5, 5, 2)}, {"dims": (1, 2, 4)}, {"std": 0.5}, {"padding_idx": 1}],
+    fb.VariationalTable: [
+        *({"noise": "weight"}, {"kl": 9.0}, {"samples": 5}, {"threshold": -9.0}, {"start": 0.0}, {"padding_idx": 1}),
+    ],
 }
 
 
@@ -264,7 +268,8 @@ def test_every_setting_changes_the_rows(method):
     def rows(**settings):
         merged = method.example | settings
         table = method(50, 8, generator=torch.Generator().manual_seed(0), **merged)
-        before = table.weight.detach().clone()
+        before = table.eval().weight.detach().clone()
+        table.train()
         optimizer = torch.optim.SGD(table.parameters(), lr=3.0)
         torch.manual_seed(0)
         for _ in range(3):  # settings that matter in training only show after a few steps

@@ -137,11 +137,27 @@ def test_a_budget_of_weights_is_kept():
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
 
 
-def test_group_lasso_empties_rows():
-    fitted = fit(words={"by": "lasso", "lam": 1.0, "start": 0.05})
-    empty = (fitted.made.table.rows.detach() == 0).all(1)
-    assert int(empty.sum()) > 20
+def test_group_lasso_empties_rows_and_trains_the_others_on():
+    fitted = fit(words={"by": "lasso", "lam": 2.0, "start": 0.05})
+    rows = fitted.made.table.rows.detach()
+    kept = int(rows.any(1).sum())
+    assert 3 <= kept < 40
+    assert fitted.result.sizes["words"]["parameters"] == (kept + 1) * 12  # with the padding
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("noise", ["row", "weight", "both"])
+def test_variational_tables_learn_and_drop(noise):
+    fitted = fit(words={"spec": f"variational:noise={noise}"}, epochs=20)
+    assert fitted.result.metrics["validation"]["accuracy"] > 0.8
+    assert fitted.made.table.share == 1.0
+    assert fitted.result.sizes["words"]["parameters"] < len(PLANTED.words) * 12
+
+
+def test_a_tensor_train_learns_and_has_no_file():
+    fitted = fit(words={"spec": "tensortrain:rank=4"})
+    assert fitted.result.metrics["validation"]["accuracy"] > 0.8
+    assert fitted.result.sizes["words"]["parameters"] == fitted.made.table.parameter_count()
 
 
 def test_runs_repeat_and_depend_on_the_seed():

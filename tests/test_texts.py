@@ -128,7 +128,6 @@ BAD = {
     "label missing": ("label,text\na,x\n,y\n", "line 3: the label is missing"),
     "json label missing": ('{"text": "x", "label": "a"}\n{"text": "y"}\n', "line 2: the label is missing"),
     "no label column": ('{"text": "x"}\n', "no column for the labels; its columns are 'text'"),
-    "no text column": ("label,stuff\na,x\nb,y\n", None),
     "empty text": ("label,text\na,x\nb,...\nb,\n", r"line 3: a text without a word \(2 in all\)"),
     "ragged": ("label,text\na,x\nb,y, z\n", "line 3: 3 columns, 2 in the first line"),
     "unclosed": ('label,text\na,x\nb,"y\nc,z\n', "line 3: unexpected end of data"),
@@ -148,7 +147,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("fault", [name for name, (_, said) in BAD.items() if said])
+@pytest.mark.parametrize("fault", BAD)
 def test_bad_input(fault, tmp_path):
     content, said = BAD[fault]
     with pytest.raises(DataError, match=said) as caught:
@@ -207,7 +206,9 @@ def test_the_beginning_of_a_text_is_cut_as_the_whole(text, most):
     assert has_words(text) == bool(tokenize(text))
 
 
-@given(st.lists(st.lists(st.sampled_from("red green blue n't ' 's (".split()), min_size=1, max_size=8), min_size=2, max_size=8))
+@given(
+    st.lists(st.lists(st.sampled_from(["red", "blue", "n't", "'", "'s", "("]), min_size=1, max_size=8), min_size=2, max_size=8)
+)
 def test_encoding_what_was_decoded_agrees(lines):
     words, ids = vocabulary([word for line in lines for word in line])
     encoder = WordEncoder({word: number for number, word in enumerate(words)}, length=50)
@@ -414,14 +415,14 @@ def test_sentences(tmp_path):
     corpus = read_sentences([path])
     assert (len(corpus.train), len(corpus.validation), len(corpus.test)) == (96, 12, 12)
     assert corpus.counts.tolist() == np.bincount(corpus.train, minlength=len(corpus.words)).tolist()
-    fewer = read_sentences([path], most=5, cut=lambda line: tokenize(line))
+    fewer = read_sentences([path], most=5, cut=tokenize)
     assert set(fewer.words) == {"<eos>", "<unk>", "the", "cat", "sat"}
     assert fewer.counts[fewer.words.index("<unk>")] == 16
     with pytest.raises(ArgumentError, match="2 files"):
         read_sentences([path, path])
     with pytest.raises(DataError, match="fewer than two different words"):
         read_sentences([write(tmp_path, "a\n" * 9, "one.txt")])
-    with pytest.raises(DataError, match="none.txt holds no words"):
+    with pytest.raises(DataError, match=r"none\.txt holds no words"):
         read_sentences([path, write(tmp_path, "\n\n", "none.txt"), path])
     with pytest.raises(DataError, match="byte 0xff at offset 0"):
         read_sentences([write(tmp_path, b"\xff\n", "bytes.txt")])

@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from featherbed.tables import RemainderTable as RemainderTable
     from featherbed.tables import SelectedTable as SelectedTable
     from featherbed.tables import Table as Table
+    from featherbed.tables import TensorTrainTable as TensorTrainTable
+    from featherbed.tables import VariationalTable as VariationalTable
     from featherbed.tables.arrivals import Arrivals as Arrivals
     from featherbed.tables.bag import Bag as Bag
     from featherbed.tables.growth import Growth as Growth
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from featherbed.tables.relax import StraightThrough as StraightThrough
     from featherbed.tables.relax import Temperature as Temperature
     from featherbed.tables.replace import replace_embeddings as replace_embeddings
+    from featherbed.tables.selected import selected_rows as selected_rows
     from featherbed.tables.sizes import Sizes as Sizes
     from featherbed.tables.spec import make_table as make_table
 
@@ -183,6 +186,8 @@ _HOMES = {
         "RemainderTable",
         "SelectedTable",
         "Table",
+        "TensorTrainTable",
+        "VariationalTable",
     ),
     "featherbed.tables.arrivals": ("Arrivals",),
     "featherbed.tables.bag": ("Bag",),
@@ -201,6 +206,7 @@ _HOMES = {
         "Temperature",
     ),
     "featherbed.tables.replace": ("replace_embeddings",),
+    "featherbed.tables.selected": ("selected_rows",),
     "featherbed.tables.sizes": ("Sizes",),
     "featherbed.tables.spec": ("make_table",),
 }

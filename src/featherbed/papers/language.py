@@ -73,7 +73,9 @@ def compressed(table: Table, method: str, times: float, seed: int) -> dict[str, 
     codes = round((rows * dim / times - atoms * dim) / rows)
     if atoms < 1 or codes < 1:
         raise ArgumentError(f"post={method!r}, times={times}: give the number of anchors, few enough to leave codes for rows")
-    packed = compress(table.rows.detach().numpy(), ratio=1, method=f"{method},codes={codes}", generator=seed)
+    packed = compress(
+        table.rows.detach().numpy(), ratio=1, method=f"{method},codes={codes},values=int8,kind=float16", generator=seed
+    )
     with torch.no_grad():
         table.rows.copy_(torch.from_numpy(packed[np.arange(rows)]))
     parameters, size = atoms * dim + rows * codes, sum(packed.sizes_by_part().values())

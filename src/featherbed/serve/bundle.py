@@ -132,8 +132,8 @@ def read_words(path: Path, count: int) -> list[str]:
     try:
         with path.open("rb") as file:
             raw = decompressor.decompress(file.read(MOST_LIST), max_length=MOST_LIST + 1)
-        if len(raw) > MOST_LIST or not decompressor.eof:
-            raise FormatError(f"{path.name} is cut short, or holds more than {MOST_LIST:,} bytes of words")
+        if len(raw) > MOST_LIST or not decompressor.eof or decompressor.unused_data:
+            raise FormatError(f"{path.name} is cut short, or holds more than a list of {MOST_LIST:,} bytes")
         words = raw.decode().split("\n")
     except (lzma.LZMAError, UnicodeDecodeError) as error:
         raise FormatError(f"{path.name} is no list of words: {str(error)[:100]}") from None

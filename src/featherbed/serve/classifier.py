@@ -63,8 +63,8 @@ class Classifier:
     >>> table = fb.DenseTable.from_dense(rows, padding_idx=0).pack()
     >>> write_classifier(folder, table, layer, kind="bag", classes=["Sports", "Business"], words=words)
     >>> classifier = Classifier.open(folder)
-    >>> classifier.classify("Goal!", k=1)
-    [Scored(label='Sports', probability=0.622...)]
+    >>> [(item.label, round(item.probability, 3)) for item in classifier.classify("Goal!")]
+    [('Sports', 0.622), ('Business', 0.378)]
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Classifier:
 def write_classifier(
     folder: str | Path,
     table: PackedTable,
-    arrays: Arrays,  # what ``arrays_of`` returns of a trained model
+    arrays: Arrays,  # named and shaped as ``Shape.arrays`` says
     *,
     kind: str,
     classes: Iterable[str],
@@ -176,7 +176,7 @@ def write_classifier(
 ) -> None:
     """Write a classifier into a folder, made where there is none; other files in it are left alone.
 
-    ``arrays`` are named and shaped as ``Shape.arrays`` says. Everything is checked before anything is written.
+    Filters are [channels, width * d], the first word's d weights first. Everything is checked before anything is written.
     """
     names, sizes = tuple(classes), {name: np.shape(array) for name, array in arrays.items()}
     _check_classes(names, ArgumentError)

@@ -14,10 +14,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError
-from featherbed.packed.matrix import Floats
 from featherbed.packed.table import PackedTable
 
 MODELS = ("bag", "cnn")
@@ -109,48 +108,3 @@ def _windows(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids
         best = np.maximum.reduceat(sums, np.stack([starts, last + 1], axis=1).reshape(-1), axis=0)[::2]
         found.append(np.maximum(best + weights[f"width{width}.bias"], 0))
     return np.concatenate(found, axis=1)
-
-
-def arrays_of(state: Mapping[str, ArrayLike], eps: float = 1e-5) -> dict[str, Floats]:
-    """Return the weights of a trained classifier as they are stored, from its ``state_dict()`` as numpy arrays.
-
-    Filters [channels, d, w] become [channels, w * d]; a batch norm behind a linear layer is folded into it; the table's own
-    entries are left out. Widths of a cnn: ``widths_of`` the same.
-
-    >>> state = {"windows.0.weight": np.ones((5, 8, 3)), "windows.0.bias": np.zeros(5)}
-    >>> state |= {"output.weight": np.ones((2, 5)), "output.bias": np.zeros(2), "words.rows": np.ones((9, 8))}
-    >>> {name: array.shape for name, array in arrays_of(state).items()}
-    {'width3.weight': (5, 24), 'width3.bias': (5,), 'layer0.weight': (2, 5), 'layer0.bias': (2,)}
-    """
-    given = {name: np.asarray(array, dtype=np.float64) for name, array in state.items() if not name.startswith("words.")}
-    found: dict[str, NDArray[np.float64]] = {}
-    for number, width in enumerate(widths_of(state)):
-        found[f"width{width}.weight"] = (
-            given[f"windows.{number}.weight"].transpose(0, 2, 1).reshape(len(given[f"windows.{number}.bias"]), -1)
-        )
-        found[f"width{width}.bias"] = given[f"windows.{number}.bias"]
-    layer = 0
-    if "between.0.weight" in given:
-        found["norm.scale"], found["norm.shift"] = _norm(given, "between.0", eps)
-        scale, shift = _norm(given, "between.3", eps)
-        found["layer0.weight"] = given["between.2.weight"] * scale[:, None]
-        found["layer0.bias"] = given["between.2.bias"] * scale + shift
-        layer = 1
-    found |= {f"layer{layer}.weight": given["output.weight"], f"layer{layer}.bias": given["output.bias"]}
-    return {name: array.astype(np.float32) for name, array in found.items()}
-
-
-def widths_of(state: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Return how many words the windows of a cnn hold; of a bag, ().
-
-    >>> widths_of({"windows.0.weight": np.ones((5, 8, 3)), "windows.1.weight": np.ones((5, 8, 4))})
-    (3, 4)
-    """
-    count = sum(name.startswith("windows.") and name.endswith(".weight") for name in state)
-    return tuple(np.shape(state[f"windows.{number}.weight"])[2] for number in range(count))
-
-
-def _norm(state: Mapping[str, NDArray[np.float64]], name: str, eps: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return scale and shift of a batch norm as it acts when serving: g (x - mean) / sqrt(var + eps) + b."""
-    scale = state[f"{name}.weight"] / np.sqrt(state[f"{name}.running_var"] + eps)
-    return scale, state[f"{name}.bias"] - state[f"{name}.running_mean"] * scale

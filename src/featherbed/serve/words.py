@@ -2,7 +2,7 @@
 
 The tokenizer follows the pipeline of Chen et al. (2019), which Liang et al. (2021) train on: letters, digits and the marks
 ``( ) , ! ? ' ` " @`` are kept, all else parts words, letters become small, contractions are split as in the Penn Treebank.
-Letters of every script count as letters, which changes nothing in English text.
+Letters of every script count as letters, which changes nothing in ASCII text; NLTK, which they use, differs in rare cases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BINARY = {
     b"PAR1": "a Parquet file: write it as CSV or JSON lines",
     b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it",
 }
-_ANY = re.compile(r"[^\W_]|[(),!?'`\"@]")
+_ANY = re.compile(r"[^\W_]|[(),!?'’`\"@]")
 
 
 def tokenize(text: str, most: int | None = None) -> list[str]:

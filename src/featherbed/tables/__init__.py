@@ -16,6 +16,8 @@ from featherbed.tables.quantized import QuantizedTable
 from featherbed.tables.remainder import RemainderTable
 from featherbed.tables.selected import SelectedTable
 from featherbed.tables.table import Table
+from featherbed.tables.tensortrain import TensorTrainTable
+from featherbed.tables.variational import VariationalTable
 
 METHODS: tuple[type[Table], ...] = (
     AnchorTable,
@@ -32,6 +34,8 @@ METHODS: tuple[type[Table], ...] = (
     QuantizedTable,
     RemainderTable,
     SelectedTable,
+    TensorTrainTable,
+    VariationalTable,
 )
 
 __all__ = [
@@ -52,4 +56,6 @@ __all__ = [
     "RemainderTable",
     "SelectedTable",
     "Table",
+    "TensorTrainTable",
+    "VariationalTable",
 ]

@@ -14,6 +14,7 @@ from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Hash, Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
+from featherbed.tables.dense import DenseTable
 from featherbed.tables.fitting import shared_atoms
 from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
@@ -86,3 +87,19 @@ class SelectedTable(Table):
     def fit_dense(self, matrix: Tensor) -> None:
         """Copy the kept rows; a shared row becomes the mean of those that share it."""
         self.atoms.copy_(shared_atoms(matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx))
+
+
+def selected_rows(table: DenseTable) -> SelectedTable:
+    """Return the table that keeps the rows which are not zero, and one zero row for all others: what group lasso leaves.
+
+    >>> import torch, featherbed as fb
+    >>> dense = fb.DenseTable.from_dense(torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]))
+    >>> selected_rows(dense)
+    SelectedTable(3, 2, keep=1, rest=1)
+    """
+    if not isinstance(table, DenseTable):
+        raise ArgumentError(f"selected_rows takes a DenseTable, got {type(table).__name__}")
+    rows = table.rows.detach()
+    used = rows.any(1)
+    keep = max(1, int(used.sum()))
+    return SelectedTable.from_dense(rows, keep=keep, counts=used.long(), padding_idx=table.padding_idx)

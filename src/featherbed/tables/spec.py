@@ -2,7 +2,7 @@
 
 spec      = method [":" setting {"," setting}]
 method    = dense | anchor | growinganchor | mixture | mixed | banded | lowrank | hashed | kd | product | remainder |
-            selected | quantized | graded (class name without "Table")
+            selected | quantized | graded | tensortrain | variational (class name without "Table")
 setting   = keyword "=" value
 value     = number | true | false | none | word | "text" | behaviour | "[" value {"," value} "]"
 behaviour = name ["(" [setting {"," setting}] ")"]         (halfnormal, xavier, randombasis, softmax,

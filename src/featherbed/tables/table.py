@@ -40,6 +40,7 @@ class Table(nn.Module):
     embedding_dim: int
     padding_idx: int | None
     example: ClassVar[dict[str, Any]] = {}  # keywords a small table of this class can be made with
+    packable: ClassVar[bool] = True  # False: pack raises NotPackable
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         super().__init__()

@@ -44,6 +44,7 @@ class TensorTrainTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"rank": 3}
+    packable: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from featherbed.errors import ArgumentError, NotPackable
 from featherbed.graphs import cooccurrence_counts
 from featherbed.optim import AdamW, Budget, Several, Yogi
-from featherbed.tables import Table
+from featherbed.tables import DenseTable, Table
 from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.classifiers import BagClassifier, TextCNN, check_dropout
@@ -25,6 +25,7 @@ from featherbed.tasks.documents import Documents, Prepared
 from featherbed.tasks.progress import training_bar
 from featherbed.tasks.recipe import share_of_rate
 from featherbed.tasks.results import Result
+from featherbed.tasks.steering import steering
 from featherbed.tasks.training import Training
 from featherbed.tasks.word_tables import Lexicon, WordsMade, WordTable, make_word_table
 
@@ -194,16 +195,12 @@ def train_epoch(
         yield total / seen, right, seen
 
 
-def schedulers_of(recipe: TextRecipe, fitted: TextFitted, steps: int) -> tuple[list[Any], Budget | None]:
-    """Return what is stepped after the optimizer: the learning rate, the budget of weights."""
-    schedulers: list[Any] = []
-    if recipe.cosine:
-        schedulers.append(torch.optim.lr_scheduler.LambdaLR(fitted.optimizer, lambda step: share_of_rate(step, steps)))
-    budget = None
-    if recipe.words.nonzeros is not None:
-        budget = Budget(fitted.made.penalties, recipe.words.nonzeros, steps=steps)
-        schedulers.append(budget)
-    return schedulers, budget
+def schedulers_of(recipe: TextRecipe, fitted: TextFitted, steps: int) -> list[Any]:
+    """Return what is stepped after the optimizer: the learning rate, and what steers the table."""
+    steered = steering(recipe.words, fitted.made, steps)
+    if not recipe.cosine:
+        return steered
+    return [torch.optim.lr_scheduler.LambdaLR(fitted.optimizer, lambda step: share_of_rate(step, steps)), *steered]
 
 
 def fit_text(
@@ -233,14 +230,15 @@ def fit_text(
     settings = {**asdict(recipe), "vocabulary": len(prepared.words)}
     fitted = TextFitted(model, made, optimizer_of(recipe, model, made), Result(name, settings, seed))
     steps = math.ceil(len(prepared.train) / recipe.batch)
-    schedulers, budget = schedulers_of(recipe, fitted, recipe.epochs * steps)
+    schedulers = schedulers_of(recipe, fitted, recipe.epochs * steps)
+    steered = [one for one in schedulers if hasattr(one, "reached")]  # which takes all epochs
     order = torch.Generator().manual_seed(seed)
     training = Training(
         fitted.result,
         model,
         fitted.optimizer,
         metric="validation_error",
-        patience=recipe.epochs if budget is not None else recipe.patience,
+        patience=recipe.epochs if steered else recipe.patience,
         checkpoints=checkpoints,
         generators={"order": order},
         stepped=schedulers,
@@ -255,18 +253,28 @@ def fit_text(
             row["seconds"] = time.perf_counter() - begun
             row["validation_accuracy"] = accuracy(model, prepared.validation, prepared.length)
             row["validation_error"] = 1 - row["validation_accuracy"]
-            row["parameters"] = made.table.parameter_count()
+            row["parameters"] = parameter_count(made.table)
             training.record(row)
-    if budget is not None:
+    for budget in [one for one in steered if isinstance(one, Budget)]:
         budget.finish()
     fitted.result.metrics["validation"] = {"accuracy": accuracy(model, prepared.validation, prepared.length)}
     fitted.result.sizes = {"words": sizes_of(made.table, fitted.optimizer)}
     return fitted
 
 
+def parameter_count(table: Table) -> int:
+    """Count the parameters of a table; rows of a dense one that a penalty has emptied do not count."""
+    if not isinstance(table, DenseTable):
+        return table.parameter_count()
+    empty = (table.rows.detach() == 0).all(1)
+    if table.padding_idx is not None:
+        empty[table.padding_idx] = False
+    return int((~empty).sum()) * table.embedding_dim
+
+
 def sizes_of(table: Table, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the sizes of a table; of one that cannot be packed its parameters only."""
     try:
-        return asdict(table.sizes(optimizer))
+        return {**asdict(table.sizes(optimizer)), "parameters": parameter_count(table)}
     except NotPackable:
         return {"parameters": table.parameter_count()}

@@ -24,7 +24,7 @@ from featherbed.tasks.roles import given_column, plain, shown
 
 # Names without case, blanks and signs; the first group that finds a column decides.
 LABELS = ("label labels", "class classname category target sentiment topic intent polarity", "stars rating score y gold")
-TEXTS = ("text texts", "sentence review content body document message tweet comment question", "description abstract title")
+TEXTS = ("text texts", "sentence review content body document message tweet comment question", "description abstract", "title")
 TITLES = ("title", "subject", "headline", "summary")
 FASTTEXT = "__label__"
 _PAIRED = re.compile(r'"(?:[^"]|"")*"')
@@ -213,7 +213,7 @@ def _unnamed(path: Path, lines: Sequence[tuple[int, list[str]]], label: Column, 
     if label is None:
         taken, few = str(text).split(","), max(2, len(lines) // 2)
         ends = [name for name in (names[0], names[-1]) if name not in taken]
-        label = next((name for name in ends if len({cells[int(name) - 1] for _, cells in lines}) <= few), None)
+        label = next((name for name in ends if len({cells[int(name) - 1] for _, cells in lines[1:]}) <= few), None)
     if label is None:
         raise DataError(f"{path}: no header, and neither first nor last column looks like labels: give --label and --text")
     rest = ",".join(name for name in names if name != str(label).strip())
@@ -235,7 +235,7 @@ def _labelled(path: Path, rows: Iterable[Row], notes: list[str], names: Sequence
             empty.append(number)
     if empty and strict:
         found = f"a text without a word ({len(empty):,} in all)"
-        raise DataError(f"{path}, line {empty[0]}: {found}: leave such lines out, or have them skipped (strict=False)")
+        raise DataError(f"{path}, line {empty[0]}: {found}: leave such lines out, or skip them (strict=False, --skip-empty)")
     if empty:
         notes = [*notes, f"{len(empty):,} texts without a word were left out, the first on line {empty[0]}"]
     if not kept:
@@ -304,7 +304,9 @@ def read_sentences(
             raise DataError(f"{file} holds no words: give text, a sentence a line")
     often = Counter({"<unk>": 0})
     often.update(flat[0])
-    kept = {"<unk>", "<eos>"} | {word for word, count in often.most_common(most) if count >= min_count}
+    special = ("<unk>", "<eos>")
+    common = [word for word, count in often.most_common() if count >= min_count and word not in special]
+    kept = {*special, *(common if most is None else common[: most - 2])}
     for word in [word for word in often if word not in kept]:
         often["<unk>"] += often.pop(word)
     if len(often) < 4:

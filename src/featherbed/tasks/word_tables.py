@@ -129,6 +129,8 @@ def make_word_table(asked: WordTable, lexicon: Lexicon, seed: int, *, sparse: bo
     accepted = inspect.signature(kind.__init__).parameters
     if "samples" in accepted and "samples" not in settings:
         extra["samples"] = samples_of(lexicon)
+    if "std" in accepted and "std" not in settings:
+        extra["std"] = asked.start
     if "counts" in accepted:
         extra["counts"] = torch.from_numpy(kept_scores(asked, settings, lexicon, generator, notes))
     if sparse and "sparse" in accepted and "sparse" not in settings and not asked.has_weights:
@@ -189,7 +191,10 @@ def starts(
 @torch.no_grad()
 def rescale(table: Table, start: float) -> None:
     """Give rows the spread ``start``: the dictionary is scaled by what the rows' dependence on it (its degree) asks for."""
-    dictionary = getattr(table, "rows", getattr(table, "atoms", None))
+    rows, dictionary = getattr(table, "rows", None), getattr(table, "atoms", None)
+    if isinstance(rows, Tensor):
+        table.fit_dense(rows.detach() * (start / float(rows.std())))  # what belongs to rows, such as their noise, follows
+        return
     if not isinstance(dictionary, Tensor):
         return
     was = table.training

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from featherbed.errors import ArgumentError
 from featherbed.view.figures import as_bytes, as_figure, as_html
 from featherbed.view.page import PAPER, page, plot, table
-from featherbed.view.ratings import Report, _axis, _count, _history, _line, _nonzeros, _plain_table, _repeat, _settings
+from featherbed.view.ratings import Report, _axis, _count, _history, _line, _plain_table, _repeat, _settings
 
 NEEDED = ("name", "metrics", "sizes")
 PARTS = ("test", "validation", "train")
 SQUARE = 16  # classes of a confusion matrix that is written out; of more, the pairs most often confused
 SHOWN = 30  # classes in the table of classes, pairs, wrong examples
-BLUE = (0, 114, 178)
+RIGHT, WRONG = "0, 114, 178", "213, 94, 0"  # blue and orange
 
 
 def text_page(report: Report) -> str:
@@ -25,7 +25,7 @@ def text_page(report: Report) -> str:
     the files as they are served; ``baselines``: accuracies by name) and ``sizes`` (``file``: bytes of the whole model,
     ``parts``: its bytes by name, ``float32`` and ``float16``: bytes of the same model with plain rows, ``parameters`` and
     ``dense_parameters`` of the table). Where there is more it is shown: ``history`` (a row an epoch: ``epoch``,
-    ``train_accuracy``, ``validation_accuracy``, ``train_loss``, ``validation_loss``, ``nonzeros``), ``model`` (``kind``,
+    ``train_accuracy``, ``validation_accuracy``, ``train_loss``, ``validation_loss``, ``parameters``), ``model`` (``kind``,
     ``table``, ``words``, ``dim``), ``classes`` (names) with ``confusion`` (counts [true][given]), ``lengths`` and ``wrong``
     (see ``tasks.word_insight.answers``), ``part`` (what those were counted on), ``insight`` (of ``tasks.word_insight``),
     ``input`` (any figures by name), ``input_notes``, ``settings``, ``notes``, ``command``, ``seconds``, ``version``,
@@ -52,11 +52,11 @@ def language_page(report: Report) -> str:
 
 
 def _page(report: Report, what: str, score: str, own: tuple[Callable[[Report], str], ...]) -> str:
-    missing = [name for name in NEEDED if name not in report]
-    if missing:
+    if missing := [name for name in NEEDED if name not in report]:
         raise ArgumentError(f"a report without {', '.join(missing)}: give the whole report")
-    whole = {"history": []} | {key: value for key, value in report.items() if value is not None} | {"score": score}
-    makers = (_lead, _scores, _learning, _nonzeros, _sizes, *own, _inside, _input, _settings, _repeat)
+    whole = {"history": [], "classes": range(len(report.get("confusion") or []))}
+    whole |= {key: value for key, value in report.items() if value is not None} | {"score": score}
+    makers = (_lead, _scores, _learning, _sizes, *own, _inside, _input, _settings, _repeat)
     name = as_html(report["name"])
     return page(name, f"{name}: {what}", [make(whole) for make in makers])
 
@@ -88,22 +88,21 @@ def _lead(report: Report) -> str:
         first = "A language model" if known is None else f"A language model with test perplexity {known:,.2f}"
     file, dense = sizes.get("file"), sizes.get("float32")
     half = sizes.get("float16") or (dense // 2 if dense else None)
-    if file:
-        first += f", by {as_bytes(file)} in all"
-        if dense and half and dense > file:
-            first += f": {dense / file:,.1f} times smaller than with float32 rows, {half / file:,.1f} than with float16"
+    first += f", by {as_bytes(file)} in all" if file else ""
+    if file and dense and half and dense > file:
+        first += f": {dense / file:,.1f} times smaller than with float32 rows, {half / file:,.1f} than with float16"
     if model.get("table"):
-        of = f" of {model['words']:,} words, width {model['dim']}" if model.get("words") and model.get("dim") else ""
+        of = f" of {model['words']:,} words, width {model['dim']}," if model.get("words") and model.get("dim") else ""
         kind = f" in a <b>{as_html(model['kind'])}</b> model" if model.get("kind") else ""
-        said.append(f"The table{of}, is <b>{as_html(model['table'])}</b>{kind}.")
+        said.append(f"The table{of} is <b>{as_html(model['table'])}</b>{kind}.")
     parameters, plain = sizes.get("parameters"), sizes.get("dense_parameters")
     if parameters and plain:
         times = f", {plain / parameters:,.1f} times fewer than the {plain:,} of plain rows" if plain > parameters else ""
         said.append(f"It has {parameters:,} parameters{times}.")
     if report.get("interrupted"):
         said.append("<b>Training was interrupted</b>: this is the best epoch until then.")
-    said += [as_html(note) for note in report.get("notes") or []]
-    return f"<p class=lead>{as_html(first)}.</p>" + (f"<p>{' '.join(said)}</p>" if said else "")
+    notes = "".join(f"<p class=soft>{as_html(note)}</p>" for note in report.get("notes") or [])
+    return f"<p class=lead>{as_html(first)}.</p>" + (f"<p>{' '.join(said)}</p>" if said else "") + notes
 
 
 def _scores(report: Report) -> str:
@@ -119,16 +118,19 @@ def _scores(report: Report) -> str:
 
 
 def _learning(report: Report) -> str:
-    """Return drawings of the scores by epoch."""
+    """Return drawings of the scores, and of the table's size where it changes, by epoch."""
     parts = []
-    for title in ("accuracy", "loss", "perplexity"):
+    for number, title in enumerate(("accuracy", "loss", "perplexity", "parameters")):
         named = [(part, _history(report, f"{part}_{title}")) for part in ("train", "validation")]
+        named += [(title, values)] if len(set((values := _history(report, title))[1])) > 1 else []
         traces = [_line(part, *values, n) for n, (part, values) in enumerate(named) if len(values[0]) > 1]
         heights = [value for trace in traces for value in trace["y"]]
         steep = title == "perplexity" and max(heights, default=0.0) > 3 * min(heights, default=0.0)
-        scale: Report = {"tickformat": ".0%"} if title == "accuracy" else {"type": "log"} if steep else {}
+        doubling = {"type": "log", "tick0": 0, "dtick": math.log10(2), "tickformat": ",.0f"}
+        scale: Report = {"tickformat": ".0%"} if title == "accuracy" else doubling if steep else {}
+        scale |= {"rangemode": "tozero"} if title == "parameters" else {}
         layout = PAPER | {"xaxis": _axis("epoch", tickformat="d"), "yaxis": _axis(title, **scale)}
-        parts += [plot(title, traces, layout, 300)] if traces else []
+        parts += [plot(f"curve{number}", traces, layout, 300)] if traces else []
     return f"<h2>Learning by epoch</h2>{''.join(parts)}" if parts else ""
 
 
@@ -142,43 +144,37 @@ def _sizes(report: Report) -> str:
     rows = [(as_html(name), _bar(as_bytes(size), size / whole), "") for name, size in parts.items()]
     rows.append(("the whole model", as_bytes(whole), ""))
     plain = {"with float32 rows": sizes.get("float32"), "with float16 rows": sizes.get("float16")}
-    rows += [(name, as_bytes(size), f"{size / whole:,.1f} times") for name, size in plain.items() if size]
+    rows += [(name, as_bytes(size), f"{size / whole:,.1f} times as large") for name, size in plain.items() if size]
     more = {"in memory when serving": sizes.get("resident"), "in memory in training": sizes.get("training")}
     rows += [(name, as_bytes(size), "") for name, size in more.items() if size]
-    return table("How large it is", ("part", "bytes", "of the file"), rows)
+    return table("How large it is", ("part", "bytes", "against it"), rows)
 
 
 def _classes(report: Report) -> str:
     """Return how often each class is found (recall), and how often its name is right where it is given (precision)."""
-    names, counts = report.get("classes") or [], report.get("confusion") or []
+    names, counts = report["classes"], report.get("confusion") or []
     if not counts:
         return ""
     given = [sum(column) for column in zip(*counts, strict=True)]
     found = [(sum(row), row[n] / max(1, sum(row)), row[n] / max(1, given[n]), n) for n, row in enumerate(counts)]
     worst = sorted(found, key=lambda one: one[1])[:SHOWN] if len(found) > SHOWN else found
-    rows = [
-        (as_html(names[n]), _count(texts), _percent(precise), _bar(_percent(share), share))
-        for texts, share, precise, n in worst
-    ]
-    note = f"Counted on {as_html(report.get('part', 'the test part'))}."
+    rows = [(as_html(names[n]), _count(all_), _percent(said), _bar(_percent(share), share)) for all_, share, said, n in worst]
+    note = f"Counted on the {as_html(report.get('part', 'test'))} part."
     note += f" The {SHOWN} of {len(found)} classes that are found least." if len(found) > SHOWN else ""
     return table("Accuracy by class", ("class", "texts", "right when given", "found"), rows, note)
 
 
 def _confusion(report: Report) -> str:
     """Return what is taken for what."""
-    names, counts = [as_html(name) for name in report.get("classes") or []], report.get("confusion") or []
-    if not counts:
-        return ""
-    if len(counts) <= SQUARE:
+    names, counts = [as_html(name) for name in report["classes"]], report.get("confusion") or []
+    if 0 < len(counts) <= SQUARE:
         rows = []
         for n, row in enumerate(counts):
-            shades = [min(1.0, value / max(1, sum(row)) * (1 if n == m else 4)) for m, value in enumerate(row)]
-            colours = [BLUE if n == m else (213, 94, 0) for m in range(len(row))]
-            cells = [
-                f"<span style='background:rgba{(*colour, round(0.45 * shade, 3))};padding:.15rem .5rem'>{value:,}</span>"
-                for value, shade, colour in zip(row, shades, colours, strict=True)
-            ]
+            shades = [min(0.45, value / max(1, sum(row)) * (0.45 if n == m else 1.8)) for m, value in enumerate(row)]
+            colours = [f"rgba({RIGHT if n == m else WRONG}, {shade:.3f})" for m, shade in enumerate(shades)]
+            cells = (
+                f"<span style='background:{c};padding:.15rem .5rem'>{v:,}</span>" for v, c in zip(row, colours, strict=True)
+            )
             rows.append((names[n], *cells))
         return table("What is taken for what", ("true \\ given", *names), rows)
     pairs = [(value, n, m) for n, row in enumerate(counts) for m, value in enumerate(row) if n != m and value]
@@ -188,10 +184,8 @@ def _confusion(report: Report) -> str:
 
 def _lengths(report: Report) -> str:
     """Return the accuracy of short and of long texts."""
-    rows = [
-        (as_html(one["name"]), _count(one["texts"]), _bar(_percent(one["accuracy"]), one["accuracy"]))
-        for one in report.get("lengths") or []
-    ]
+    found = [(as_html(one["name"]), _count(one["texts"]), one["accuracy"]) for one in report.get("lengths") or []]
+    rows = [(name, texts, _bar(_percent(share), share)) for name, texts, share in found]
     return table("Accuracy by length of the text", ("words", "texts", "right"), rows)
 
 
@@ -219,16 +213,11 @@ def _tokens(report: Report) -> str:
     bands = [(one, math.log(max(1.0, one["perplexity"]))) for one in report.get("bands") or []]
     most = max((size for _, size in bands), default=1.0) or 1.0
     rows = [
-        (
-            as_html(one["name"]),
-            _count(one["tokens"]),
-            as_figure("share", one["share"]),
-            _bar(f"{one['perplexity']:,.1f}", size / most),
-        )
+        (as_html(one["name"]), as_figure("share", one["share"]), _bar(f"{one['perplexity']:,.1f}", size / most))
         for one, size in bands
     ]
     note = "By how often a word occurs in training; bars are logarithmic."
-    return table("Perplexity by frequency", ("times in training", "tokens", "of all", "perplexity"), rows, note)
+    return table("Perplexity by frequency", ("times in training", "of all tokens", "perplexity"), rows, note)
 
 
 def _continuations(report: Report) -> str:
@@ -237,7 +226,7 @@ def _continuations(report: Report) -> str:
     return f"<h2>How it goes on</h2>{''.join(texts)}" if texts else ""
 
 
-def _listed(words: list[Any]) -> str:
+def _listed(words: Iterable[str]) -> str:
     return ", ".join(as_html(word) for word in words)
 
 
@@ -273,7 +262,7 @@ def _empty(insight: Report) -> str:
         if band.get(none)
     ]
     zero = insight.get("zero") or {}
-    note = "" if dropped or not zero.get("rows") else f"{zero['rows']:,} words have a row of zeros: they add nothing to a text."
+    note = "" if dropped or not zero.get("rows") else f"{zero['rows']:,} words have a row of zeros."
     note += f" {as_figure('share', zero['once'])} of them occur once in training." if note and zero.get("once") else ""
     title = "Words that share a row" if dropped else "Words with a row of zeros"
     return _words(title, ("times in training", "some of them"), rows, note)
@@ -284,9 +273,9 @@ def _anchors(insight: Report) -> str:
     found = insight.get("anchors") or {}
     rows = []
     for one in found.get("shown") or []:
-        name = str(one["anchor"]) if one["word"] is None else f"{as_html(one['word'])}"
-        heavy = _listed([top["word"] for top in one["top"]])
-        rows.append((name, _count(one["leads"]), f"{_listed([top['word'] for top in one['special']])}<small>{heavy}</small>"))
+        own, heavy = (_listed([top["word"] for top in one[key]]) for key in ("special", "top"))
+        name = as_html(one["anchor"] if one["word"] is None else one["word"])
+        rows.append((name, _count(one["leads"]), f"{own}<small>{heavy}</small>"))
     more = f" {len(rows)} of {found['total']:,} anchors are shown." if rows and len(rows) < found["total"] else ""
     note = "How many words have the anchor as their largest weight, and the words that are most its own: a large weight and "
     note += f"little of other anchors. Below them, in grey, those with the largest weights alone.{more}"
@@ -295,10 +284,9 @@ def _anchors(insight: Report) -> str:
 
 def _pairs(insight: Report) -> str:
     """Return the largest weights between a word and an anchor."""
-    pairs = [
-        f"{as_html(one['word'])} – {as_html(one['of'] or one['anchor'])} ({one['weight']:.3g})"
-        for one in (insight.get("pairs") or [])[:SHOWN]
-    ]
+    found = (insight.get("pairs") or [])[:SHOWN]
+    ends = [(one["word"], one["anchor"] if one["of"] is None else one["of"], one["weight"]) for one in found]
+    pairs = [as_html(f"{word} – {anchor} ({weight:.3g})") for word, anchor, weight in ends]
     note = "Word and anchor, an anchor's weight for itself left out."
     return f"<h2>Largest weights</h2><p class=soft>{note}</p><p>{'; '.join(pairs)}</p>" if pairs else ""
 
@@ -309,23 +297,19 @@ def _codes(insight: Report) -> str:
     if not found:
         return ""
     parts = found["parts"]
-    rows = [
-        (as_html(one["word"]), ", ".join(f"{as_html(other['word'])} ({other['same']})" for other in one["others"]))
-        for one in found["shared"]
-    ]
+    lists = [(one["word"], [f"{other['word']} ({other['same']})" for other in one["others"]]) for one in found["shared"]]
+    rows = [(as_html(word), _listed(others)) for word, others in lists]
     note = f"{parts} codes a word, each one of {found['choices']}: {as_figure('share', found['used'])} of choices are used, as "
-    note += f"evenly as {as_figure('share', found['even'])} of them would be at random."
+    note += f"evenly as {as_figure('share', found['even'])} of them at equal frequencies."
     distinct = found.get("distinct")
-    note += f" {distinct:,} words of {insight['rows']:,} have codes of their own." if distinct and "rows" in insight else ""
+    note += f" {insight['rows']:,} words have {distinct:,} different codes." if distinct and "rows" in insight else ""
     return _words("Words with nearly the same codes", ("word", f"codes in common, of {parts}"), rows, note)
 
 
 def _neighbours(insight: Report) -> str:
     """Return the words whose rows point the same way."""
-    rows = [
-        (as_html(one["word"]), ", ".join(f"{as_html(near['word'])} {near['cosine']:.2f}" for near in one["nearest"]))
-        for one in insight.get("neighbours") or []
-    ]
+    found = [(one["word"], one["nearest"]) for one in insight.get("neighbours") or []]
+    rows = [(as_html(word), _listed(f"{one['word']} {one['cosine']:.2f}" for one in near)) for word, near in found]
     return _words("Nearest words", ("word", "nearest, by cosine"), rows, "Of the rows as they are stored.")
 
 
