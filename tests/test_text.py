@@ -50,7 +50,15 @@ def plain_cnn(model, ids):
 
 @pytest.mark.parametrize(
     "spec",
-    ["dense", "anchor:anchors=4", "anchor:anchors=6,slots=2", "mixture:anchors=3", "hashed:buckets=20", "selected:keep=9"],
+    [
+        "dense",
+        "anchor:anchors=4",
+        "anchor:anchors=6,slots=2",
+        "mixture:anchors=3",
+        "lowrank:rank=3",
+        "hashed:buckets=20",
+        "selected:keep=9",
+    ],
 )
 def test_the_cnn_is_a_plain_cnn(spec, tensors):
     table = fb.make_table(spec, 60, 8, padding_idx=0, generator=tensors)

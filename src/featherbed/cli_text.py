@@ -156,6 +156,7 @@ def lm(
     lr: Rate = None,
     patience: Patience = None,
     dropout: Annotated[float | None, typer.Option(help="Between layers.", min=0, max=0.95)] = None,
+    precision: Annotated[str, typer.Option(help="Of the softmax in training: float32 or bfloat16.")] = "float32",
     cut: Annotated[str, typer.Option(help="Words stand between blanks, or are cut as in texts: words.")] = "blanks",
     min_count: MinCount = 1,
     max_words: MaxWords = None,
@@ -179,7 +180,14 @@ def lm(
     settings = {key: given[key] for key in named if given[key] is not None}
     width = hidden if hidden is not None else dim
     recipe = LanguageRecipe(
-        model=model, words=word_table(given), hidden=width, tied=tied, softmax=softmax, optimizer=optimizer, **settings
+        model=model,
+        words=word_table(given),
+        hidden=width,
+        tied=tied,
+        softmax=softmax,
+        optimizer=optimizer,
+        precision=precision,
+        **settings,
     )
     job = LanguageJob(
         files,

@@ -26,6 +26,7 @@ from featherbed.tasks.lm import perplexity
 from featherbed.theory.objective import nbant_objective
 
 OWN = ("cut", "lambda2", "post")
+ROOM = 1 << 20  # bytes beyond those of plain rows: settings, not bytes, say how small a compressed table is
 MEASURED = (("perplexity", "test"), ("validation_perplexity", "validation"))
 PRICES = {"2e-5": 2e-5, "1e-4": 1e-4, "1e-1": 1e-1}  # lambda1 of table 15
 
@@ -73,9 +74,8 @@ def compressed(table: Table, method: str, times: float, seed: int) -> dict[str, 
     codes = round((rows * dim / times - atoms * dim) / rows)
     if atoms < 1 or codes < 1:
         raise ArgumentError(f"post={method!r}, times={times}: give the number of anchors, few enough to leave codes for rows")
-    packed = compress(
-        table.rows.detach().numpy(), ratio=1, method=f"{method},codes={codes},values=int8,kind=float16", generator=seed
-    )
+    exact = f"{method},codes={codes},values=int8,kind=float16"
+    packed = compress(table.rows.detach().numpy(), budget=4 * rows * dim + ROOM, method=exact, generator=seed)
     with torch.no_grad():
         table.rows.copy_(torch.from_numpy(packed[np.arange(rows)]))
     parameters, size = atoms * dim + rows * codes, sum(packed.sizes_by_part().values())

@@ -64,7 +64,7 @@ def open_corpus(name: str, data: str | Path | None = None, quick: bool = False) 
 
     >>> corpus = open_corpus("ptb", quick=True)
     >>> len(corpus.words), len(corpus.train)
-    (122, 6000)
+    (602, 6000)
     """
     if name not in CORPORA:
         raise ArgumentError(f"data={name!r}: language models are trained on {', '.join(CORPORA)}")
@@ -124,7 +124,7 @@ def generated_texts(train: int = 480, test: int = 120, classes: int = 4, own: in
     return TextSource(part(train), part(test))
 
 
-def generated_corpus(words: int = 120, count: int = 6000) -> Corpus:
+def generated_corpus(words: int = 600, count: int = 6000) -> Corpus:
     """Return a chain of words, each followed by one of four; ``<eos>`` and ``<unk>`` are there and never occur."""
     rng = np.random.default_rng(0)
     following = rng.integers(words, size=(words, 4))

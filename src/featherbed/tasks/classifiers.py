@@ -13,24 +13,32 @@ from torch import Tensor, nn
 from featherbed.errors import ArgumentError
 from featherbed.ops import check_ids
 from featherbed.sharing.sse import SSE, bare
-from featherbed.tables import AnchorTable, Table
+from featherbed.tables import AnchorTable, LowRankTable, MixtureTable, Table
 
 TEXTS = 32  # whose windows are looked at together, so that they stay in the cache
 
 
-def distinct_rows(words: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [...] -> [U], [U, d], places [...]
-    """Return the distinct ids of a batch, their rows, and which row each id has.
+def distinct_words(words: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:  # [...] -> [U], places [...]
+    """Return the distinct ids of a batch, and which of them stands where.
 
-    Ids are shared first where an SSE stands before the table. Tables whose rows differ from one occurrence to the next while
-    training (relaxed codes, noise) give a row for every occurrence.
+    Ids are shared first where an SSE stands before the table. Of tables whose rows differ from one occurrence to the next while
+    training (relaxed codes, noise) every occurrence counts.
     """
     table: Table = bare(words)
-    ids = words.share(ids) if isinstance(words, SSE) else ids
-    ids = check_ids(ids, table.num_embeddings)
+    ids = check_ids(words.share(ids) if isinstance(words, SSE) else ids, table.num_embeddings)
     if table.training and type(table).seen is not Table.seen:
-        return ids.reshape(-1), table(ids.reshape(-1)), torch.arange(ids.numel()).reshape(ids.shape)
+        return ids.reshape(-1), torch.arange(ids.numel()).reshape(ids.shape)
     distinct, places = torch.unique(ids, return_inverse=True)
-    return distinct, table(distinct), places
+    return distinct, places
+
+
+def times(table: Table, ids: Tensor, matrix: Tensor) -> Tensor:  # [U], [d, n] -> [U, n]
+    """Return row(i) @ matrix: through the atoms where rows weigh a few of them all, which is much less work."""
+    codes = table.codes(ids) if isinstance(table, AnchorTable | MixtureTable | LowRankTable) else None
+    if codes is None or codes.indices is not None or codes.values is None or codes.dictionary is None:
+        product: Tensor = table(ids) @ matrix
+        return product
+    return table.mask_padding(ids, codes.values) @ (codes.dictionary @ matrix)
 
 
 class TextCNN(nn.Module):
@@ -69,15 +77,8 @@ class TextCNN(nn.Module):
 
     def answers(self, ids: Tensor) -> tuple[Tensor, Tensor]:  # [B, L] -> [U * Σ widths, channels], places [B, L]
         """Return what every place of every filter says to each distinct word, and which word stands where."""
-        table = bare(self.words)
-        if isinstance(table, AnchorTable) and table.support is None and not isinstance(self.words, SSE):
-            distinct, places = torch.unique(check_ids(ids, table.num_embeddings), return_inverse=True)
-            codes = table.codes(distinct)
-            assert codes.values is not None and codes.dictionary is not None
-            said = table.mask_padding(distinct, codes.values) @ (codes.dictionary @ self.filters())
-        else:
-            _, rows, places = distinct_rows(self.words, ids)
-            said = rows @ self.filters()
+        distinct, places = distinct_words(self.words, ids)
+        said = times(bare(self.words), distinct, self.filters())
         return said.view(-1, self.channels), places
 
     @torch.no_grad()
@@ -150,8 +151,8 @@ class BagClassifier(nn.Module):
 
     def pooled(self, ids: Tensor, offsets: Tensor) -> Tensor:  # int64 [N], [B] -> [B, classes]
         """Return the logits of texts that lie one after another, each beginning at its offset."""
-        _, rows, places = distinct_rows(self.words, ids)
-        mean = F.embedding_bag(places, rows, offsets, mode="mean")
+        distinct, places = distinct_words(self.words, ids)
+        mean = F.embedding_bag(places, bare(self.words)(distinct), offsets, mode="mean")
         logits: Tensor = self.output(self.dropout(self.between(mean)))
         return logits
 

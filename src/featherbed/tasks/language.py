@@ -48,6 +48,7 @@ class LanguageRecipe:
         lr: 3e-3 for adamw, 0.01 for yogi, 30 for the others, unless given.
         cosine: whether the rate falls to zero by half a cosine; None: for adamw and yogi.
         code_lr: rate at which codes (KD, DPQ) are chosen, by AdamW.
+        precision: of the products of the softmax in training; ``bfloat16`` is faster where the processor has it.
         drop_words, drop_input, drop_layers, drop_weights, ar, tar: of ``awd``; the first of ``lstm`` too.
 
     >>> LanguageRecipe(words=WordTable("anchor:anchors=500,slots=8", dim=200)).rate
@@ -80,12 +81,14 @@ class LanguageRecipe:
     ar: float = 2.0
     tar: float = 1.0
     patience: int = 3
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for name, given, accepted in (
             ("model", self.model, MODELS),
             ("softmax", self.softmax, SOFTMAXES),
             ("optimizer", self.optimizer, tuple(RATES)),
+            ("precision", self.precision, ("float32", "bfloat16")),
         ):
             if given not in accepted:
                 raise ArgumentError(f"{name}={given!r}: use one of {', '.join(accepted)}")
@@ -153,9 +156,12 @@ def new_model(recipe: LanguageRecipe, made: WordsMade, seed: int) -> WordModel:
     shared: dict[str, Any] = {"hidden": recipe.hidden, "layers": recipe.layers, "tied": recipe.tied, "samples": samples}
     shared |= {"dropout": recipe.dropout, "drop_words": recipe.drop_words}
     if recipe.model == "lstm":
-        return LanguageModel(made.module, **shared)
-    own = {name: getattr(recipe, name) for name in ("drop_input", "drop_layers", "drop_weights", "ar", "tar")}
-    return AwdModel(made.module, **shared, **own)
+        model: WordModel = LanguageModel(made.module, **shared)
+    else:
+        own = {name: getattr(recipe, name) for name in ("drop_input", "drop_layers", "drop_weights", "ar", "tar")}
+        model = AwdModel(made.module, **shared, **own)
+    model.precision = torch.bfloat16 if recipe.precision == "bfloat16" else None
+    return model
 
 
 def new_optimizer(recipe: LanguageRecipe, model: WordModel, made: WordsMade) -> torch.optim.Optimizer:

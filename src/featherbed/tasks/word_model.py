@@ -58,9 +58,11 @@ class AllRows(NamedTuple):
         """Return hidden . row + bias of every word."""
         return F.linear(self.queries(hidden), self.values, bias)
 
-    def loss(self, hidden: Tensor, bias: Tensor, targets: Tensor) -> Tensor:  # [n, d], [V], int64 [n] -> []
+    def loss(
+        self, hidden: Tensor, bias: Tensor, targets: Tensor, precision: torch.dtype | None = None
+    ) -> Tensor:  # [n, d], [V], int64 [n] -> []
         """Return the mean cross-entropy."""
-        return tied_cross_entropy(self.queries(hidden), self.values, bias, targets)
+        return tied_cross_entropy(self.queries(hidden), self.values, bias, targets, precision)
 
 
 class Read(NamedTuple):
@@ -88,7 +90,11 @@ class WordModel(nn.Module):
         tied: whether the softmax scores by the rows of ``words``; otherwise by rows of its own.
         samples: the softmax of training sees so many sampled words (``fb.SampledSoftmax``); None: all. Evaluation sees all.
         drop_words: share of the words whose rows are dropped, everywhere in a batch (Gal and Ghahramani 2016).
+
+    ``precision`` may be set to ``torch.bfloat16``: the products of the softmax are then rounded in training.
     """
+
+    precision: torch.dtype | None = None
 
     def __init__(
         self, words: nn.Module, *, width: int, tied: bool = True, samples: int | None = None, drop_words: float = 0.0
@@ -157,7 +163,8 @@ class WordModel(nn.Module):
             assert self.samples is not None
             plain: Tensor = SampledSoftmax(self.scored, self.samples, bias=self.bias)(found.hidden, targets)
         else:
-            plain = everything.loss(found.hidden.flatten(0, 1), self.bias, targets.flatten())
+            rounded = self.precision if self.training else None
+            plain = everything.loss(found.hidden.flatten(0, 1), self.bias, targets.flatten(), rounded)
         return Losses(plain, plain + found.added, found.state)
 
 
