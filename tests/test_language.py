@@ -117,6 +117,17 @@ def test_words_are_dropped_everywhere_or_nowhere(spec):
     assert torch.allclose(model.eval().rows_of(ids), model.table.weight[ids], atol=1e-6)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_shared_ids_are_replaced_in_training_only(tied):
+    shared = fb.SSE(fb.DenseTable.from_dense(torch.eye(WORDS)), p=1.0, generator=torch.Generator().manual_seed(0))
+    model = LanguageModel(shared, hidden=WORDS, tied=tied)
+    ids = text()
+    rows = model.rows_of(ids, model.all_rows())
+    assert torch.equal(rows.sum(-1), torch.ones(ids.shape))
+    assert not (rows.argmax(-1) == ids).any()
+    assert torch.equal(model.eval().rows_of(ids, model.all_rows()).argmax(-1), ids)
+
+
 def test_weight_drop_leaves_out_weights_and_only_in_training():
     off = dict.fromkeys(("dropout", "drop_words", "drop_input", "drop_layers"), 0.0)
     torch.manual_seed(0)

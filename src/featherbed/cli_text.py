@@ -41,7 +41,7 @@ Values = Annotated[str, typer.Option(help="How weights of codes are stored: floa
 Dictionary = Annotated[str, typer.Option(help="How anchors, atoms or plain rows are stored.")]
 Weights = Annotated[str, typer.Option(help="How the other weights of the model are stored: float32, float16, int8.")]
 MinCount = Annotated[int, typer.Option(help="Rarer words are unknown.", min=1)]
-MaxWords = Annotated[int | None, typer.Option(help="At most so many words; the most frequent stay.", min=3)]
+MaxWords = Annotated[int | None, typer.Option(help="At most so many words; the most frequent stay.", min=4)]
 Encoding = Annotated[str | None, typer.Option(help="Of a text file that is not UTF-8, such as latin-1.")]
 Cache = Annotated[Path | None, typer.Option(help="Keep encoded texts and co-occurrence here for the next run.")]
 Out = Annotated[Path, typer.Option(help="The folder to write.")]

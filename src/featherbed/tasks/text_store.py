@@ -169,6 +169,6 @@ def report_of(
     if packed is not None:
         found["insight"] = word_insight(packed, prepared.words, prepared.counts, anchor_ids(table))
     score, texts = scores["validation"], more.pop("texts", ())
-    sure = score["sure"] if score["sure"] is not None else np.ones(len(held))
-    found |= answers(held.labels, score["given"], held.lengths, prepared.classes, texts, sure)
+    shown = (texts, score["sure"]) if score["sure"] is not None else ((), ())
+    found |= answers(held.labels, score["given"], held.lengths, prepared.classes, *shown)
     return found | more
