@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from featherbed.losses import Uniform as Uniform
     from featherbed.losses import negative_pairs as negative_pairs
     from featherbed.losses import orthogonality as orthogonality
+    from featherbed.losses import tied_cross_entropy as tied_cross_entropy
     from featherbed.optim import L1 as L1
     from featherbed.optim import SGD as SGD
     from featherbed.optim import Adagrad as Adagrad
     from featherbed.optim import AdamW as AdamW
+    from featherbed.optim import Averaged as Averaged
     from featherbed.optim import Budget as Budget
     from featherbed.optim import GroupL1 as GroupL1
     from featherbed.optim import NonNegativeL1 as NonNegativeL1
@@ -137,10 +139,12 @@ _HOMES = {
         "Uniform",
         "negative_pairs",
         "orthogonality",
+        "tied_cross_entropy",
     ),
     "featherbed.optim": (
         "Adagrad",
         "AdamW",
+        "Averaged",
         "Budget",
         "GroupL1",
         "L1",

@@ -108,7 +108,6 @@ def text(
         out,
         recipe,
         test=test,
-        stored={"values": values, "dictionary": dictionary, "weights": weights},
         reading={"label": label, "text": content, "strict": not skip_empty, "encoding": encoding},
         preparing={
             "length": length,
@@ -119,11 +118,7 @@ def text(
             "validation": validation,
             "cache": cache,
         },
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        progress=shown(quiet),
-        command=command(),
+        **running(given),
     )
     outcome = train_text(job, lambda line: typer.echo(line, err=True))
     typer.echo("\n".join(outcome.lines(out)))
@@ -195,13 +190,8 @@ def lm(
         recipe,
         cut=cut,
         reading={"min_count": min_count, "most": max_words, "encoding": encoding},
-        stored={"values": values, "dictionary": dictionary, "weights": weights},
         starts=begin or (),
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        progress=shown(quiet),
-        command=command(),
+        **running(given),
     )
     outcome = train_language(job, lambda line: typer.echo(line, err=True))
     typer.echo("\n".join(outcome.lines(out)))
@@ -230,14 +220,13 @@ def with_extras(module: str) -> None:
         raise MissingExtra(str(error.name), "train", "featherbed train") from None
 
 
-def shown(quiet: bool) -> bool:
-    """Whether there is a terminal to show progress on."""
-    return not quiet and sys.stderr.isatty()
-
-
-def command() -> str:
-    """Return the command line as it was typed."""
-    return shlex.join(["featherbed", *sys.argv[1:]])
+def running(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what every job is told: how it is stored and run, whether there is a terminal, what was typed."""
+    stored = {name: given[name] for name in ("values", "dictionary", "weights")}
+    shown = not given["quiet"] and sys.stderr.isatty()
+    typed = shlex.join(["featherbed", *sys.argv[1:]])
+    same = {name: given[name] for name in ("seed", "resume", "overwrite")}
+    return {**same, "stored": stored, "progress": shown, "command": typed}
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"text": text, "lm": lm}
