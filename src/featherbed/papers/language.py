@@ -54,7 +54,7 @@ def objectives(table: AnchorTable, test: float, lambda2: float | None) -> dict[s
     """Return how many weights and anchors there are, and the objective of a test perplexity at each price of an anchor."""
     anchors = len(table.atoms)
     weights = table.parameter_count() - table.atoms.numel()
-    found = {"nonzeros": float(weights), "anchors": float(anchors)}
+    found = {"nonzeros": float(weights), "word_anchors": float(anchors)}
     if lambda2 is None:
         return found
     return found | {

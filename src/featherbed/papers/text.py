@@ -17,7 +17,7 @@ from featherbed.papers.text_sources import TextSource
 from featherbed.tables import AnchorTable, LowRankTable, MixtureTable, SelectedTable, Table
 from featherbed.tables.mixture import sizes_of
 from featherbed.tables.spec import parse_spec
-from featherbed.tasks.text import TextRecipe, accuracy, fit_text
+from featherbed.tasks.text import TextRecipe, accuracy, fit_text, parameter_count
 from featherbed.tasks.word_tables import WordTable
 
 PARTS = ("length", "validation", "min_count", "most", "subwords")  # settings of how texts become ids
@@ -92,7 +92,7 @@ def table_sizes(table: Table) -> dict[str, float]:
     (216.0, 3.7)
     """
     dense = table.num_embeddings * table.embedding_dim
-    count = table.parameter_count()
+    count = parameter_count(table)
     found = {"parameters": float(count), "times": dense / max(1, count)}
     try:
         packed = sum(table.pack().sizes_by_part().values())
