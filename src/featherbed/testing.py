@@ -209,7 +209,8 @@ def check_sizes(make: Make) -> None:
         path = Path(folder) / "table.safetensors"
         if table.packable:
             save(table, path)
-        assert not table.packable or sizes.file == path.stat().st_size, f"sizes say {sizes.file} bytes, the file has {path.stat().st_size}"
+            stored = path.stat().st_size
+            assert sizes.file == stored, f"sizes say {sizes.file} bytes, the file has {stored}"
     held = sum(p.nbytes for p in table.parameters())
     dense = sum(p.nbytes for p in table.parameters() if p.grad is None or not p.grad.is_sparse)
     assert sizes.training is not None

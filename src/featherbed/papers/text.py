@@ -76,7 +76,8 @@ def sized(words: Mapping[str, Any], times: float, rows: int) -> dict[str, Any]:
         return {**words, "spec": f"{joined}rank={max(1, round(goal / (rows + dim)))}"}
     if not issubclass(method, AnchorTable | MixtureTable):
         raise ArgumentError(f"times={times}: the size of {words['spec']!r} follows from its own settings; leave times out")
-    atoms = sum(sizes_of(settings["anchors"], settings.get("sets")))
+    mixed = issubclass(method, MixtureTable)
+    atoms = sum(sizes_of(settings["anchors"], settings.get("sets"))) if mixed else settings["anchors"]
     left = round(goal) - atoms * dim
     if left < 1:
         raise ArgumentError(f"times={times}: {atoms} anchors alone have {atoms * dim:,} parameters, more than {goal:,.0f}")

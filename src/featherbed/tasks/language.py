@@ -21,6 +21,7 @@ from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Corpus
 from featherbed.tasks.lm import LanguageModel, columns, perplexity, segments, train
 from featherbed.tasks.results import Result
+from featherbed.tasks.steering import steering
 from featherbed.tasks.word_choice import Lexicon
 from featherbed.tasks.word_model import WordModel
 from featherbed.tasks.word_tables import WordsMade, WordTable, make_word_table
@@ -205,12 +206,10 @@ def fit_language(
     made = make_word_table(recipe.words, lexicon_of(corpus), seed)
     model = new_model(recipe, made, seed)
     optimizer = new_optimizer(recipe, model, made)
-    budget = None
-    if recipe.words.nonzeros is not None:
-        places = len(columns(corpus.train, recipe.batch)) - 1
-        draws = [(seed, epoch) if recipe.random_length else None for epoch in range(recipe.epochs)]
-        steps = sum(len(segments(places, recipe.length, draw)) for draw in draws)
-        budget = Budget(made.penalties, recipe.words.nonzeros, steps=steps)
+    places = len(columns(corpus.train, recipe.batch)) - 1
+    draws = [(seed, epoch) if recipe.random_length else None for epoch in range(recipe.epochs)]
+    steps = sum(len(segments(places, recipe.length, draw)) for draw in draws)
+    steered = steering(recipe.words, made, steps)
     result = train(
         model,
         optimizer,
@@ -219,17 +218,17 @@ def fit_language(
         batch=recipe.batch,
         length=recipe.length,
         clip=recipe.clip,
-        patience=recipe.epochs if budget is not None else recipe.patience,
+        patience=recipe.epochs if steered else recipe.patience,
         seed=seed,
         random_length=recipe.random_length,
         rate=half_cosine if recipe.falls else None,
-        schedulers=[] if budget is None else [budget],
+        schedulers=steered,
         checkpoints=checkpoints,
         settings=asdict(recipe),
         progress=progress,
         name=name,
     )
-    if budget is not None:
+    for budget in [one for one in steered if isinstance(one, Budget)]:
         budget.finish()
         result.metrics["validation"] = {"perplexity": perplexity(model, corpus.validation)}
     return LanguageFitted(model, made, optimizer, result)

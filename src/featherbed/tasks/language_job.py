@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featherbed.errors import ArgumentError, NotPackable
+from featherbed.errors import ArgumentError
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import KINDS, LANGUAGE, LIST, MODEL, TOKENIZER, WORDS
@@ -24,7 +24,7 @@ from featherbed.tasks.jobs import Clock, check_out, clear_checkpoints, marked_ch
 from featherbed.tasks.language import LanguageFitted, LanguageRecipe, continuation, fit_language
 from featherbed.tasks.lm import columns, perplexity
 from featherbed.tasks.results import made_by, write_json
-from featherbed.tasks.text_store import anchor_ids, page_sizes, sizes
+from featherbed.tasks.text_store import anchor_ids, pack_words, page_sizes, sizes
 from featherbed.tasks.texts import read_sentences
 from featherbed.tasks.word_insight import loss_bands, word_insight
 from featherbed.tasks.word_model import WordModel
@@ -165,9 +165,8 @@ def checksum(corpus: Corpus) -> str:
 def store(folder: Path, fitted: LanguageFitted, corpus: Corpus, job: LanguageJob) -> PackedTable | None:
     """Write what ``featherbed continue`` opens; None, and nothing written, for a table that cannot be packed."""
     model, table = fitted.model.eval(), fitted.made.table
-    try:
-        packed = table.pack(values=job.stored.get("values", "float32"), dictionary=job.stored.get("dictionary", "float32"))
-    except NotPackable:
+    packed = pack_words(table, job.stored)
+    if packed is None:
         return None
     with torch.no_grad():
         write_language(

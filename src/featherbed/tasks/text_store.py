@@ -15,10 +15,11 @@ from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import LIST, TOKENIZER, WORDS, bytes_of
 from featherbed.serve.classifier import Classifier, write_classifier
-from featherbed.tables import Table
+from featherbed.tables import DenseTable, Table
+from featherbed.tables.selected import selected_rows
 from featherbed.tasks.classifiers import BagClassifier, TextCNN
 from featherbed.tasks.documents import Documents, Prepared
-from featherbed.tasks.text import TextFitted, predictions
+from featherbed.tasks.text import TextFitted, parameter_count, predictions
 from featherbed.tasks.word_insight import answers, word_insight
 from featherbed.version import __version__
 
@@ -61,15 +62,23 @@ def _normed(layer: Any, norm: Any) -> nn.Linear:
     return made
 
 
+def pack_words(table: Table, stored: dict[str, str]) -> PackedTable | None:
+    """Return the packed form of a table of words, None if it has none; rows that a lasso has emptied are not kept."""
+    table.eval()
+    if isinstance(table, DenseTable) and parameter_count(table) < table.parameter_count():
+        table = selected_rows(table)
+    try:
+        return table.pack(values=stored.get("values", "float32"), dictionary=stored.get("dictionary", "float32"))
+    except NotPackable:
+        return None
+
+
 def store(
     folder: Path, fitted: TextFitted, prepared: Prepared, stored: dict[str, str], about: dict[str, Any]
 ) -> PackedTable | None:
     """Write what ``featherbed classify`` opens; None, and nothing written, for a table that cannot be packed."""
-    table: Table = fitted.made.table
-    table.eval()
-    try:
-        packed = table.pack(values=stored.get("values", "float32"), dictionary=stored.get("dictionary", "float32"))
-    except NotPackable:
+    packed = pack_words(fitted.made.table, stored)
+    if packed is None:
         return None
     model = fitted.model.eval()
     write_classifier(
@@ -114,7 +123,7 @@ def sizes(folder: Path, model: nn.Module, table: Table, packed: PackedTable | No
     """
     dense = table.num_embeddings * table.embedding_dim
     others = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in table.parameters())
-    found: dict[str, Any] = {"parameters": table.parameter_count(), "dense_parameters": dense, "other_parameters": others}
+    found: dict[str, Any] = {"parameters": parameter_count(table), "dense_parameters": dense, "other_parameters": others}
     found |= {"float32": 4 * dense}
     if packed is None:
         return found
