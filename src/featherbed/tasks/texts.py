@@ -292,6 +292,9 @@ def read_sentences(
         raise ArgumentError(f"{validation=}, {test=}, {min_count=}, {most=}: shares below 1, counts from 1, sizes from 4 on")
     files = [found_file(path) for path in paths]
     parts = [read_text(file, encoding).removesuffix("\n").split("\n") for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if part == [""]:
+            raise DataError(f"{file} is empty: give text, a sentence a line")
     if len(parts) == 1:
         size = len(parts[0])
         cuts = [size - max(1, round(test * size)) - max(1, round(validation * size)), size - max(1, round(test * size))]
