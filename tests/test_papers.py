@@ -21,7 +21,8 @@ from featherbed.papers.run import Results, planned, read_results, run_paper
 from featherbed.papers.settings import Row, paper_names, parse_paper, read_paper
 from featherbed.papers.sharing import checked
 from featherbed.papers.sources import SOURCES, open_source, split_train
-from featherbed.papers.summary import MEASURES, Figure, as_markdown, cells, heading, mean_and_error, summarise
+from featherbed.papers.summary import BESIDE, MEASURES, Figure, as_markdown, cells, heading, mean_and_error, summarise
+from featherbed.papers.text_sources import CORPORA, TEXTS
 from featherbed.tasks.data import find_data
 
 NAMES = paper_names()
@@ -52,13 +53,13 @@ def test_every_paper_runs_and_shows_its_rows(name, folder, capsys):
     printed = capsys.readouterr().out
     page = (folder / "quick" / name / "summary.html").read_text()
     assert paper.title in printed
-    assert "generated ratings" in printed
+    assert "A quick look on generated" in printed
     results = read_results(paper, folder / "quick")
     assert not results.missing
     for row in paper.rows:
         assert row.label in page
         for record in results.records.get(row.name, {}).values():
-            assert {*paper.measures} - {"anchors"} <= {*record["measures"]}
+            assert {*paper.measures} - {"anchors", "bytes", *BESIDE} <= {*record["measures"]}
             assert all(math.isfinite(value) for value in record["measures"].values())
             assert {"featherbed", "torch", "numpy"} == {*record["versions"]}
             assert record["history"]
@@ -80,7 +81,7 @@ def test_what_the_issue_asks_for_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted(name):
     paper = read_paper(name)
-    assert paper.data in SOURCES
+    assert paper.data in {*SOURCES, *TEXTS, *CORPORA}
     assert {*paper.measures} <= {*MEASURES}
     for row in paper.rows:
         assert {*row.published} <= {*MEASURES}

@@ -63,7 +63,8 @@ def paper(
     data: Annotated[Path | None, typer.Option(help="The folder of data sets (or FEATHERBED_DATA).")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
     rows: Annotated[str | None, typer.Option(help="Some rows only, such as ant-29k,nbant-28k.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="On few generated ratings: does it run?")] = False,
+    size: Annotated[str | None, typer.Option(help="full, as published, or small, in minutes, where a paper has both.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="On few generated ratings or texts: does it run?")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Run a published table or figure: our numbers beside the published ones, printed and as a page."""
@@ -73,7 +74,7 @@ def paper(
         if error.name not in ("torch", "polars", "numba"):
             raise
         raise MissingExtra(str(error.name), "train", "featherbed paper") from None
-    run(name, out, data, seeds, rows, quick, quiet)
+    run(name, out, data, seeds, rows, quick, quiet, size)
 
 
 @app.command()
