@@ -16,6 +16,7 @@ NEEDED = ("name", "rows", "metrics", "history", "sizes")
 SIDES = ("users", "items")
 COUNTS = {"lines": "lines read", "duplicates": "duplicate pairs"}
 MOST_EPOCHS = 500  # drawn in a curve
+FEW = 10  # epochs, each of which is marked
 
 
 def ratings_page(report: Report) -> str:
@@ -115,6 +116,11 @@ def _axis(title: str, **more: Any) -> Report:
     return AXIS | {"title": {"text": title, "standoff": 8}} | more
 
 
+def _epochs(report: Report) -> Report:
+    """Return the axis of epochs, a mark for each where they are few."""
+    return _axis("epoch", tickformat="d", **({"dtick": 1} if len(report["history"]) <= FEW else {}))
+
+
 def _curves(report: Report) -> str:
     """Return the errors by epoch."""
     columns = {"train (on the way)": "train_mse", "validation": "validation_mse"}
@@ -122,7 +128,7 @@ def _curves(report: Report) -> str:
     traces = [trace for trace in traces if len(trace["x"]) > 1]
     if not traces:
         return ""
-    layout = PAPER | {"xaxis": _axis("epoch", tickformat="d"), "yaxis": _axis("mean squared error")}
+    layout = PAPER | {"xaxis": _epochs(report), "yaxis": _axis("mean squared error")}
     drawn = plot("errors", traces, layout, 340)
     return f"<h2>Error by epoch</h2><p class=soft>The epoch with the lowest validation error is kept.</p>{drawn}"
 
@@ -134,7 +140,7 @@ def _nonzeros(report: Report) -> str:
     traces = [trace for trace in traces if len(trace["x"]) > 1]
     if not traces:
         return ""
-    layout = PAPER | {"xaxis": _axis("epoch", tickformat="d"), "yaxis": _axis(traces[0]["name"], rangemode="tozero")}
+    layout = PAPER | {"xaxis": _epochs(report), "yaxis": _axis(traces[0]["name"], rangemode="tozero")}
     if len(traces) > 1:
         traces[1]["yaxis"] = "y2"
         layout |= {

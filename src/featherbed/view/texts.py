@@ -9,7 +9,7 @@ from typing import Any
 from featherbed.errors import ArgumentError
 from featherbed.view.figures import as_bytes, as_figure, as_html
 from featherbed.view.page import PAPER, page, plot, table
-from featherbed.view.ratings import Report, _axis, _count, _history, _line, _plain_table, _repeat, _settings
+from featherbed.view.ratings import Report, _axis, _count, _epochs, _history, _line, _plain_table, _repeat, _settings
 
 NEEDED = ("name", "metrics", "sizes")
 PARTS = ("test", "validation", "train")
@@ -129,7 +129,7 @@ def _learning(report: Report) -> str:
         doubling = {"type": "log", "tick0": 0, "dtick": math.log10(2), "tickformat": ",.0f"}
         scale: Report = {"tickformat": ".0%"} if title == "accuracy" else doubling if steep else {}
         scale |= {"rangemode": "tozero"} if title == "parameters" else {}
-        layout = PAPER | {"xaxis": _axis("epoch", tickformat="d"), "yaxis": _axis(title, **scale)}
+        layout = PAPER | {"xaxis": _epochs(report), "yaxis": _axis(title, **scale)}
         parts += [plot(f"curve{number}", traces, layout, 300)] if traces else []
     return f"<h2>Learning by epoch</h2>{''.join(parts)}" if parts else ""
 
