@@ -143,10 +143,12 @@ def test_the_same_seed_gives_the_same_files_and_folders_are_guarded(run, file, t
 
 def test_the_cache_changes_nothing(run, file, tmp_path):
     cache = tmp_path / "cache"
-    for out in ("one", "two"):
-        assert run("train", "text", file, "--out", tmp_path / out, "--cache", cache, *BAG)[0] == 0
-    assert any(cache.iterdir())
-    assert (tmp_path / "one" / "words.safetensors").read_bytes() == (tmp_path / "two" / "words.safetensors").read_bytes()
+    words = ("--table", "anchor:anchors=4", "--by", "frequency", "--domain", "cooccurrence", "--least", "3", "--lambda", "0.01")
+    for out, kept in (("none", ()), ("first", ("--cache", cache)), ("second", ("--cache", cache))):
+        assert run("train", "text", file, "--out", tmp_path / out, *words, *kept, *BAG)[0] == 0
+    assert {path.name.partition("-")[0] for path in cache.iterdir()} == {"texts", "cooccurrence"}
+    stored = {(tmp_path / out / "words.safetensors").read_bytes() for out in ("none", "first", "second")}
+    assert len(stored) == 1
 
 
 BAD_TEXTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -162,9 +162,3 @@ def check_dropout(dropout: float) -> float:
     if isinstance(dropout, bool) or not (math.isfinite(dropout) and 0 <= dropout < 1):
         raise ArgumentError(f"dropout={dropout!r}: give a share from 0 to below 1")
     return float(dropout)
-
-
-def parameters_besides(model: nn.Module) -> dict[str, Any]:
-    """Return the parameters of a classifier that are not its table's."""
-    held = {id(p) for p in bare(model.words).parameters()}  # type: ignore[arg-type]
-    return {name: p for name, p in model.named_parameters() if id(p) not in held}

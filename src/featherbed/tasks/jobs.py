@@ -10,7 +10,9 @@ from typing import Any
 
 from featherbed.errors import ArgumentError
 from featherbed.packed.keys import Keys
+from featherbed.packed.matrix import level_bits
 from featherbed.packed.table import PackedTable
+from featherbed.serve.bundle import KINDS
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.results import write_json
 
@@ -52,6 +54,17 @@ def check_out(out: Path, mark: str, what: str, *, overwrite: bool, resume: bool)
         raise ArgumentError(f"{out} holds a {what} already: give another folder, --overwrite or --resume")
     if resume and not (out / CHECKPOINTS).is_dir():
         raise ArgumentError(f"{out} holds no checkpoints to resume from: leave --resume out")
+
+
+def check_stored(stored: dict[str, str]) -> None:
+    """Refuse a precision that values, dictionary or weights of a text model cannot be stored in.
+
+    >>> check_stored({"values": "int8", "weights": "float16"})
+    """
+    for name in ("values", "dictionary"):
+        level_bits(stored.get(name, "float32"))
+    if (kind := stored.get("weights", "float32")) not in KINDS:
+        raise ArgumentError(f"weights={kind!r}: use one of {', '.join(KINDS)}")
 
 
 class Marked(Checkpoints):

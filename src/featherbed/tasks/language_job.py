@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
-from featherbed.packed.matrix import level_bits
 from featherbed.packed.table import PackedTable
-from featherbed.serve.bundle import KINDS, LANGUAGE, LIST, MODEL, TOKENIZER, WORDS
+from featherbed.serve.bundle import LANGUAGE, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.serve.language import LanguageServer, write_language
 from featherbed.serve.words import tokenize
 from featherbed.tasks.data import Corpus
 from featherbed.tasks.folders import write_history, write_page
-from featherbed.tasks.jobs import Clock, check_out, clear_checkpoints, marked_checkpoints, move_folder, workplace
+from featherbed.tasks.jobs import Clock, check_out, check_stored, clear_checkpoints, marked_checkpoints, move_folder, workplace
 from featherbed.tasks.language import LanguageFitted, LanguageRecipe, continuation, fit_language
 from featherbed.tasks.lm import columns, perplexity
 from featherbed.tasks.results import made_by, write_json
@@ -133,10 +132,7 @@ def train_language(job: LanguageJob, say: Callable[[str], None] = lambda _: None
 
 def _check(job: LanguageJob) -> None:
     """Refuse what can be told before a file is read."""
-    for name in ("values", "dictionary"):
-        level_bits(job.stored.get(name, "float32"))
-    if (kind := job.stored.get("weights", "float32")) not in KINDS:
-        raise ArgumentError(f"weights={kind!r}: use one of {', '.join(KINDS)}")
+    check_stored(job.stored)
     if job.cut not in CUTS:
         raise ArgumentError(f"cut={job.cut!r}: use one of {', '.join(CUTS)}")
     check_out(job.out, LANGUAGE, "language model", overwrite=job.overwrite, resume=job.resume)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError, NotPackable
-from featherbed.graphs import cooccurrence_counts
+from featherbed.graphs import Graph, cooccurrence_counts
 from featherbed.optim import AdamW, Budget, Several, Yogi
 from featherbed.tables import DenseTable, Table
 from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.classifiers import BagClassifier, TextCNN, check_dropout
-from featherbed.tasks.documents import Documents, Prepared
+from featherbed.tasks.documents import Documents, Prepared, cooccurring
 from featherbed.tasks.progress import training_bar
 from featherbed.tasks.recipe import share_of_rate
 from featherbed.tasks.results import Result
@@ -98,14 +99,18 @@ class TextFitted(NamedTuple):
     result: Result
 
 
-def lexicon_of(prepared: Prepared, window: int = 10) -> Lexicon:
-    """Return what the training part tells of its words."""
+def lexicon_of(prepared: Prepared, window: int = 10, cache: str | Path | None = None) -> Lexicon:
+    """Return what the training part tells of its words; ``cache`` is a folder where related words are kept."""
     train, size = prepared.train, len(prepared.words)
 
     def near() -> Any:
         return cooccurrence_counts(np.split(train.ids, train.offsets[1:-1]), size, window=window)
 
-    return Lexicon(prepared.words, prepared.counts, lambda: train.counts(size), train.labels, near, 0, len(train))
+    def related(least: int) -> Graph:
+        return cooccurring(prepared, window=window, least=least, cache=cache)
+
+    known = None if cache is None else related
+    return Lexicon(prepared.words, prepared.counts, lambda: train.counts(size), train.labels, near, 0, len(train), known)
 
 
 def new_classifier(recipe: TextRecipe, made: WordsMade, classes: int) -> TextCNN | BagClassifier:
@@ -211,6 +216,7 @@ def fit_text(
     progress: bool = True,
     name: str = "text",
     checkpoints: Checkpoints | None = None,
+    cache: str | Path | None = None,
 ) -> TextFitted:
     """Train what a recipe asks for; the best epoch on the validation part stays.
 
@@ -224,7 +230,7 @@ def fit_text(
     >>> fit_text(recipe, prepare(texts), progress=False).result.metrics["validation"]["accuracy"]
     1.0
     """
-    made = make_word_table(recipe.words, lexicon_of(prepared), seed, sparse=True)
+    made = make_word_table(recipe.words, lexicon_of(prepared, cache=cache), seed, sparse=True)
     torch.manual_seed(seed)  # layers start, and dropout draws, by torch's own generator
     model = new_classifier(recipe, made, len(prepared.classes))
     settings = {**asdict(recipe), "vocabulary": len(prepared.words)}

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.matrix import level_bits
+from featherbed.errors import DataError
 from featherbed.packed.table import PackedTable
-from featherbed.serve.bundle import CLASSIFIER, KINDS, LIST, MODEL, TOKENIZER, WORDS
+from featherbed.serve.bundle import CLASSIFIER, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.tasks.documents import Prepared, prepare
 from featherbed.tasks.folders import write_history, write_page
-from featherbed.tasks.jobs import Clock, check_out, clear_checkpoints, marked_checkpoints, move_folder, workplace
+from featherbed.tasks.jobs import Clock, check_out, check_stored, clear_checkpoints, marked_checkpoints, move_folder, workplace
 from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.text import TextFitted, TextRecipe, fit_text
 from featherbed.tasks.text_store import Scores, measured, page_sizes, report_of, sizes, store
@@ -99,7 +98,13 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
         run = {"texts": prepared.checksum, "seed": job.seed, **asdict(job.recipe)}
         checkpoints = marked_checkpoints(job.out, run, job.resume)
         fitted = fit_text(
-            job.recipe, prepared, seed=job.seed, progress=job.progress, name=job.recipe.model, checkpoints=checkpoints
+            job.recipe,
+            prepared,
+            seed=job.seed,
+            progress=job.progress,
+            name=job.recipe.model,
+            checkpoints=checkpoints,
+            cache=job.preparing.get("cache"),
         )
         for note in fitted.made.notes:
             say(note)
@@ -125,10 +130,7 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
 
 def _check(job: TextJob) -> None:
     """Refuse what can be told before a file is read."""
-    for name in ("values", "dictionary"):
-        level_bits(job.stored.get(name, "float32"))
-    if (kind := job.stored.get("weights", "float32")) not in KINDS:
-        raise ArgumentError(f"weights={kind!r}: use one of {', '.join(KINDS)}")
+    check_stored(job.stored)
     check_out(job.out, CLASSIFIER, "classifier", overwrite=job.overwrite, resume=job.resume)
 
 

@@ -27,7 +27,8 @@ class Lexicon:
     """What choosing words may ask of a text.
 
     ``documents`` makes counts [documents, V], ``cooccurrence`` the counts of pairs [V, V] (scipy.sparse) or a graph of pairs
-    that count already; ``samples`` is the number of training examples, of which variational tables want to know.
+    that count already; ``related`` makes that graph itself, of pairs that meet so often, where it is kept in a cache;
+    ``samples`` is the number of training examples, of which variational tables want to know.
 
     >>> Lexicon(("<pad>", "<unk>", "news"), np.array([0, 0, 9]), padding_idx=0).size
     3
@@ -40,6 +41,7 @@ class Lexicon:
     cooccurrence: Callable[[], Any] | None = None
     padding_idx: int | None = None
     samples: int | None = None
+    related: Callable[[int], Graph] | None = None
 
     @property
     def size(self) -> int:

@@ -253,7 +253,9 @@ def domain_graph(asked: WordTable, lexicon: Lexicon) -> Graph:
     graphs: list[Graph] = []
     if "wordnet" in asked.domain:
         graphs.append(wordnet(list(lexicon.words)))
-    if "cooccurrence" in asked.domain:
+    if "cooccurrence" in asked.domain and lexicon.related is not None:
+        graphs.append(lexicon.related(asked.least))
+    elif "cooccurrence" in asked.domain:
         near = needed("cooccurrence", "co-occurrence counts", lexicon.cooccurrence)()
         graphs.append(near if isinstance(near, Graph) else Graph(near >= asked.least))
     return graphs[0] if len(graphs) == 1 else graphs[0] | graphs[1]
