@@ -18,7 +18,7 @@ from featherbed.tasks.data import Corpus
 from featherbed.tasks.language import LanguageRecipe, continuation, fit_language, lexicon_of, word_ids
 from featherbed.tasks.lm import LanguageModel, columns, perplexity, segments
 from featherbed.tasks.word_model import AllRows
-from featherbed.tasks.word_tables import WordTable
+from featherbed.tasks.word_tables import WordTable, make_word_table
 
 WORDS = 12
 SPECS = ["dense", "anchor:anchors=4", "anchor:anchors=10,slots=3", "lowrank:rank=3", "hashed:buckets=7", "selected:keep=5"]
@@ -206,6 +206,21 @@ def test_awd_models_learn_by_every_rule(optimizer):
     assert fit(asked).result.metrics["validation"]["perplexity"] < 4
 
 
+@pytest.mark.parametrize("spec", ["anchor:anchors=6", "anchor:anchors=6,slots=3", "mixture:anchors=3,sets=2"])
+def test_weights_of_anchors_have_a_rate_of_their_own(spec):
+    ends = {}
+    for rate in (None, 1e-9):
+        fitted = fit(recipe(spec, weights_lr=rate, cosine=False, epochs=1))
+        begun = make_word_table(recipe(spec).words, lexicon_of(chain()), 0).table
+        ends[rate] = [
+            float((getattr(fitted.made.table, name) - getattr(begun, name)).abs().max().detach())
+            for name in ("transform", "atoms")
+        ]
+        assert sum(len(group["params"]) for group in fitted.optimizer.param_groups) == len(list(fitted.model.parameters()))
+    assert ends[1e-9][0] < 1e-3 < ends[None][0]  # weights stay where they began, all else is learnt
+    assert ends[1e-9][1] > 1e-3
+
+
 def test_a_budget_of_weights_is_kept():
     fitted = fit(recipe("anchor:anchors=6", nonzeros=30, lam=1e-5, epochs=4))
     assert int(torch.count_nonzero(fitted.made.table.transform)) <= 30
@@ -351,6 +366,8 @@ def test_continuations_follow_the_chain_and_never_write_unknown_words():
         ({"hidden": 8}, "a tied lstm needs the same"),
         ({"epochs": 0}, "epochs=0"),
         ({"lr": math.inf}, "lr=inf"),
+        ({"spec": "anchor:anchors=6", "weights_lr": 0.0}, "weights_lr=0.0: give a number above 0"),
+        ({"weights_lr": 0.01}, "'dense' has no anchors"),
     ],
 )
 def test_recipes_say_what_is_wrong(given, said):

@@ -149,6 +149,9 @@ def lm(
     length: Annotated[int | None, typer.Option(help="Words that gradients run through.", min=1)] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, yogi, sgd or ntasgd.")] = "adamw",
     lr: Rate = None,
+    weights_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the weights of anchors; without it that of all.")
+    ] = None,
     patience: Patience = None,
     dropout: Annotated[float | None, typer.Option(help="Between layers.", min=0, max=0.95)] = None,
     precision: Annotated[str, typer.Option(help="Of the softmax in training: float32 or bfloat16.")] = "float32",
@@ -171,7 +174,7 @@ def lm(
     from featherbed.tasks.language import LanguageRecipe
     from featherbed.tasks.language_job import LanguageJob, train_language
 
-    named = ("layers", "samples", "epochs", "batch", "length", "lr", "patience", "dropout")
+    named = ("layers", "samples", "epochs", "batch", "length", "lr", "weights_lr", "patience", "dropout")
     settings = {key: given[key] for key in named if given[key] is not None}
     width = hidden if hidden is not None else dim
     recipe = LanguageRecipe(

@@ -48,6 +48,7 @@ class LanguageRecipe:
             has not improved for ``averaging`` epochs.
         lr: 3e-3 for adamw, 0.01 for yogi, 30 for the others, unless given.
         cosine: whether the rate falls to zero by half a cosine; None: for adamw and yogi.
+        weights_lr: rate of the weights of anchors, which start small and have far to go; ``lr`` unless given.
         code_lr: rate at which codes (KD, DPQ) are chosen, by AdamW.
         precision: of the products of the softmax in training; ``bfloat16`` is faster where the processor has it.
         drop_words, drop_input, drop_layers, drop_weights, ar, tar: of ``awd``; the first of ``lstm`` too.
@@ -70,6 +71,7 @@ class LanguageRecipe:
     optimizer: str = "adamw"
     lr: float | None = None
     cosine: bool | None = None
+    weights_lr: float | None = None
     code_lr: float = 3e-3
     decay: float = 0.0
     clip: float = 0.25
@@ -96,8 +98,12 @@ class LanguageRecipe:
         for name in ("hidden", "layers", "epochs", "batch", "length", "samples"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
-        if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
-            raise ArgumentError(f"lr={self.lr}: give a number above 0")
+        for name in ("lr", "weights_lr"):
+            given = getattr(self, name)
+            if given is not None and not (math.isfinite(given) and given > 0):
+                raise ArgumentError(f"{name}={given}: give a number above 0")
+        if self.weights_lr is not None and not self.words.has_weights:
+            raise ArgumentError(f"weights_lr={self.weights_lr}: {self.words.spec!r} has no anchors, so no weights to learn")
         if self.model == "lstm" and self.tied and self.hidden != self.words.dim:
             raise ArgumentError(
                 f"hidden={self.hidden} and rows of width {self.words.dim}: a tied lstm needs the same for both; "
@@ -168,9 +174,13 @@ def new_model(recipe: LanguageRecipe, made: WordsMade, seed: int) -> WordModel:
 def new_optimizer(recipe: LanguageRecipe, model: WordModel, made: WordsMade) -> torch.optim.Optimizer:
     """Make the optimizer that a recipe asks for, with the table's penalties; codes have one of their own."""
     codes, others = split_codes(model)
+    groups: list[dict[str, Any]] = [{"params": others}]
+    if recipe.weights_lr is not None:
+        weights = made.table.transform
+        groups = [{"params": [one for one in others if one is not weights]}, {"params": [weights], "lr": recipe.weights_lr}]
     rules: dict[str, Any] = {"adamw": AdamW, "yogi": Yogi}
     rule = rules.get(recipe.optimizer, SGD)
-    found: torch.optim.Optimizer = rule(others, recipe.rate, weight_decay=recipe.decay, penalties=made.penalties)
+    found: torch.optim.Optimizer = rule(groups, recipe.rate, weight_decay=recipe.decay, penalties=made.penalties)
     if codes:
         found = Several(found, AdamW(codes, recipe.code_lr, weight_decay=0.0))
     return Averaged(found, patience=recipe.averaging) if recipe.optimizer == "ntasgd" else found
