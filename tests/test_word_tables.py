@@ -135,6 +135,13 @@ def test_rows_start_with_the_spread_asked_for(spec):
     assert float(table.weight.detach().std()) == pytest.approx(0.03, rel=0.01)
 
 
+@pytest.mark.parametrize("spec", ["anchor:anchors=4", "anchor:anchors=8,slots=3", "mixture:anchors=3,sets=2"])
+@pytest.mark.parametrize("by", [None, "frequency"])
+def test_anchors_are_scaled_for_rows_of_the_spread_asked_for(spec, by):
+    table = make_word_table(WordTable(spec, dim=64, by=by, start=0.2, spread=0.03), lexicon(padding_idx=None), 0).table.eval()
+    assert float(table.weight.detach().std()) == pytest.approx(0.03, rel=1e-3)
+
+
 def test_rows_that_do_not_depend_on_a_dictionary_are_left_as_they_are():
     table = fb.KDTable(12, 8, choices=4, parts=3, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -172,6 +179,8 @@ def test_sharing_and_row_sparse_gradients():
         ({"dim": 0}, "dim=0"),
         ({"least": 0}, "least=0"),
         ({"start": 0.0}, "start=0.0"),
+        ({"spec": "anchor:anchors=3", "spread": -1.0}, "spread=-1.0"),
+        ({"spread": 0.1}, "'dense' has no anchors; start is the spread of its rows"),
         ({"nonzeros": 5}, "has no anchors"),
         ({"domain": ("wordnet",)}, "has no anchors that words could relate to"),
         ({"lam": 0.1}, "nothing of 'dense' is penalised"),

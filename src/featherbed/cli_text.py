@@ -37,6 +37,7 @@ Epochs = Annotated[int | None, typer.Option(help="At most so many passes.", min=
 Batch = Annotated[int | None, typer.Option(help="Texts (lm: columns) a step.", min=1)]
 Rate = Annotated[float | None, typer.Option(help="The learning rate.")]
 Patience = Annotated[int | None, typer.Option(help="Epochs without gain before it ends.", min=0)]
+Spread = Annotated[float | None, typer.Option(help="With anchors: the spread of first rows.")]
 Values = Annotated[str, typer.Option(help="How weights of codes are stored: float32, float16, int8, int4 ...")]
 Dictionary = Annotated[str, typer.Option(help="How anchors, atoms or plain rows are stored.")]
 Weights = Annotated[str, typer.Option(help="How the other weights of the model are stored: float32, float16, int8.")]
@@ -64,6 +65,7 @@ def text(
     nonzeros: Nonzeros = None,
     sse: Sse = 0.0,
     start: Start = None,
+    spread: Spread = None,
     dim: Annotated[int, typer.Option(help="The width of rows.", min=1, max=4096)] = 256,
     epochs: Epochs = None,
     batch: Batch = None,
@@ -138,6 +140,7 @@ def lm(
     nonzeros: Nonzeros = None,
     sse: Sse = 0.0,
     start: Start = None,
+    spread: Spread = None,
     dim: Annotated[int, typer.Option(help="The width of rows.", min=1, max=4096)] = 200,
     hidden: Annotated[int | None, typer.Option(help="The width of the LSTM; without it that of rows.", min=1)] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the LSTM.", min=1, max=16)] = None,
@@ -207,7 +210,8 @@ def word_table(given: dict[str, Any]) -> WordTable:
     parts = tuple(part.strip() for part in (given["domain"] or "").split(",") if part.strip())
     if given["domain"] is not None and not parts:
         raise ArgumentError("--domain is empty: give wordnet, cooccurrence, or both with a comma")
-    same = {name: given[name] for name in ("dim", "by", "least", "lam", "nonzeros", "sse", "start") if given[name] is not None}
+    named = ("dim", "by", "least", "lam", "nonzeros", "sse", "start", "spread")
+    same = {name: given[name] for name in named if given[name] is not None}
     return WordTable(given["table"], domain=parts, **same)
 
 

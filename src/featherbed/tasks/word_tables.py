@@ -46,6 +46,7 @@ class WordTable:
         nonzeros: how many weights stay at the end of training (``fb.Budget``).
         sse: the probability that a word is replaced by another while training (``fb.SSE``).
         start: spread of the first rows; with anchors, of the first weights.
+        spread: with anchors, that of the first rows: anchors are scaled so. None: anchors of unit length, in the mean.
 
     >>> WordTable("anchor:anchors=10", by="frequency", domain=("wordnet",)).has_weights
     True
@@ -60,6 +61,7 @@ class WordTable:
     nonzeros: int | None = None
     sse: float = 0.0
     start: float = 0.1
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domain", tuple(self.domain))
@@ -71,8 +73,9 @@ class WordTable:
         for name, value in (("dim", self.dim), ("least", self.least)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
-        if not (math.isfinite(self.start) and self.start > 0):
-            raise ArgumentError(f"start={self.start}: give a number above 0")
+        for name, given in (("start", self.start), ("spread", self.spread)):
+            if given is not None and not (math.isfinite(given) and given > 0):
+                raise ArgumentError(f"{name}={given}: give a number above 0")
         self._check_fit()
 
     def _check_fit(self) -> None:
@@ -80,6 +83,8 @@ class WordTable:
         kind, settings = parse_spec(self.spec)
         if self.nonzeros is not None and not self.has_weights:
             raise ArgumentError(f"nonzeros={self.nonzeros}: {self.spec!r} has no anchors, so no weights to count")
+        if self.spread is not None and not self.has_weights:
+            raise ArgumentError(f"spread={self.spread}: {self.spec!r} has no anchors; start is the spread of its rows")
         if self.domain and not self.has_weights:
             raise ArgumentError(f"domain={', '.join(self.domain)}: {self.spec!r} has no anchors that words could relate to")
         if self.lam and not (self.has_weights or self.lassoed):
@@ -138,8 +143,8 @@ def make_word_table(asked: WordTable, lexicon: Lexicon, seed: int, *, sparse: bo
     if asked.has_weights:
         extra |= starts(asked, kind, settings, lexicon, generator, notes)
     table = make_table(asked.spec, lexicon.size, asked.dim, **extra)
-    if not asked.has_weights:
-        rescale(table, asked.start)
+    if not asked.has_weights or asked.spread is not None:
+        rescale(table, asked.start if asked.spread is None else asked.spread)
     penalties = penalties_of(asked, table, lexicon, notes)
     module: nn.Module = SSE(table, asked.sse, generator=generator) if asked.sse else table
     return WordsMade(table, module, penalties, tuple(notes))
