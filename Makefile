@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := fast,train,compress,text,hf,serve,view,yardsticks,distributed,dev
+EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,dev
 
 .PHONY: help install demo test check format bench clean
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from featherbed.errors import MissingExtra as MissingExtra
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import UnknownKeyError as UnknownKeyError
+    from featherbed.exports.onnx import to_onnx as to_onnx
     from featherbed.graphs import Graph as Graph
     from featherbed.graphs import cooccurrence as cooccurrence
     from featherbed.graphs import cooccurrence_counts as cooccurrence_counts
@@ -43,6 +44,14 @@ if TYPE_CHECKING:
     from featherbed.losses import negative_pairs as negative_pairs
     from featherbed.losses import orthogonality as orthogonality
     from featherbed.losses import tied_cross_entropy as tied_cross_entropy
+    from featherbed.models.disk import DiskRows as DiskRows
+    from featherbed.models.embedding import PackedEmbedding as PackedEmbedding
+    from featherbed.models.folder import compress_folder as compress_folder
+    from featherbed.models.pretrained import load_model as load_model
+    from featherbed.models.swap import compress_model as compress_model
+    from featherbed.models.swap import restore_model as restore_model
+    from featherbed.models.tune import measure_model as measure_model
+    from featherbed.models.tune import tune_model as tune_model
     from featherbed.optim import L1 as L1
     from featherbed.optim import SGD as SGD
     from featherbed.optim import Adagrad as Adagrad
@@ -124,6 +133,7 @@ _HOMES = {
         "NotPackable",
         "UnknownKeyError",
     ),
+    "featherbed.exports.onnx": ("to_onnx",),
     "featherbed.graphs": (
         "Graph",
         "cooccurrence",
@@ -155,6 +165,18 @@ _HOMES = {
         "Several",
         "Yogi",
         "clip_grad_norm_",
+    ),
+    "featherbed.models.disk": ("DiskRows",),
+    "featherbed.models.embedding": ("PackedEmbedding",),
+    "featherbed.models.folder": ("compress_folder",),
+    "featherbed.models.pretrained": ("load_model",),
+    "featherbed.models.swap": (
+        "compress_model",
+        "restore_model",
+    ),
+    "featherbed.models.tune": (
+        "measure_model",
+        "tune_model",
     ),
     "featherbed.packed.file": (
         "check",

@@ -211,7 +211,7 @@ Array = Annotated[str | None, typer.Option(help="Which array of the file, where 
 @app.command()
 def compress(
     matrix: Matrix,
-    out: Annotated[Path, typer.Option(help="The packed table to write (.safetensors).")],
+    out: Annotated[Path, typer.Option(help="The packed table to write (.safetensors), or the folder of the model.")],
     ratio: Annotated[float | None, typer.Option(help="How many times smaller than float32.")] = None,
     budget: Annotated[str | None, typer.Option(help="Bytes of the file without keys, such as 600KB.")] = None,
     quality: Annotated[str | None, typer.Option(help='Just good enough: "recall:0.9" or "error:0.1".')] = None,
@@ -224,10 +224,31 @@ def compress(
     seed: Annotated[int, typer.Option(help="Seed of samples and starts.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Make a matrix smaller and say what is lost. Give one of --ratio, --budget and --quality."""
+    """Make a matrix, or a model's token table, smaller and say what is lost. Give one of --ratio, --budget and --quality."""
+    if matrix.is_dir():
+        from featherbed.models.command import run_folder
+
+        if report is not None or words or array is not None or padding is not None:
+            raise ArgumentError(f"{matrix} is a folder of a model: --report, --words, --array and --padding are for matrices")
+        run_folder(matrix, out, ratio, budget, quality, method, weights, seed, quiet)
+        return
     from featherbed.compression.command import run
 
     run(matrix, out, ratio, budget, quality, method, weights, report, words or [], array, padding, seed, quiet)
+
+
+@app.command()
+def export(
+    file: File,
+    out: Annotated[Path, typer.Option(help="The ONNX model to write.")],
+    rank: Annotated[int, typer.Option(help="How many dimensions ids have.", min=0, max=8)] = 1,
+    blocks: Annotated[bool, typer.Option("--blocks", help="Use onnxruntime's GatherBlockQuantized for 4 and 8 bits.")] = False,
+) -> None:
+    """Write a packed table as an ONNX model: ids in, rows out."""
+    from featherbed.exports.onnx import to_onnx
+
+    to_onnx(file, out, rank=rank, blocks=blocks)
+    typer.echo(f"{out}: {out.stat().st_size:,} bytes, the packed file has {file.stat().st_size:,}")
 
 
 @app.command()

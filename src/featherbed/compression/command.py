@@ -72,17 +72,7 @@ def run(
         raise ArgumentError(f"{out} is the matrix itself: write the table to another file")
     source = read_matrix(matrix, array=array)
     counted = None if weights is None else read_weights(weights)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        Left(),
-        console=Console(stderr=True),
-        disable=quiet,
-    )
-    told = Told(bar)
-    with bar, ending_at_once():
+    with told_bar(quiet) as told, ending_at_once():
         table = compress(
             source.matrix,
             budget=budget,
@@ -103,6 +93,22 @@ def run(
     if report is not None:
         table.report.save(report)
     sys.stdout.write(f"{table.report}\nwritten     {out}\n")
+
+
+@contextlib.contextmanager
+def told_bar(quiet: bool) -> Iterator[Told]:
+    """Yield what to tell of a compression, shown as a bar with the time left."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        Left(),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+    with bar:
+        yield Told(bar)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ def compress(
     ratio: float | None = None,
     quality: str | None = None,
     method: str = "auto",
+    measure: str = "recall",
     weights: ArrayLike | str | None = None,
     keys: Iterable[str] | None = None,
     generator: np.random.Generator | int | None = None,
@@ -49,7 +50,7 @@ def compress(
     The file, without its keys, takes no more than the bytes asked for. ``method="auto"`` compares the methods on a sample, fits
     the best in full and refines the winner by turns of new codes and least-squares dictionaries; the result's ``report``
     says what was lost, and keeps the whole curve. Methods are compared by neighbour recall@10, or by the error
-    Σ ||x - y||² / Σ ||x||² where ``quality="error:0.1"`` asks for it; ``weights`` (how often each row is used) make both
+    Σ ||x - y||² / Σ ||x||² where ``measure`` or ``quality`` asks for it; ``weights`` (how often each row is used) make both
     weighted means, and keep the rows used most better than the others.
 
     Args:
@@ -60,6 +61,7 @@ def compress(
         quality: "recall:0.9" (at least) or "error:0.1" (at most), with as few bytes as do.
         method: "auto", or one by name: int8, int4, int3, int2, lowrank, pq, opq, rq, lsq, layered, kd, ksvd, hash, hash+ksvd,
             anchors, clusters; with lengths apart "rq+norms"; after hot rows "hot+layered"; with settings "rq:codes=8,bits=8".
+        measure: "recall" or "error": what methods are compared by, where no quality says it.
         weights: how often each row is used, such as word counts; "zipf" where rows are sorted by use.
         keys: a name for every row.
         generator: a numpy generator or a seed; 0 by default, so that results repeat.
@@ -78,7 +80,7 @@ def compress(
     matrix, own_padding = matrix_of(matrix)
     padding_idx = own_padding if padding_idx is None else padding_idx
     rows = Rows(matrix, weights)
-    target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4)
+    target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4, measure)
     found_keys = None if keys is None else Keys.of(keys)
     if found_keys is not None and len(found_keys) != rows.count:
         raise ArgumentError(f"{len(found_keys)} keys were given for {rows.count} rows: give one for each")

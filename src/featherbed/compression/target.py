@@ -21,8 +21,12 @@ class Target:
     floor: float | None = None
 
     @classmethod
-    def of(cls, budget: int | str | None, ratio: float | None, quality: str | None, dense: int) -> Target:
+    def of(
+        cls, budget: int | str | None, ratio: float | None, quality: str | None, dense: int, measure: str = "recall"
+    ) -> Target:
         """Read the three ways to ask; exactly one must be given. ``dense`` is the matrix's size in float32 bytes.
+
+        A quality says itself what methods are compared by; for the other two ``measure`` does.
 
         >>> Target.of(None, 20, None, 12_000_000)
         Target(given='ratio=20', budget=600000, measure='recall', floor=None)
@@ -32,12 +36,14 @@ class Target:
         if len(named) != 1:
             what = " and ".join(named) if named else "none of them"
             raise ArgumentError(f'give exactly one of budget ("600KB"), ratio (20) or quality ("recall:0.9"); got {what}')
+        if measure not in MEASURES:
+            raise ArgumentError(f"measure={measure!r}: methods are compared by {' or '.join(MEASURES)}")
         if budget is not None:
-            return cls(named[0], read_bytes(budget))
+            return cls(named[0], read_bytes(budget), measure)
         if ratio is not None:
             if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 <= ratio < float("inf"):
                 raise ArgumentError(f"ratio={ratio!r}: how many times smaller than float32, a number of at least 1")
-            return cls(named[0], int(dense / ratio))
+            return cls(named[0], int(dense / ratio), measure)
         measure, _, text = str(quality).partition(":")
         try:
             floor = float(text)

@@ -188,14 +188,20 @@ class Ragged:
 
     def spans(self, positions: Ids) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
         """Return where the entries of rows stand; spans outside the stored entries are a FormatError."""
-        block = positions // DIRECTORY_STEP
+        block, last = positions // DIRECTORY_STEP, len(self.directory) - 1
         members = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP)
         inside = members < self.rows
         sizes = bits.unpack(self.counts, np.where(inside, members, 0) * self.count_bits, self.count_bits).astype(np.int64)
         sizes *= inside
-        first = self.directory[block].astype(np.int64) + (sizes * (members < positions[:, None])).sum(1)
-        count = sizes[np.arange(len(positions)), positions % DIRECTORY_STEP]
-        ends = np.append(self.directory[1:].astype(np.int64), self.entries)[block]  # a block ends where the next begins
+        ends = self.directory[np.minimum(block + 1, last)].astype(np.int64)  # a block ends where the next begins
+        ends[block == last] = self.entries
+        return self.placed(positions, sizes, self.directory[block].astype(np.int64), ends)
+
+    def placed(self, positions: Ids, sizes: Ids, begins: Ids, ends: Ids) -> tuple[Ids, Ids]:  # [B], [B, 16], [B], [B]
+        """Return ``spans`` of positions, given the sizes of the rows of their blocks and where the blocks begin and end."""
+        at = positions % DIRECTORY_STEP
+        first = begins + (sizes * (np.arange(DIRECTORY_STEP) < at[:, None])).sum(1)
+        count = sizes[np.arange(len(positions)), at]
         wrong = (first < 0) | (first > self.entries) | (ends > self.entries) | (count > ends - first) | (count > MOST_CODES)
         if np.any(wrong):
             raise FormatError("ragged codes: a row's codes lie outside the stored entries")

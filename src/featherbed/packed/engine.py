@@ -6,9 +6,12 @@ a command that looks up three rows does not wait for a compiler.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -22,12 +25,14 @@ WORTH = 2048  # rows of one call that are worth loading the compiled loops for
 GRAIN = 512  # rows a thread takes at a time
 LINE = 64  # bytes of a cache line
 _LOOKUP = "featherbed.kernels.lookup"
+_AS_LOADED = ContextVar("as_loaded", default=False)
 
 
 def kernels(rows: int) -> bool:
     """Whether compiled loops should serve this many rows."""
     wish = os.environ.get(VARIABLE, "auto")
-    if wish == "numpy" or (wish == "auto" and _LOOKUP not in sys.modules and rows < WORTH):
+    unloaded = wish == "auto" and _LOOKUP not in sys.modules
+    if wish == "numpy" or (unloaded and (rows < WORTH or _AS_LOADED.get())):
         return False
     if wish not in ("auto", "numba"):
         raise ArgumentError(f"{VARIABLE}={wish!r}: use auto, numpy or numba")
@@ -35,6 +40,16 @@ def kernels(rows: int) -> bool:
     if not there and wish == "numba":
         raise MissingExtra("numba", "fast", f"{VARIABLE}=numba")
     return there
+
+
+@contextlib.contextmanager
+def as_loaded() -> Iterator[None]:
+    """Within it no number of rows is worth loading the compiled loops: they take 100 MB of memory."""
+    before = _AS_LOADED.set(True)
+    try:
+        yield
+    finally:
+        _AS_LOADED.reset(before)
 
 
 @cache

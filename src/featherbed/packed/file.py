@@ -33,6 +33,7 @@ NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a featherbed file
 MOST_HEADER = 1 << 24
 _OWN_FILES = "/proc/self/fd"
+Buffer = mmap.mmap | memoryview
 
 
 @runtime_checkable
@@ -78,8 +79,42 @@ def load(path: str | Path) -> PackedTable:
     >>> fb.load(path)[[0, 4]].shape
     (2, 4)
     """
-    path = Path(path)
-    header, start, mapped = opened(path)
+    return _table_of(*opened(Path(path)))
+
+
+def to_bytes(table: PackedTable) -> bytes:
+    """Return what ``save`` would write.
+
+    >>> import featherbed as fb
+    >>> from_bytes(to_bytes(fb.DenseTable(5, 4).pack()))
+    PackedTable(5 x 4, DenseTable, 80 bytes)
+    """
+    refuse_unreadable(table)
+    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table))
+    return b"".join((header_of(table), *arrays))
+
+
+def from_bytes(data: Any) -> PackedTable:  # bytes, or an array of them
+    """Return the table in ``data``, which are the bytes of a packed file: read where they lie, so leave them there."""
+    held = memoryview(data).cast("B")
+    length = int.from_bytes(held[:8], "little")
+    if length > MOST_HEADER or 8 + length > len(held):
+        raise FormatError(f"these {len(held):,} bytes are no featherbed file: their header would have {length:,} bytes")
+    try:
+        header = _parsed(bytes(held[8 : 8 + length]))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"these bytes are no featherbed file: {str(error)[:200]}") from None
+    if not isinstance(header, dict):
+        raise FormatError("these bytes are no featherbed file: their header is no object")
+    try:
+        return _table_of(header, 8 + length, held)
+    except FormatError:
+        raise
+    except (KeyError, TypeError, IndexError, ValueError):  # of headers the safetensors library would refuse
+        raise FormatError("these bytes are no featherbed file: an entry of their header is not as it must be") from None
+
+
+def _table_of(header: dict[str, Any], start: int, mapped: Buffer) -> PackedTable:
     taken: set[str] = set()
 
     def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -167,9 +202,7 @@ def _parsed(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=once, parse_constant=unknown)
 
 
-def array_of(
-    mapped: mmap.mmap, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]
-) -> NDArray[Any]:
+def array_of(mapped: Buffer, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
     entry = header.get(name)
     if entry is None:
         raise FormatError(f"the array {name!r} is missing")

@@ -1,0 +1,259 @@
+"""A folder that ``save_pretrained`` wrote, compressed from disk: the model is never made, the table never read whole.
+
+Shards stream from one folder to the other; the table's tensor is left out and its packed bytes are put in.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import transformers
+
+from featherbed.compression.arrays import read_safetensors
+from featherbed.compression.method import Tell, quiet
+from featherbed.compression.run import compress
+from featherbed.compression.target import Target
+from featherbed.errors import ArgumentError, DataError
+from featherbed.models.pretrained import METHOD, read_config
+from featherbed.models.swap import Place, Swapped, found_places
+from featherbed.packed.file import to_bytes
+
+BLOCK = 1 << 24  # bytes copied at once
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MOST_HEADER = 1 << 28
+ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The tensors of a folder: the file each is in, and the index where there are several files."""
+
+    folder: Path
+    file_of: dict[str, str]
+    index: dict[str, Any] | None
+
+    @property
+    def files(self) -> list[str]:
+        """The files, each once."""
+        return sorted(set(self.file_of.values()))
+
+
+def compress_folder(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    ratio: float | None = None,
+    budget: int | str | None = None,
+    quality: str | None = None,
+    method: str = "auto",
+    measure: str = "error",
+    weights: Any = None,
+    generator: Any = None,
+    tell: Tell = quiet,
+) -> list[Swapped]:
+    """Compress the token table of a saved ``transformers`` model into a new folder, from disk; return what was done.
+
+    The table is mapped, not read; the other tensors are copied in blocks. What ``fb.load_model(out)`` makes is what
+    ``fb.compress_model`` would have made of the loaded model. Nothing of the folder is executed, and a folder half-written is
+    never left.
+    """
+    Target.of(budget, ratio, quality, 4, measure)
+    source, target = Path(folder), Path(out)
+    if target.exists():
+        raise ArgumentError(f"{target} exists: name a folder that does not")
+    if not target.parent.is_dir():
+        raise ArgumentError(f"{target} cannot be written: name a folder in one that exists")
+    config = read_config(source)
+    if getattr(config, "quantization_config", None):
+        raise ArgumentError(f"{source}: the model is quantised already, as its config.json says: start from the original")
+    checkpoint = read_checkpoint(source)
+    model = skeleton(source, config)
+    (place,) = found_places(model, None)
+    keys = tensors_of(checkpoint, place, model.base_model_prefix)
+    matrix = read_table(checkpoint, keys, tuple(place.weight.shape))
+    table = compress(
+        matrix,
+        ratio=ratio,
+        budget=budget,
+        quality=quality,
+        method=method,
+        measure=measure,
+        weights=weights,
+        padding_idx=padding_of(matrix, place),
+        generator=generator,
+        name=place.name,
+        tell=tell,
+    )
+    data = to_bytes(table)
+    names = list(place.embeddings)
+    about: dict[str, Any] = {
+        "rows": len(table),
+        "dim": table.dim,
+        "padding": table.padding_idx,
+        "scale": place.scales[names[0]],
+        "bytes": len(data),
+    }
+    about |= {"twins": {name: place.scales[name] for name in names[1:]}, "heads": list(place.heads)}
+    before = matrix.shape[0] * matrix.shape[1] * tensor_width(checkpoint, keys[0])
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir()
+        write_folder(checkpoint, part, keys, data, {names[0]: about})
+        part.rename(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return [Swapped(names[0], tuple(names[1:]), tuple(place.heads), before, len(data), table)]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Return where the tensors of a folder are, or say that they are in no file that can be streamed."""
+    if (folder / INDEX).is_file():
+        try:
+            index = json.loads((folder / INDEX).read_text())
+            file_of = {str(key): str(name) for key, name in index.get("weight_map", {}).items()}
+        except (ValueError, AttributeError):
+            raise DataError(f"{folder / INDEX} is no index of a checkpoint, or was cut short: fetch it again") from None
+        outside = sorted(name for name in file_of.values() if Path(name).name != name)
+        if outside:
+            raise DataError(f"{folder}: {INDEX} names {outside[0]}, which is not in the folder itself")
+        missing = sorted({name for name in file_of.values() if not (folder / name).is_file()})
+        if missing or not file_of:
+            raise DataError(f"{folder}: {INDEX} names {', '.join(missing) or 'no files'}, which are not there: fetch them")
+        return Checkpoint(folder, file_of, index)
+    if (folder / SINGLE).is_file():
+        with (folder / SINGLE).open("rb") as file:
+            header, _ = read_header(folder / SINGLE, file)
+        return Checkpoint(folder, dict.fromkeys((name for name in header if name != "__metadata__"), SINGLE), None)
+    raise DataError(
+        f"{folder} holds neither {SINGLE} nor {INDEX}: load the model and save it anew by model.save_pretrained(folder)"
+    )
+
+
+def skeleton(folder: Path, config: Any) -> Any:
+    """Return the model on the meta device: its modules and ties without any numbers."""
+    names = config.architectures or []
+    kind = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    if kind is None:
+        raise ArgumentError(f"{folder}: config.json names the architectures {names}, none of which this transformers has")
+    with torch.device("meta"):
+        return kind(config)
+
+
+def tensors_of(checkpoint: Checkpoint, place: Place, prefix: str) -> list[str]:
+    """Return the tensors of a checkpoint that hold a place's weight, the embedding's own first."""
+    found = []
+    for name in (*place.embeddings, *place.heads):
+        plain = name.removeprefix(f"{prefix}.")
+        known = [key for key in (f"{name}.weight", f"{plain}.weight", f"{prefix}.{name}.weight") if key in checkpoint.file_of]
+        found += [key for key in known if key not in found]
+    if not found:
+        raise DataError(f"{checkpoint.folder}: no tensor of the checkpoint is {place.name}.weight, the model's token table")
+    return found
+
+
+def read_table(checkpoint: Checkpoint, keys: list[str], shape: tuple[int, ...]) -> Any:
+    """Map the table, or say that it is not the one the config speaks of, or that a head said to be tied to it is another."""
+    matrix, *others = (read_safetensors(checkpoint.folder / checkpoint.file_of[key], key)[0] for key in keys)
+    if tuple(matrix.shape) != shape:
+        found, said = (" x ".join(map(str, one)) for one in (matrix.shape, shape))
+        raise DataError(f"{checkpoint.folder}: {keys[0]} is {found}, config.json says {said}")
+    for key, other in zip(keys[1:], others, strict=True):
+        step = max(1, BLOCK // (8 * shape[1]))
+        if other.shape != matrix.shape or any(
+            (matrix[at : at + step] != other[at : at + step]).any() for at in range(0, shape[0], step)
+        ):
+            raise DataError(
+                f"{checkpoint.folder}: {key} differs from {keys[0]}, though config.json ties them: "
+                "set tie_word_embeddings to false there"
+            )
+    return matrix
+
+
+def padding_of(matrix: Any, place: Place) -> int | None:
+    """Return the padding row of the embeddings that have one, where it is zero."""
+    paddings = {module.padding_idx for module in place.embeddings.values()} - {None}
+    (padding,) = paddings if len(paddings) == 1 else (None,)
+    return padding if padding is not None and not matrix[padding : padding + 1].any() else None
+
+
+def tensor_width(checkpoint: Checkpoint, key: str) -> int:
+    """Return the bytes of one number of a tensor."""
+    path = checkpoint.folder / checkpoint.file_of[key]
+    with path.open("rb") as file:
+        return ELEMENT.get(read_header(path, file)[0][key]["dtype"], 4)
+
+
+def write_folder(checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes, tables: Mapping[str, Any]) -> None:
+    """Write the folder anew: all files, the table's bytes in the place of its tensors, config and index to fit."""
+    own = set(checkpoint.files) | {INDEX, "config.json"}
+    for path in sorted(checkpoint.folder.iterdir()):
+        if path.name not in own and path.is_file():
+            shutil.copyfile(path, out / path.name)
+    packed = keys[0].removesuffix("weight") + "packed"
+    home = checkpoint.file_of[keys[0]]
+    for name in checkpoint.files:
+        rewrite(checkpoint.folder / name, out / name, set(keys), {packed: data} if name == home else {})
+    config = json.loads((checkpoint.folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": METHOD, "tables": dict(tables)}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if checkpoint.index is not None:
+        places = {key: name for key, name in checkpoint.file_of.items() if key not in keys} | {packed: home}
+        total = sum((out / name).stat().st_size for name in checkpoint.files)
+        about = checkpoint.index.get("metadata", {}) | {"total_size": total}
+        (out / INDEX).write_text(json.dumps({"metadata": about, "weight_map": dict(sorted(places.items()))}, indent=2) + "\n")
+
+
+def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file and where its tensors begin."""
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        header = json.loads(file.read(length)) if length <= MOST_HEADER else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise DataError(f"{path} is no safetensors file, or was cut short: fetch it again")
+    return header, 8 + length
+
+
+def rewrite(source: Path, target: Path, dropped: set[str], added: Mapping[str, bytes]) -> None:
+    """Copy a safetensors file without some tensors, in blocks, and add tensors of bytes at its end."""
+    with source.open("rb") as file, target.open("wb") as new:
+        header, start = read_header(source, file)
+        entries: dict[str, Any] = {"__metadata__": header.get("__metadata__", {"format": "pt"})}
+        kept = [(name, one) for name, one in header.items() if name != "__metadata__" and name not in dropped]
+        kept.sort(key=lambda pair: pair[1]["data_offsets"][0])
+        offset = 0
+        for name, one in kept:
+            size = one["data_offsets"][1] - one["data_offsets"][0]
+            entries[name] = {**one, "data_offsets": [offset, offset + size]}
+            offset += size
+        for name, data in added.items():
+            entries[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [offset, offset + len(data)]}
+            offset += len(data)
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        new.write(len(text).to_bytes(8, "little") + text)
+        for name, one in kept:
+            copy(file, new, start + one["data_offsets"][0], start + one["data_offsets"][1], name)
+        for data in added.values():
+            new.write(data)
+
+
+def copy(file: BinaryIO, new: BinaryIO, begin: int, end: int, name: str) -> None:
+    """Copy bytes in blocks."""
+    file.seek(begin)
+    left = end - begin
+    while left:
+        block = file.read(min(BLOCK, left))
+        if not block:
+            raise DataError(f"the checkpoint is cut short within {name}: fetch it again")
+        new.write(block)
+        left -= len(block)

@@ -1,0 +1,286 @@
+"""``fb.tune_model``: a compressed model learns to answer as the original does. Only its table learns, or table and norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featherbed.errors import ArgumentError
+from featherbed.models.embedding import PackedEmbedding, Tied
+from featherbed.models.learn import LearntEmbedding
+from featherbed.models.swap import is_pretrained, packed_places
+
+Z = 1.96  # standard errors on either side of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far a model is from the original on a text, means over its pieces with 95 % intervals.
+
+    ``divergence``: KL(original || model) of the next token, nats; of models without logits 1 - cosine of their states.
+    ``perplexity``: of the next token, of causal models only.
+    """
+
+    divergence: float
+    divergence_error: float  # half of the interval
+    perplexity: float | None = None
+    perplexity_low: float | None = None
+    perplexity_high: float | None = None
+
+    def __str__(self) -> str:
+        said = f"divergence {self.divergence:.5f} ± {self.divergence_error:.5f}"
+        if self.perplexity is None:
+            return said
+        return f"{said}, perplexity {self.perplexity:.2f} ({self.perplexity_low:.2f} to {self.perplexity_high:.2f})"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning did: the original's own perplexity, the model before and after, and the loss of every step."""
+
+    original: Divergence
+    before: Divergence
+    after: Divergence
+    losses: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"original    {self.original}\ncompressed  {self.before}\ntuned       {self.after}"
+
+
+def tune_model(
+    model: nn.Module,
+    original: nn.Module,
+    ids: Tensor,  # integer [pieces, length]
+    *,
+    held: Tensor | None = None,  # integer [pieces, length]
+    steps: int = 200,
+    batch: int = 8,
+    lr: float = 1e-3,
+    norms: bool = False,
+    generator: torch.Generator | None = None,
+    tell: Callable[[str, float], None] = lambda _what, _share: None,
+) -> Tuned:
+    """Tune the packed tables of a model in place, so that it answers as ``original`` does; return both, measured.
+
+    The loss is KL(original || model) of the next token at every place of ``ids`` (1 - cosine of the states where there are no
+    logits). Codes stay; dictionaries, bases, lengths and scales learn by Adam at a rate that falls by half a cosine, and are
+    stored again in the bytes they had. All else stays, or with ``norms`` the weights of normalisations learn too.
+
+    Args:
+        ids: pieces of a text to learn from, in tokens.
+        held: other pieces, to measure by; a tenth of ``ids`` is held back where there are none.
+        batch: pieces a step.
+        norms: let layer norms learn too.
+        generator: by which pieces are drawn.
+        tell: is told what is done and which share of it.
+    """
+    places = list(packed_places(model))
+    if not places:
+        raise ArgumentError("the model has no packed table to tune: compress it first, by fb.compress_model(model, ratio=8)")
+    for name, given in (("steps", steps), ("batch", batch)):
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ArgumentError(f"{name}={given!r}: give a whole number of at least 1")
+    if not (math.isfinite(lr) and lr > 0):
+        raise ArgumentError(f"lr={lr}: give a number above 0")
+    if original is model:
+        raise ArgumentError("original is the model itself: keep a copy from before, by copy.deepcopy(model)")
+    ids = pieces("ids", ids)
+    if held is None:
+        if len(ids) < 10:
+            raise ArgumentError(f"{len(ids)} pieces are too few to hold a tenth back: give held= as well")
+        ids, held = ids[: -(len(ids) // 10)], ids[-(len(ids) // 10) :]
+    held = pieces("held", held)
+    draw = generator or torch.Generator().manual_seed(0)
+    before = measure_model(model, original, held)
+    learnt = [LearntEmbedding(module) for _, module, _, _ in places]
+    free = [parameter for one in learnt for parameter in one.parameters()]
+    free += norm_weights(model) if norms else []
+    with evaluating(model, original), learning(model, free), swapped(model, [module for _, module, _, _ in places], learnt):
+        losses = follow(model, original, ids, free, draw, steps=steps, batch=batch, lr=lr, tell=tell)
+    for (_, module, _, _), one in zip(places, learnt, strict=True):
+        renew(module, one)
+    if is_pretrained(model):
+        from featherbed.models.pretrained import mark
+
+        mark(model)
+    return Tuned(measure_model(original, original, held), before, measure_model(model, original, held), tuple(losses))
+
+
+def pieces(name: str, given: Tensor) -> Tensor:
+    """Return pieces of a text, or say what they must be."""
+    if (
+        not isinstance(given, Tensor)
+        or given.dim() != 2
+        or given.is_floating_point()
+        or given.shape[0] < 1
+        or given.shape[1] < 2
+    ):
+        what = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise ArgumentError(f"{name}: got {what}; give token ids [pieces, length], at least 2 long")
+    return given.long()
+
+
+def norm_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of normalisations."""
+    found = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+    return [parameter for module in found for parameter in module.parameters(recurse=False)]
+
+
+class learning(AbstractContextManager[None]):  # noqa: N801 - used as a verb
+    """Within it only some parameters learn."""
+
+    def __init__(self, model: nn.Module, free: list[nn.Parameter]) -> None:
+        self.model, self.free = model, {id(one) for one in free}
+
+    def __enter__(self) -> None:
+        self.asked = [(one, one.requires_grad) for one in self.model.parameters()]
+        for one, _ in self.asked:
+            one.requires_grad_(id(one) in self.free)
+
+    def __exit__(self, *_: object) -> None:
+        for one, asked in self.asked:
+            one.requires_grad_(asked)
+            one.grad = None
+
+
+class evaluating(AbstractContextManager[None]):  # noqa: N801
+    """Within it models are as in evaluation: no dropout."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        self.modes = [(module, module.training) for model in models for module in model.modules()]
+
+    def __enter__(self) -> None:
+        for module, _ in self.modes:
+            module.training = False
+
+    def __exit__(self, *_: object) -> None:
+        for module, mode in self.modes:
+            module.training = mode
+
+
+class swapped(AbstractContextManager[None]):  # noqa: N801
+    """Within it a model has other modules in the place of some, and what is tied to those uses them."""
+
+    def __init__(self, model: nn.Module, old: list[PackedEmbedding], new: list[LearntEmbedding]) -> None:
+        self.model, self.pairs = model, list(zip(old, new, strict=True))
+
+    def __enter__(self) -> None:
+        self._put([(old, new) for old, new in self.pairs])
+
+    def __exit__(self, *_: object) -> None:
+        self._put([(new, old) for old, new in self.pairs])
+
+    def _put(self, pairs: list[tuple[Any, Any]]) -> None:
+        new_of = {id(old): new for old, new in pairs}
+        for name, module in list(self.model.named_modules(remove_duplicate=False)):
+            if id(module) in new_of:
+                parent, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), leaf, new_of[id(module)])
+            elif isinstance(module, Tied) and id(module.embedding) in new_of:
+                module._tied = (new_of[id(module.embedding)],)
+
+
+def follow(
+    model: nn.Module,
+    original: nn.Module,
+    ids: Tensor,
+    free: list[nn.Parameter],
+    draw: torch.Generator,
+    *,
+    steps: int,
+    batch: int,
+    lr: float,
+    tell: Callable[[str, float], None],
+) -> list[float]:
+    """Let parameters learn to answer as the original does; return the loss of every step."""
+    optimizer = torch.optim.Adam(free, lr=lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    losses = []
+    for step in range(steps):
+        part = ids[torch.randint(len(ids), (batch,), generator=draw)]
+        with torch.no_grad():
+            wanted = answer(original, part)
+        loss = distances(wanted, answer(model, part)).mean()
+        if not torch.isfinite(loss):
+            raise ArgumentError(f"the loss became {loss.item()} at step {step}: lower lr={lr}")
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        tell(f"divergence {losses[-1]:.4f}", (step + 1) / steps)
+    return losses
+
+
+def renew(module: PackedEmbedding, learnt: LearntEmbedding) -> None:
+    """Give a packed embedding the bytes of what was learnt."""
+    new = PackedEmbedding(learnt.pack())
+    module.register_buffer("packed", new.packed.to(module.packed.device))
+    module._read = None
+
+
+def answer(model: nn.Module, ids: Tensor) -> Any:
+    """Return what a model says of pieces: its output."""
+    return model(ids) if not is_pretrained(model) else model(input_ids=ids)
+
+
+def said(output: Any) -> tuple[Tensor, bool]:
+    """Return the logits of an output, or its states, and whether they are logits."""
+    if isinstance(output, Tensor):
+        return output, True
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits, True
+    states = getattr(output, "last_hidden_state", None)
+    if not isinstance(states, Tensor):
+        raise ArgumentError(f"the model returns {type(output).__name__}, which has neither logits nor last_hidden_state")
+    return states, False
+
+
+def distances(original: Any, output: Any) -> Tensor:  # -> [pieces, places]
+    """Return how far answers are from the original's at every place."""
+    (wanted, scored), (given, _) = said(original), said(output)
+    if not scored:
+        return 1 - F.cosine_similarity(wanted.float(), given.float(), dim=-1)
+    first, second = wanted.float().log_softmax(-1), given.float().log_softmax(-1)
+    return (first.exp() * (first - second)).sum(-1)
+
+
+@torch.no_grad()
+def measure_model(model: nn.Module, original: nn.Module, ids: Tensor, *, batch: int = 8) -> Divergence:
+    """Return how far a model's answers are from the original's on pieces [pieces, length], and its perplexity if it is causal.
+
+    Means over pieces; intervals are 1.96 standard errors of them, of the perplexity in logarithms.
+    """
+    apart, costs, causal = [], [], predicts_next(model)
+    for part in torch.split(pieces("ids", ids), batch):
+        with evaluating(model, original):
+            wanted, output = answer(original, part), answer(model, part)
+        apart.append(distances(wanted, output).mean(1))
+        if causal:
+            logits = said(output)[0][:, :-1].float()
+            cost = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
+            costs.append(cost.reshape(len(part), -1).mean(1))
+    mean, error = interval(torch.cat(apart))
+    if not causal:
+        return Divergence(mean, error)
+    nats, wide = interval(torch.cat(costs))
+    return Divergence(mean, error, math.exp(nats), math.exp(nats - wide), math.exp(nats + wide))
+
+
+def predicts_next(model: nn.Module) -> bool:
+    """Whether a model's logits at a place are those of the next token."""
+    return not is_pretrained(model) or type(model).__name__.endswith(("LMHeadModel", "ForCausalLM"))
+
+
+def interval(each: Tensor) -> tuple[float, float]:
+    """Return the mean of pieces and half of its 95 % interval."""
+    error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
+    return each.mean().item(), Z * error
