@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import featherbed as fb
-from featherbed.packed import bits, file
+from featherbed.packed import bits, file, writing
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Fixed, Ragged
 from featherbed.packed.graded import Graded
@@ -867,7 +867,7 @@ def test_a_failing_write_leaves_nothing(tmp_path, monkeypatch):
     before = path.read_bytes()
     for nameless in (True, False):
         if not nameless:
-            monkeypatch.setattr(file, "_nameless", lambda folder: None)
+            monkeypatch.setattr(writing, "_nameless", lambda folder: None)
         monkeypatch.setattr(file, "header_of", lambda table: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             packed.save(path)
@@ -877,7 +877,7 @@ def test_a_failing_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_writing_works_without_nameless_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "_nameless", lambda folder: None)
+    monkeypatch.setattr(writing, "_nameless", lambda folder: None)
     packed = sparse_anchor().pack()
     packed.save(tmp_path / "t")
     assert np.array_equal(fb.load(tmp_path / "t")[:], packed[:])

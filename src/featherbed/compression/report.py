@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featherbed.compression.words import score_words
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 from featherbed.version import __version__
 from featherbed.view.compression import compression_page, compression_text
 

@@ -14,9 +14,10 @@ from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.exports.graph import MICROSOFT, Graph
 from featherbed.exports.rows import Rows
 from featherbed.packed.band import check_values
-from featherbed.packed.file import Packable, load, replacing
+from featherbed.packed.file import Packable, load
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
+from featherbed.packed.writing import replacing
 from featherbed.version import __version__
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from featherbed.errors import FormatError
 from featherbed.graphs.checks import MOST_OBJECTS
 from featherbed.graphs.lists import Lists, blocks, slices
-from featherbed.packed.file import ENTRY, array_of, metadata_of, opened, replacing
+from featherbed.packed.file import ENTRY, array_of, metadata_of, opened
+from featherbed.packed.writing import replacing
 
 ABOUT = {"graph": 1}  # what the file is, and the version of its form
 KINDS = {4: "U32", 8: "U64"}

@@ -24,9 +24,9 @@ class PackedEmbedding(nn.Module):
     of some models do.
 
     >>> import featherbed as fb
-    >>> table = PackedEmbedding(fb.compress(np.random.default_rng(0).standard_normal((300, 8)), ratio=4, method="int4"))
-    >>> table(torch.tensor([[3, 17]])).shape, table.logits(torch.ones(8)).shape
-    (torch.Size([1, 2, 8]), torch.Size([300]))
+    >>> table = PackedEmbedding(fb.compress(np.random.default_rng(0).standard_normal((600, 16)), ratio=3, method="int4"))
+    >>> table(torch.tensor([[3, 17]])).shape, table.logits(torch.ones(16)).shape
+    (torch.Size([1, 2, 16]), torch.Size([600]))
     """
 
     packed: Tensor  # uint8 [bytes]
@@ -62,7 +62,7 @@ class PackedEmbedding(nn.Module):
     @property
     def table(self) -> PackedTable:
         """The packed table in the buffer: look-up and search with numpy, ``save`` for a file of its own."""
-        place = (self.packed.data_ptr(), self.packed._version)
+        place = (self.packed.data_ptr(), 0 if self.packed.is_inference() else self.packed._version)
         if self._read is None or self._read[0] != place:
             if self.packed.is_meta:
                 raise ArgumentError("the table is on the meta device and has no bytes: load the model's weights first")
@@ -196,9 +196,9 @@ class PackedHead(Tied):
     """The head that is tied to a compact embedding: logits = h E^T + b. It holds nothing but the bias.
 
     >>> import featherbed as fb
-    >>> table = PackedEmbedding(fb.compress(np.random.default_rng(0).standard_normal((300, 8)), ratio=4, method="int4"))
-    >>> PackedHead(table)(torch.ones(2, 8)).shape
-    torch.Size([2, 300])
+    >>> table = PackedEmbedding(fb.compress(np.random.default_rng(0).standard_normal((600, 16)), ratio=3, method="int4"))
+    >>> PackedHead(table)(torch.ones(2, 16)).shape
+    torch.Size([2, 600])
     """
 
     bias: nn.Parameter | None

@@ -27,6 +27,7 @@ from featherbed.packed.file import to_bytes
 BLOCK = 1 << 24  # bytes copied at once
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MOST_HEADER = 1 << 28
+DENSE = (".bin", ".h5", ".msgpack", ".pt", ".pth")  # the same model in other formats, with the table as it was: not copied
 ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -62,6 +63,14 @@ def compress_folder(
     The table is mapped, not read; the other tensors are copied in blocks. What ``fb.load_model(out)`` makes is what
     ``fb.compress_model`` would have made of the loaded model. Nothing of the folder is executed, and a folder half-written is
     never left.
+
+    >>> import transformers
+    >>> settings = transformers.BertConfig(vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    >>> folder = getfixture("tmp_path")
+    >>> transformers.BertModel(settings).save_pretrained(folder / "bert")
+    >>> (done,) = compress_folder(folder / "bert", folder / "small", ratio=4, method="int4")
+    >>> done.before / done.after > 4
+    True
     """
     Target.of(budget, ratio, quality, 4, measure)
     source, target = Path(folder), Path(out)
@@ -195,7 +204,7 @@ def write_folder(checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes
     """Write the folder anew: all files, the table's bytes in the place of its tensors, config and index to fit."""
     own = set(checkpoint.files) | {INDEX, "config.json"}
     for path in sorted(checkpoint.folder.iterdir()):
-        if path.name not in own and path.is_file():
+        if path.name not in own and path.is_file() and path.suffix not in DENSE:
             shutil.copyfile(path, out / path.name)
     packed = keys[0].removesuffix("weight") + "packed"
     home = checkpoint.file_of[keys[0]]

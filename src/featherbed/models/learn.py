@@ -158,7 +158,7 @@ class LearntEmbedding(nn.Module):
     """A packed embedding while it is tuned: the same rows and scores, with gradients.
 
     >>> import featherbed as fb
-    >>> packed = PackedEmbedding(fb.compress(np.random.default_rng(0).standard_normal((300, 8)), ratio=4, method="int4"))
+    >>> packed = PackedEmbedding(fb.compress(np.random.default_rng(0).standard_normal((600, 16)), ratio=3, method="int4"))
     >>> learnt = LearntEmbedding(packed)
     >>> ids = torch.tensor([3, 17])
     >>> torch.allclose(learnt(ids), packed(ids), atol=1e-6), learnt(ids).requires_grad

@@ -119,6 +119,16 @@ def load_model(folder: str | Path, **settings: Any) -> Any:
     """Return the ``transformers`` model of a folder, by the class that saved it; settings go to its ``from_pretrained``.
 
     ``AutoModel.from_pretrained`` and its like do the same once ``featherbed.models.pretrained`` is imported.
+
+    >>> import torch, transformers, featherbed as fb
+    >>> settings = transformers.BertConfig(vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    >>> model, folder = transformers.BertModel(settings).eval(), getfixture("tmp_path") / "bert"
+    >>> [one.name for one in fb.compress_model(model, ratio=4, method="int4")]
+    ['embeddings.word_embeddings']
+    >>> model.save_pretrained(folder)
+    >>> ids = torch.tensor([[3, 17]])
+    >>> torch.equal(load_model(folder).eval()(ids)[0], model(ids)[0])
+    True
     """
     path = Path(folder)
     if not (path / "config.json").is_file():

@@ -83,12 +83,15 @@ def compress_model(
 
     >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 2))
     >>> [str(one) for one in compress_model(model, ratio=4, method="int4")]
-    ['0: 1,000 x 16, 64,000 -> 12,320 bytes (int4)']
+    ['0: 1,000 x 16, 64,000 -> 10,648 bytes (int4)']
     >>> model(torch.tensor([3, 17])).shape
     torch.Size([2, 2])
     """
     Target.of(budget, ratio, quality, 4, measure)
     places = sorted(found_places(model, where), key=lambda place: -place.weight.numel())
+    unknown = sorted(set(weights) - {place.name for place in places}) if isinstance(weights, Mapping) else []
+    if unknown:
+        raise ArgumentError(f"weights are given for {unknown[0]!r}: compressed are {', '.join(one.name for one in places)}")
     made: list[tuple[Place, PackedTable]] = []
     for number, place in enumerate(places):
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from featherbed.errors import ArgumentError
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 from featherbed.papers.page import summary_page
 from featherbed.papers.run import Results, run_paper
 from featherbed.papers.settings import checked_seeds, paper_names, read_paper

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 from featherbed.papers.settings import Row
 from featherbed.tasks.results import finite
 from featherbed.version import __version__

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import FormatError
-from featherbed.packed.file import DTYPES, ENTRY, NAMES, array_of, metadata_of, opened, replacing
+from featherbed.packed.file import DTYPES, ENTRY, NAMES, array_of, metadata_of, opened
+from featherbed.packed.writing import replacing
 
 VERSION = 1
 BLOCK = 1 << 22  # elements written at once

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError
-from featherbed.packed.file import load, replacing
+from featherbed.packed.file import load
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.packed.parts import Reader
 from featherbed.packed.table import PackedTable
+from featherbed.packed.writing import replacing
 from featherbed.serve.arrays import read_arrays, write_arrays
 from featherbed.version import __version__
 

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError, FormatError
-from featherbed.packed.file import load, replacing
+from featherbed.packed.file import load
 from featherbed.packed.parts import MOST_DIM, MOST_ROWS, Reader
 from featherbed.packed.table import PackedTable
+from featherbed.packed.writing import replacing
 from featherbed.serve.arrays import write_arrays
 from featherbed.version import __version__
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 
 
 class Checkpoints:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 from featherbed.serve.folder import seen_of, write_recommender
 from featherbed.tasks.insight import insight
 from featherbed.tasks.results import made_by, write_json

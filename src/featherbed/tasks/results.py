@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 from featherbed.version import __version__
 
 

@@ -20,7 +20,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from featherbed.errors import ArgumentError, DataError, FormatError
-from featherbed.packed.file import replacing
+from featherbed.packed.writing import replacing
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.spool import by_user, chosen, cuts, is_stored, new_array
 
