@@ -289,7 +289,7 @@ def measure_model(model: nn.Module, original: nn.Module, ids: Tensor, *, batch: 
 
 
 def predicts_next(model: nn.Module, logits: Tensor) -> bool:
-    """Whether a model's logits at a place are those of the next token; of a plain module, where it scores as many as it reads."""
+    """Whether a model's logits at a place are those of the next token; a plain module's, where it scores all it reads."""
     if is_pretrained(model):
         return type(model).__name__.endswith(("LMHeadModel", "ForCausalLM"))
     read = {getattr(module, "num_embeddings", None) for module in model.modules()}
