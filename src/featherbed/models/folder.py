@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-import transformers
 
 from featherbed.compression.arrays import read_safetensors
 from featherbed.compression.method import Tell, quiet
 from featherbed.compression.run import compress
 from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError
-from featherbed.models.pretrained import METHOD, read_config
-from featherbed.models.swap import Place, Swapped, found_places
+from featherbed.models.pretrained import METHOD, class_of, read_config
+from featherbed.models.swap import Place, Swapped, found_places, padding_of
 from featherbed.packed.file import to_bytes
 
 BLOCK = 1 << 24  # bytes copied at once
@@ -94,7 +93,7 @@ def compress_folder(
         method=method,
         measure=measure,
         weights=weights,
-        padding_idx=padding_of(matrix, place),
+        padding_idx=padding_of(place, matrix),
         generator=generator,
         name=place.name,
         tell=tell,
@@ -148,12 +147,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def skeleton(folder: Path, config: Any) -> Any:
     """Return the model on the meta device: its modules and ties without any numbers."""
-    names = config.architectures or []
-    kind = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
-    if kind is None:
-        raise ArgumentError(f"{folder}: config.json names the architectures {names}, none of which this transformers has")
     with torch.device("meta"):
-        return kind(config)
+        return class_of(folder, config)(config)
 
 
 def tensors_of(checkpoint: Checkpoint, place: Place, prefix: str) -> list[str]:
@@ -184,13 +179,6 @@ def read_table(checkpoint: Checkpoint, keys: list[str], shape: tuple[int, ...]) 
                 "set tie_word_embeddings to false there"
             )
     return matrix
-
-
-def padding_of(matrix: Any, place: Place) -> int | None:
-    """Return the padding row of the embeddings that have one, where it is zero."""
-    paddings = {module.padding_idx for module in place.embeddings.values()} - {None}
-    (padding,) = paddings if len(paddings) == 1 else (None,)
-    return padding if padding is not None and not matrix[padding : padding + 1].any() else None
 
 
 def tensor_width(checkpoint: Checkpoint, key: str) -> int:

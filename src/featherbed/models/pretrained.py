@@ -133,12 +133,16 @@ def load_model(folder: str | Path, **settings: Any) -> Any:
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise DataError(f"{path} holds no config.json: give a folder that save_pretrained or `featherbed compress` wrote")
-    config = read_config(path)
+    return class_of(path, read_config(path)).from_pretrained(path, **settings)
+
+
+def class_of(path: Path, config: Any) -> Any:
+    """Return the class that a config names, or say that this ``transformers`` does not have it."""
     names = config.architectures or []
     found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
     if found is None:
         raise ArgumentError(f"{path}: config.json names the architectures {names}, none of which this transformers has")
-    return found.from_pretrained(path, **settings)
+    return found
 
 
 def read_config(path: Path) -> Any:

@@ -15,6 +15,7 @@ from featherbed.compression.run import compress
 from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError
 from featherbed.models.embedding import PackedEmbedding, PackedHead, PackedTwin
+from featherbed.packed.file import from_bytes
 from featherbed.packed.table import PackedTable
 
 LEAST = 256  # rows: smaller embeddings of plain modules are left alone unless asked for
@@ -75,7 +76,7 @@ def compress_model(
     Of a ``transformers`` model its input embeddings, of any other module every nn.Embedding of at least 256 rows, or those
     ``where(name, module)`` chooses. A linear head that holds the same weight stays tied: it scores through the codes. Nothing
     else changes; an error leaves the model as it was. ``save_pretrained`` and ``from_pretrained`` work as before where
-    ``featherbed.models`` has been imported; ``fb.load_model`` imports it.
+    ``featherbed.models.pretrained`` has been imported, as this and ``fb.load_model`` do.
 
     ``ratio``, ``budget`` and ``quality`` are for each table, of float32 rows; methods are compared by the error of rows, which
     a model multiplies on, or with ``measure="recall"`` by the neighbours they keep; ``weights`` says how often tokens are used:
@@ -99,16 +100,17 @@ def compress_model(
             tell(f"{places[number].name}: {what}", (number + share) / len(places))
 
         used = weights.get(place.name) if isinstance(weights, Mapping) else weights
+        rows = rows_of(place.weight)
         try:
             table = compress(
-                rows_of(place.weight),
+                rows,
                 ratio=ratio,
                 budget=budget,
                 quality=quality,
                 method=method,
                 measure=measure,
                 weights=used,
-                padding_idx=padding_of(place),
+                padding_idx=padding_of(place, rows),
                 generator=generator,
                 name=place.name,
                 tell=told,
@@ -132,11 +134,11 @@ def rows_of(weight: Tensor) -> Any:
     return plain.numpy() if plain.dtype in (torch.float32, torch.float16) else plain.float().numpy()
 
 
-def padding_of(place: Place) -> int | None:
+def padding_of(place: Place, rows: Any) -> int | None:  # rows [V, d]
     """Return the padding row of the embeddings that have one, where it is zero."""
     paddings = {module.padding_idx for module in place.embeddings.values()} - {None}
     (padding,) = paddings if len(paddings) == 1 else (None,)
-    return padding if padding is not None and not place.weight[padding].any() else None
+    return padding if padding is not None and not rows[padding : padding + 1].any() else None
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -295,8 +297,6 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     >>> torch.equal(restore_model(fresh, model.state_dict())(ids), model(ids))
     True
     """
-    from featherbed.packed.file import from_bytes
-
     stored = [name.removesuffix(".packed") for name in state if name.endswith(".packed")]
     if not stored:
         raise ArgumentError("the state holds no packed table: load it by model.load_state_dict(state)")
