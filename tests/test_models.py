@@ -425,6 +425,19 @@ def test_weights_and_seeds_reach_the_tables():
     assert errors[1] < errors[0]
 
 
+@pytest.mark.parametrize("method", ["int4", "opq", "layered"])
+def test_tokens_that_were_never_used_may_be_zero(method):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(ROWS, DIM), nn.Linear(DIM, 2))
+    model[0].weight.data[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ROWS - 1]] = 0
+    before = model[0].weight.detach().clone()
+    (done,) = compress_model(model, ratio=3, method=method)
+    after = model[0](torch.arange(ROWS)).detach()
+    assert float((after - before).square().sum() / before.square().sum()) < 0.35
+    assert float(after[0].norm()) < 0.5 * float(before[20:40].norm(dim=1).mean())
+    assert np.isfinite(done.table.report.quality["error"])
+
+
 def test_kinds_and_modes_stay():
     model = tied().to(torch.bfloat16).eval()
     shrink(model)

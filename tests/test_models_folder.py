@@ -133,6 +133,19 @@ def test_what_else_is_there_comes_along(dense, tmp_path):
     assert after == before
 
 
+def test_folders_within_come_along_but_not_other_forms_of_the_model(dense, tmp_path):
+    within, other = (
+        ("1_Pooling/config.json", "2_Dense/model.safetensors"),
+        ("onnx/model.onnx", "openvino/model.xml", ".cache/lock"),
+    )
+    for name in (*within, *other):
+        (dense / name).parent.mkdir()
+        (dense / name).write_text(name)
+    stream(dense, tmp_path / "small")
+    found = sorted(str(path.relative_to(tmp_path / "small")) for path in (tmp_path / "small").rglob("*/*") if path.is_file())
+    assert found == list(within)
+
+
 def test_a_head_that_was_stored_twice_is_stored_once(dense, tmp_path):
     tensors = load_file(dense / "model.safetensors")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()

@@ -19,7 +19,7 @@ from featherbed.papers.text_sources import CORPORA, TEXTS, generated_texts, open
 from featherbed.tables import AnchorTable, DenseTable, LowRankTable, SelectedTable, TensorTrainTable
 from featherbed.tables.spec import make_table
 from featherbed.tasks.data import find_data
-from featherbed.tasks.language import LanguageRecipe
+from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.text import TextRecipe
 
 NAMES = ["ant/table1", "ant/table2", "ant/table11", "ant/table12", "ant/table15", "kd/text"]

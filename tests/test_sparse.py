@@ -10,8 +10,9 @@ from featherbed.compression import sparse
 from featherbed.compression.clusters import Clusters
 from featherbed.compression.method import Job
 from featherbed.compression.rows import Rows
-from featherbed.compression.sparse import Coder, Sparse, decode
+from featherbed.compression.sparse import Sparse
 from featherbed.packed.table import PackedTable
+from featherbed.pursuit import Coder, decode
 
 NAMES = ("ksvd", "hash", "hash+ksvd", "anchors")
 SMALL = {"anchors": 64, "codes": 4, "values": "int8", "kind": "int8"}

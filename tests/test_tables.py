@@ -146,6 +146,50 @@ def test_fits_are_as_near_as_the_method_can_be(tensors):
     torch.testing.assert_close(kept[30], wide[20:].mean(0))
 
 
+def test_pursued_anchors_are_near_rows_of_few_anchors():
+    draw = torch.Generator().manual_seed(0)
+    atoms = torch.randn(40, 24, generator=draw)
+    values = torch.rand(2000, 4, generator=draw) + 0.2
+    chosen = torch.stack([torch.randperm(40, generator=draw)[:4] for _ in range(2000)])
+    rows = (values[:, :, None] * atoms[chosen]).sum(1)
+    table = fb.AnchorTable.from_dense(rows, anchors=60, slots=6)
+    assert bool((table.transform >= 0).all())
+    assert float((table.weight.detach() - rows).square().sum() / rows.square().sum()) < 0.1
+    signed = fb.AnchorTable.from_dense(rows, anchors=60, slots=6, nonnegative=False)
+    assert float((signed.weight.detach() - rows).square().sum() / rows.square().sum()) < 0.1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fb.AnchorTable(400, 12, anchors=8, slots=3),
+        lambda: fb.AnchorTable(400, 12, anchors=5),
+        lambda: fb.AnchorTable(400, 12, anchors=5, nonnegative=False),
+        lambda: fb.LowRankTable(400, 12, rank=3),
+    ],
+)
+def test_weighed_rows_are_fitted_better(make):
+    rows = torch.randn(400, 12, generator=torch.Generator().manual_seed(0))
+    weights = torch.cat([torch.full((50,), 100.0), torch.full((350,), 0.5)])
+    errors = []
+    for given in (None, weights):
+        table = make()
+        with torch.no_grad():
+            table.fit_dense(rows, given)
+        errors.append((table.weight.detach() - rows).square().sum(1))
+    even, weighed = errors
+    assert weighed[:50].mean() < even[:50].mean()
+    assert (weights * weighed).sum() < (weights * even).sum()
+    for wrong in (weights[:5], -weights, weights * torch.nan, torch.zeros(400)):
+        with torch.no_grad(), pytest.raises(fb.ArgumentError, match="one for each row"):
+            make().fit_dense(rows, wrong)
+
+
+def test_anchors_that_are_fitted_stand_for_no_objects():
+    table = fb.AnchorTable.from_dense(torch.randn(50, 4), anchors=5, slots=2, init=fb.Frequency(torch.arange(50)))
+    assert table.anchor_ids is None
+
+
 def test_hashed_fit_is_the_least_squares_solution(tensors):
     matrix = torch.randn(200, 5, generator=tensors, dtype=torch.float64)
     table = fb.HashedTable.from_dense(matrix, buckets=30)

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from featherbed.errors import NotPackable
 from featherbed.packed.report import file_size
+from featherbed.tasks.continuation import continuation
 from featherbed.tasks.data import find_data, read_ptb
 from featherbed.tasks.documents import prepare
-from featherbed.tasks.language import LanguageRecipe, continuation, fit_language
+from featherbed.tasks.language import fit_language
+from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import perplexity
 from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.text import TextRecipe, accuracy, fit_text

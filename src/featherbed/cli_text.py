@@ -36,6 +36,10 @@ Start = Annotated[float | None, typer.Option(help="The spread of first rows, wit
 Epochs = Annotated[int | None, typer.Option(help="At most so many passes.", min=1)]
 Batch = Annotated[int | None, typer.Option(help="Texts (lm: columns) a step.", min=1)]
 Rate = Annotated[float | None, typer.Option(help="The learning rate.")]
+WeightsRate = Annotated[float | None, typer.Option(help="Learning rate of the weights of anchors; without it that of all.")]
+DenseEpochs = Annotated[
+    int | None, typer.Option(help="The first epochs train plain rows, to which the table is then fitted.", min=0)
+]
 Patience = Annotated[int | None, typer.Option(help="Epochs without gain before it ends.", min=0)]
 Spread = Annotated[float | None, typer.Option(help="With anchors: the spread of first rows.")]
 Values = Annotated[str, typer.Option(help="How weights of codes are stored: float32, float16, int8, int4 ...")]
@@ -152,9 +156,8 @@ def lm(
     length: Annotated[int | None, typer.Option(help="Words that gradients run through.", min=1)] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, yogi, sgd or ntasgd.")] = "adamw",
     lr: Rate = None,
-    weights_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the weights of anchors; without it that of all.")
-    ] = None,
+    weights_lr: WeightsRate = None,
+    dense_epochs: DenseEpochs = None,
     patience: Patience = None,
     dropout: Annotated[float | None, typer.Option(help="Between layers.", min=0, max=0.95)] = None,
     precision: Annotated[str, typer.Option(help="Of the softmax in training: float32 or bfloat16.")] = "float32",
@@ -174,10 +177,10 @@ def lm(
     """Train a language model whose words are read and scored through one compact table."""
     given = dict(locals())
     with_extras("featherbed.tasks.language_job")
-    from featherbed.tasks.language import LanguageRecipe
     from featherbed.tasks.language_job import LanguageJob, train_language
+    from featherbed.tasks.language_recipe import LanguageRecipe
 
-    named = ("layers", "samples", "epochs", "batch", "length", "lr", "weights_lr", "patience", "dropout")
+    named = ("layers", "samples", "epochs", "batch", "length", "lr", "weights_lr", "dense_epochs", "patience", "dropout")
     settings = {key: given[key] for key in named if given[key] is not None}
     width = hidden if hidden is not None else dim
     recipe = LanguageRecipe(

@@ -40,11 +40,11 @@ class Job:
         return int(self.generator.integers(2**31 - 1000))
 
 
-def importance(rows: Rows, lengths: Floats, measure: str) -> Floats:  # -> [V]
-    """Return how much the error of each row counts: by its weight, and for recall relative to its length."""
+def importance(rows: Rows, lengths: Floats, measure: str, padding: int | None = None) -> Floats:  # -> [V]
+    """Return how much the error of each row counts: by its weight, for recall relative to its length; padding not."""
     squares = np.where(lengths > 0, lengths, 1).astype(np.float64) ** 2
     counted = rows.weights / (squares if measure == "recall" else squares.mean())
-    counted[lengths == 0] = 0
+    counted[(lengths == 0) & ((measure == "recall") | (np.arange(rows.count) == padding))] = 0
     return counted.astype(np.float32)
 
 

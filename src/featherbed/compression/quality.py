@@ -109,7 +109,7 @@ class Judge:
             "name": f"{what} {low:,} to {high - 1:,}",
             "rows": high - low,
             "share": float(self.rows.weights[members].sum() / self.rows.weights.sum()),
-            "error": float(errors[wide].sum() / squares[wide].sum()) if wide.any() else None,
+            "error": float(errors[wide].sum() / squares[wide].sum()) if squares[wide].any() else None,
             "cosine": float(cosines[wide].mean()) if wide.any() else None,
             "recall": float(recalls[asked].mean()) if asked.any() else None,
         }

@@ -79,7 +79,7 @@ class Rows:
         return np.sort(generator.choice(self.count, count, replace=False, p=share / share.sum()))
 
     def lengths(self) -> Floats:  # [V]
-        """Return the length of every row; refuse rows that are not numbers, and rows of zeros, which have no direction."""
+        """Return the length of every row; refuse rows that are not numbers."""
         lengths = np.empty(self.count, dtype=np.float32)
         for start, rows in self.blocks():
             with np.errstate(over="ignore", invalid="ignore"):
@@ -103,7 +103,8 @@ def refuse_zeros(lengths: Floats, padding: int | None) -> None:
     if len(zeros):
         raise DataError(
             f"{_some(zeros)} all zero, {len(zeros):,} of {len(lengths):,}: a row of zeros has no direction to keep. "
-            f"Leave them out; or, if one is the padding row, say so with padding_idx={zeros[0]} (--padding {zeros[0]})"
+            f"Leave them out; if one is the padding row, say so with padding_idx={zeros[0]} (--padding {zeros[0]}); "
+            "or compare methods by their error, which rows of zeros have too: measure='error'"
         )
 
 

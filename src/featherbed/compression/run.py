@@ -121,11 +121,12 @@ def _need_faiss() -> None:
 def _job(rows: Rows, target: Target, generator: np.random.Generator | int | None, padding: int | None, tell: Tell) -> Job:
     tell("reading the matrix", 0.0)
     lengths = rows.lengths()
-    refuse_zeros(lengths, padding)
+    if target.measure == "recall":
+        refuse_zeros(lengths, padding)
     if isinstance(generator, bool) or not (generator is None or isinstance(generator, int | np.integer | np.random.Generator)):
         raise ArgumentError(f"generator={generator!r}: give numpy.random.default_rng(seed), a seed, or nothing")
     made = generator if isinstance(generator, np.random.Generator) else np.random.default_rng(generator or 0)
-    job = Job(rows, importance(rows, lengths, target.measure), made, tell=tell)
+    job = Job(rows, importance(rows, lengths, target.measure, padding), made, tell=tell)
     return replace(job, rank=effective_rank(job))
 
 

@@ -27,6 +27,7 @@ BLOCK = 1 << 24  # bytes copied at once
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MOST_HEADER = 1 << 28
 DENSE = (".bin", ".h5", ".msgpack", ".pt", ".pth")  # the same model in other formats, with the table as it was: not copied
+OTHER_FORMS = ("onnx", "openvino", "coreml", "gguf", "original")  # folders of the whole model in another form: neither
 ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -194,6 +195,8 @@ def write_folder(checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes
     for path in sorted(checkpoint.folder.iterdir()):
         if path.name not in own and path.is_file() and path.suffix not in DENSE:
             shutil.copyfile(path, out / path.name)
+        elif path.is_dir() and path.name not in OTHER_FORMS and not path.name.startswith("."):
+            shutil.copytree(path, out / path.name)  # such as the pooling of a sentence encoder
     packed = keys[0].removesuffix("weight") + "packed"
     home = checkpoint.file_of[keys[0]]
     for name in checkpoint.files:

@@ -21,7 +21,8 @@ from featherbed.papers.records import Bar, Outcome
 from featherbed.papers.text import recipe_of, table_sizes
 from featherbed.tables import AnchorTable, DenseTable, Table
 from featherbed.tasks.data import Corpus
-from featherbed.tasks.language import LanguageRecipe, fit_language
+from featherbed.tasks.language import fit_language
+from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import perplexity
 from featherbed.theory.objective import nbant_objective
 

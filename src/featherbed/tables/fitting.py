@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from featherbed.errors import ArgumentError
+from featherbed.pursuit import learn_sparse
+
 SAMPLE = 20_000  # rows anchors are learnt from
+FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
+
+
+def scales_of(weights: Tensor | None, matrix: Tensor) -> Tensor | None:  # [V] -> [V, 1]
+    """Return what rows are multiplied with so that a plain fit weighs them: the roots of their weights; none is 0.
+
+    >>> scales_of(torch.tensor([4.0, 0.0]), torch.ones(2, 3)).shape
+    torch.Size([2, 1])
+    """
+    if weights is None:
+        return None
+    bad = not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or not bool((weights > 0).any())
+    if weights.shape != matrix.shape[:1] or bad:
+        raise ArgumentError(
+            f"weights of shape {tuple(weights.shape)}: give {len(matrix)} finite numbers of at least 0, one for each row, "
+            "and one above 0"
+        )
+    wide = weights.to(device=matrix.device, dtype=torch.float64)
+    wide = wide / wide.mean()
+    return wide.clamp(min=FAINT).sqrt()[:, None].to(matrix.dtype)
 
 
 def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, r], [r, d]
@@ -56,31 +81,21 @@ def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tens
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
 
 
-def strongest(
-    matrix: Tensor,  # [V, d]
-    values: Tensor,  # [V, K]
-    atoms: Tensor,  # [K, d]
-    count: int,
-    nonnegative: bool,
-    rounds: int = 30,
-) -> tuple[Tensor, Tensor]:  # [V, s], [V, s]
-    """Return the atoms that weigh most in each row, and their values fitted anew, one after the other.
+def pursued(matrix: Tensor, anchors: int, count: int, nonnegative: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``count`` atoms of each row and their values, and the atoms: [V, d] -> [V, s], [V, s], [K, d].
 
-    >>> strongest(torch.tensor([[3.0, 1.0]]), torch.tensor([[3.0, 1.0]]), torch.eye(2), 1, True)
-    (tensor([[0]]), tensor([[3.]]))
+    Matching pursuit and least squares in turns (``featherbed.pursuit.learn_sparse``).
+
+    >>> support, values, atoms = pursued(torch.eye(3), 3, 1, True)
+    >>> torch.allclose(values * atoms[support[:, 0]], torch.eye(3), atol=1e-4)
+    True
     """
-    support = (values.abs() * atoms.norm(dim=1)).topk(count, dim=1).indices
-    fitted = values.gather(1, support)
-    target, gram = (matrix @ atoms.T).gather(1, support), atoms @ atoms.T
-    pairs = gram[support[:, :, None], support[:, None, :]]  # [V, s, s]
-    own = pairs.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
-    for _ in range(rounds):
-        for j in range(count):
-            left = target[:, j] - (pairs[:, j] * fitted).sum(1)
-            fitted[:, j] += left / own[:, j]
-            if nonnegative:
-                fitted[:, j].clamp_(min=0)
-    return support, fitted
+    rows: Any = matrix.detach().to(device="cpu", dtype=torch.float32).numpy()
+    size = float(np.abs(rows).max(initial=0.0)) or 1.0  # squares stay within float32
+    atoms, chosen, values = learn_sparse(rows / np.float32(size), anchors, count, nonnegative=nonnegative)
+    found = (torch.from_numpy(chosen.astype(np.int64)), torch.from_numpy(values), torch.from_numpy(atoms) * size)
+    support, weights, dictionary = (part.to(matrix.device) for part in found)
+    return support, weights.to(matrix.dtype), dictionary.to(matrix.dtype)
 
 
 def _closer(values: Tensor, matrix: Tensor, atoms: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
 from featherbed.rows import HeldRows, new_rows, row_parameter
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank, share_of_unit_rows
+from featherbed.tables.fitting import low_rank, scales_of, share_of_unit_rows
 from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
 
@@ -63,8 +63,9 @@ class LowRankTable(Table):
         """V r + r d."""
         return self.values.numel() + self.atoms.numel()
 
-    def fit_dense(self, matrix: Tensor) -> None:
-        """Truncated SVD: the best of its rank (Eckart and Young 1936)."""
-        values, atoms = low_rank(matrix, self.rank)
-        self.values.copy_(values)
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Truncated SVD: the best of its rank (Eckart and Young 1936), also where rows are weighed by ``weights``."""
+        root = scales_of(weights, matrix)
+        values, atoms = low_rank(matrix if root is None else matrix * root, self.rank)
+        self.values.copy_(values if root is None else values / root)
         self.atoms.copy_(atoms)

@@ -30,6 +30,10 @@ class Checkpoints:
             raise ArgumentError(f"keep={keep}: keep at least one checkpoint")
         self.folder, self.keep = Path(folder), keep
 
+    def stage(self, name: str) -> Checkpoints:
+        """Return the checkpoints of a stage of training that has its own: a folder in the folder."""
+        return Checkpoints(self.folder / name, self.keep)
+
     def _steps(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.pt"))
 
@@ -42,9 +46,11 @@ class Checkpoints:
         return steps[-1] if steps else None
 
     def clear(self) -> None:
-        """Remove the checkpoints, and the folder if nothing else is in it."""
+        """Remove the checkpoints, those of stages too, and the folder if nothing else is in it."""
         for step in self._steps():
             self._path(step).unlink(missing_ok=True)
+        for stage in self.folder.glob("*/"):
+            Checkpoints(stage).clear()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 

@@ -70,14 +70,18 @@ def check_stored(stored: dict[str, str]) -> None:
 class Marked(Checkpoints):
     """Checkpoints with a file that says which run they are of, written with the first one."""
 
-    def __init__(self, folder: Path, run: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, run: dict[str, Any], mark: Path | None = None) -> None:
         super().__init__(folder)
-        self.run = run
+        self.run, self.mark = run, mark or folder / RUN
+
+    def stage(self, name: str) -> Checkpoints:
+        """Return the checkpoints of a stage; what says which run they are of is the same file."""
+        return Marked(self.folder / name, self.run, self.mark)
 
     def save(self, step: int, **state: Any) -> None:
         """Write the state after ``step`` steps."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / RUN, self.run)
+        write_json(self.mark, self.run)
         super().save(step, **state)
 
 

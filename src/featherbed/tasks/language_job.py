@@ -17,10 +17,12 @@ from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import LANGUAGE, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.serve.language import LanguageServer, write_language
 from featherbed.serve.words import tokenize
+from featherbed.tasks.continuation import continuation
 from featherbed.tasks.data import Corpus
 from featherbed.tasks.folders import write_history, write_page
 from featherbed.tasks.jobs import Clock, check_out, check_stored, clear_checkpoints, marked_checkpoints, move_folder, workplace
-from featherbed.tasks.language import LanguageFitted, LanguageRecipe, continuation, fit_language
+from featherbed.tasks.language import LanguageFitted, fit_language
+from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import columns, perplexity
 from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.text_store import anchor_ids, pack_words, page_sizes, sizes
