@@ -153,7 +153,7 @@ def test_an_error_on_the_way_leaves_a_model_that_works(fresh, place, monkeypatch
 
     monkeypatch.setattr(tune, place, breaks)
     with pytest.raises(RuntimeError, match="stopped"):
-        tune_model(model, original, IDS, **QUICK | {"steps": 9})
+        tune_model(model, original, IDS, norms=True, **QUICK | {"steps": 9})
     assert isinstance(model.transformer.wte, PackedEmbedding)
     assert model.lm_head.embedding is model.transformer.wte
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
@@ -195,6 +195,17 @@ class Plain(nn.Module):
 
     def forward(self, ids):
         return self.head(torch.tanh(self.words(ids)))
+
+
+def test_an_encoder_and_decoder_is_tuned_too():
+    torch.manual_seed(0)
+    sizes = {"d_model": DIM, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    original = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=ROWS, **sizes)).eval()
+    model = copy.deepcopy(original)
+    compress_model(model, ratio=8, method="opq")
+    done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=30, lr=1e-2)
+    assert done.after.divergence < done.before.divergence
+    assert done.after.perplexity is None, "what it reads is not what it is to write"
 
 
 def test_plain_modules_are_tuned_too():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
-from featherbed.models.embedding import PackedEmbedding, Tied
+from featherbed.models.embedding import PackedEmbedding
 from featherbed.models.learn import LearntEmbedding
 from featherbed.models.swap import is_pretrained, packed_places
+from featherbed.models.within import evaluating, learning, restoring, swapped
 
 Z = 1.96  # standard errors on either side of a 95 % interval
 
@@ -109,11 +109,13 @@ def tune_model(
     before = measure_model(model, original, held)
     learnt = [LearntEmbedding(module) for _, module, _, _ in places]
     free = [parameter for one in learnt for parameter in one.parameters()]
-    free += norm_weights(model) if norms else []
-    with evaluating(model, original), learning(model, free), swapped(model, [module for _, module, _, _ in places], learnt):
-        losses = follow(model, original, ids, free, draw, steps=steps, batch=batch, lr=lr, tell=tell)
-    for (_, module, _, _), one in zip(places, learnt, strict=True):
-        renew(module, one)
+    also = norm_weights(model) if norms else []
+    packed = [module for _, module, _, _ in places]
+    with restoring(also):
+        with evaluating(model, original), learning(model, [*free, *also]), swapped(model, packed, learnt):
+            losses = follow(model, original, ids, [*free, *also], draw, steps=steps, batch=batch, lr=lr, tell=tell)
+        for module, one in zip(packed, learnt, strict=True):
+            renew(module, one)
     if is_pretrained(model):
         from featherbed.models.pretrained import mark
 
@@ -139,60 +141,6 @@ def norm_weights(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of normalisations."""
     found = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     return [parameter for module in found for parameter in module.parameters(recurse=False)]
-
-
-class learning(AbstractContextManager[None]):  # noqa: N801 - used as a verb
-    """Within it only some parameters learn."""
-
-    def __init__(self, model: nn.Module, free: list[nn.Parameter]) -> None:
-        self.model, self.free = model, {id(one) for one in free}
-
-    def __enter__(self) -> None:
-        self.asked = [(one, one.requires_grad) for one in self.model.parameters()]
-        for one, _ in self.asked:
-            one.requires_grad_(id(one) in self.free)
-
-    def __exit__(self, *_: object) -> None:
-        for one, asked in self.asked:
-            one.requires_grad_(asked)
-            one.grad = None
-
-
-class evaluating(AbstractContextManager[None]):  # noqa: N801
-    """Within it models are as in evaluation: no dropout."""
-
-    def __init__(self, *models: nn.Module) -> None:
-        self.modes = [(module, module.training) for model in models for module in model.modules()]
-
-    def __enter__(self) -> None:
-        for module, _ in self.modes:
-            module.training = False
-
-    def __exit__(self, *_: object) -> None:
-        for module, mode in self.modes:
-            module.training = mode
-
-
-class swapped(AbstractContextManager[None]):  # noqa: N801
-    """Within it a model has other modules in the place of some, and what is tied to those uses them."""
-
-    def __init__(self, model: nn.Module, old: list[PackedEmbedding], new: list[LearntEmbedding]) -> None:
-        self.model, self.pairs = model, list(zip(old, new, strict=True))
-
-    def __enter__(self) -> None:
-        self._put([(old, new) for old, new in self.pairs])
-
-    def __exit__(self, *_: object) -> None:
-        self._put([(new, old) for old, new in self.pairs])
-
-    def _put(self, pairs: list[tuple[Any, Any]]) -> None:
-        new_of = {id(old): new for old, new in pairs}
-        for name, module in list(self.model.named_modules(remove_duplicate=False)):
-            if id(module) in new_of:
-                parent, _, leaf = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), leaf, new_of[id(module)])
-            elif isinstance(module, Tied) and id(module.embedding) in new_of:
-                module._tied = (new_of[id(module.embedding)],)
 
 
 def follow(
@@ -235,8 +183,11 @@ def renew(module: PackedEmbedding, learnt: LearntEmbedding) -> None:
 
 
 def answer(model: nn.Module, ids: Tensor) -> Any:
-    """Return what a model says of pieces: its output."""
-    return model(ids) if not is_pretrained(model) else model(input_ids=ids)
+    """Return what a model says of pieces: its output. Of an encoder and decoder both read them."""
+    if not is_pretrained(model):
+        return model(ids)
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model(input_ids=ids, decoder_input_ids=ids) if both else model(input_ids=ids)
 
 
 def said(output: Any) -> tuple[Tensor, bool]:
