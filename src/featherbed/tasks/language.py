@@ -20,7 +20,7 @@ from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.continuation import END
 from featherbed.tasks.data import Corpus
 from featherbed.tasks.language_recipe import LanguageRecipe
-from featherbed.tasks.lm import LanguageModel, columns, perplexity, segments, train
+from featherbed.tasks.lm import LanguageModel, columns, perplexity, segments, sizes_of, train
 from featherbed.tasks.results import Result
 from featherbed.tasks.steering import steering
 from featherbed.tasks.word_choice import Lexicon
@@ -146,20 +146,13 @@ def fit_language(
     plain = replace(recipe, words=words, dense_epochs=0, weights_lr=None, patience=recipe.epochs)
     rows = make_word_table(plain.words, lexicon_of(corpus), seed)
     apart = None if checkpoints is None else checkpoints.stage("dense")
-    first = trained(
-        plain,
-        corpus,
-        rows,
-        new_model(plain, rows, seed),
-        (0, recipe.dense_epochs),
-        seed,
-        apart,
-        progress,
-        f"{name}, plain rows",
-    )
+    span, model = (0, recipe.dense_epochs), new_model(plain, rows, seed)
+    first = trained(plain, corpus, rows, model, span, seed, apart, progress, f"{name}, plain rows")
     made, model = fitted_to(first, recipe, corpus, seed)
     if first.result.interrupted:
-        return finished(LanguageFitted(model, made, first.optimizer, first.result), steering(recipe.words, made, 1), corpus)
+        optimizer = new_optimizer(recipe, model, made)
+        first.result.sizes = {"words": sizes_of(model, optimizer)}
+        return finished(LanguageFitted(model, made, optimizer, first.result), steering(recipe.words, made, 1), corpus)
     last = trained(recipe, corpus, made, model, (recipe.dense_epochs, recipe.epochs), seed, checkpoints, progress, name)
     for row in last.result.history:
         row["epoch"] += recipe.dense_epochs
@@ -199,7 +192,7 @@ def trained(
     """Train a model over the epochs of a span, at the rates that these have among all epochs of the recipe."""
     optimizer = new_optimizer(recipe, model, made)
     places = len(columns(corpus.train, recipe.batch)) - 1
-    draws = [(seed, epoch) if recipe.random_length else None for epoch in range(*span)]
+    draws = [(seed, epoch) if recipe.random_length else None for epoch in range(span[1] - span[0])]
     steps = sum(len(segments(places, recipe.length, draw)) for draw in draws)
     steered = steering(recipe.words, made, steps)
     result = train(
