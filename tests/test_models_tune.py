@@ -129,6 +129,32 @@ def test_norms_learn_where_they_may(fresh):
     assert all(".ln_" in name for name in changed - {"transformer.wte.packed"})
 
 
+def test_what_brings_the_model_no_nearer_is_not_kept(fresh):
+    original, model = fresh
+    before = state(model)
+    done = tune_model(model, original, FEW[:50], held=FEW[50:], norms=True, steps=3, lr=5.0)
+    assert not done.kept
+    assert done.after == done.before
+    assert "not kept" in str(done)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert torch.equal(model.transformer.wte.weight, PackedEmbedding(model.transformer.wte.table).weight)
+
+
+def test_steps_are_a_share_of_an_array(pair):
+    """A model whose rows are 128 times longer is tuned by the same rate."""
+    ends = []
+    for factor in (1.0, 128.0):
+        original = nn.Sequential(nn.Embedding(ROWS, DIM), nn.Linear(DIM, 4, bias=False))
+        original[0].weight.data = factor * pair[0].transformer.wte.weight.data
+        original[1].weight.data = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1)) / factor
+        model = copy.deepcopy(original)
+        compress_model(model, ratio=8, method="opq", generator=0)
+        done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=20)
+        ends.append(done.after.divergence / done.before.divergence)
+    assert ends[0] == pytest.approx(ends[1], rel=0.05)
+    assert ends[0] < 1
+
+
 def test_draws_are_an_argument(pair):
     rows = []
     for seed in (0, 0, 1):

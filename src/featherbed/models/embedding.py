@@ -74,6 +74,11 @@ class PackedEmbedding(nn.Module):
             self._read = (place, table)
         return self._read[1]
 
+    def replace(self, data: Tensor) -> None:  # uint8 [bytes]
+        """Take the bytes of another table of as many rows and columns."""
+        self.register_buffer("packed", data)
+        self._read = None
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles read their own bytes."""
         return self.__dict__ | {"_read": None}

@@ -17,6 +17,7 @@ from featherbed.models.learn import LearntEmbedding
 from featherbed.models.swap import is_pretrained, packed_places
 from featherbed.models.within import evaluating, learning, restoring, swapped
 
+MOST = 700.0  # nats: the perplexity of a model that has gone astray is large, not an error
 Z = 1.96  # standard errors on either side of a 95 % interval
 
 
@@ -43,15 +44,20 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning did: the original's own perplexity, the model before and after, and the loss of every step."""
+    """What tuning did: the original's own perplexity, the model before and after, and the loss of every step.
+
+    ``kept``: whether what was learnt was kept, as it is where it brings the model nearer to the original on the held pieces.
+    """
 
     original: Divergence
     before: Divergence
     after: Divergence
     losses: tuple[float, ...]
+    kept: bool = True
 
     def __str__(self) -> str:
-        return f"original    {self.original}\ncompressed  {self.before}\ntuned       {self.after}"
+        end = f"tuned       {self.after}" if self.kept else "tuned       no nearer, so not kept: try a lower lr or more steps"
+        return f"original    {self.original}\ncompressed  {self.before}\n{end}"
 
 
 def tune_model(
@@ -62,7 +68,7 @@ def tune_model(
     held: Tensor | None = None,  # integer [pieces, length]
     steps: int = 200,
     batch: int = 8,
-    lr: float = 1e-3,
+    lr: float = 3e-3,
     norms: bool = False,
     generator: torch.Generator | None = None,
     tell: Callable[[str, float], None] = lambda _what, _share: None,
@@ -71,12 +77,14 @@ def tune_model(
 
     The loss is KL(original || model) of the next token at every place of ``ids`` (1 - cosine of the states where there are no
     logits). Codes stay; dictionaries, bases, lengths and scales learn by Adam at a rate that falls by half a cosine, and are
-    stored again in the bytes they had. All else stays, or with ``norms`` the weights of normalisations learn too.
+    stored again in the bytes they had. All else stays, or with ``norms`` the weights of normalisations learn too. What was
+    learnt is kept if the divergence on the held pieces is lower with it.
 
     Args:
         ids: pieces of a text to learn from, in tokens.
         held: other pieces, to measure by; a tenth of ``ids`` is held back where there are none.
         batch: pieces a step.
+        lr: of the root mean square of every array is a step, at the beginning.
         norms: let layer norms learn too.
         generator: by which pieces are drawn.
         tell: is told what is done and which share of it.
@@ -111,16 +119,24 @@ def tune_model(
     free = [parameter for one in learnt for parameter in one.parameters()]
     also = norm_weights(model) if norms else []
     packed = [module for _, module, _, _ in places]
-    with restoring(also):
+    with restoring(also) as undone:
         with evaluating(model, original), learning(model, [*free, *also]), swapped(model, packed, learnt):
             losses = follow(model, original, ids, [*free, *also], draw, steps=steps, batch=batch, lr=lr, tell=tell)
+        stored = [module.packed for module in packed]
         for module, one in zip(packed, learnt, strict=True):
             renew(module, one)
+        after = measure_model(model, original, held)
+        kept = after.divergence < before.divergence
+        if not kept:
+            undone.restore()
+            after = before
+            for module, data in zip(packed, stored, strict=True):
+                module.replace(data)
     if is_pretrained(model):
         from featherbed.models.pretrained import mark
 
         mark(model)
-    return Tuned(measure_model(original, original, held), before, measure_model(model, original, held), tuple(losses))
+    return Tuned(measure_model(original, original, held), before, after, tuple(losses), kept)
 
 
 def pieces(name: str, given: Tensor) -> Tensor:
@@ -156,7 +172,7 @@ def follow(
     tell: Callable[[str, float], None],
 ) -> list[float]:
     """Let parameters learn to answer as the original does; return the loss of every step."""
-    optimizer = torch.optim.Adam(free, lr=lr)
+    optimizer = torch.optim.Adam([{"params": [one], "lr": lr * size_of(one)} for one in free])
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * step / steps))
     losses = []
     for step in range(steps):
@@ -175,11 +191,18 @@ def follow(
     return losses
 
 
+def size_of(parameter: nn.Parameter) -> float:
+    """Return the root mean square of an array, or 1 where it is all zero: steps are a share of it.
+
+    >>> size_of(nn.Parameter(torch.tensor([3.0, -3.0])))
+    3.0
+    """
+    return float(parameter.detach().float().square().mean().sqrt()) or 1.0
+
+
 def renew(module: PackedEmbedding, learnt: LearntEmbedding) -> None:
     """Give a packed embedding the bytes of what was learnt."""
-    new = PackedEmbedding(learnt.pack())
-    module.register_buffer("packed", new.packed.to(module.packed.device))
-    module._read = None
+    module.replace(PackedEmbedding(learnt.pack()).packed.to(module.packed.device))
 
 
 def answer(model: nn.Module, ids: Tensor) -> Any:
@@ -236,7 +259,7 @@ def measure_model(model: nn.Module, original: nn.Module, ids: Tensor, *, batch: 
     if not costs:
         return Divergence(mean, error)
     nats, wide = interval(torch.cat(costs))
-    return Divergence(mean, error, math.exp(nats), math.exp(nats - wide), math.exp(nats + wide))
+    return Divergence(mean, error, *(math.exp(min(one, MOST)) for one in (nats, nats - wide, nats + wide)))
 
 
 def predicts_next(model: nn.Module, logits: Tensor) -> bool:

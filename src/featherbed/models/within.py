@@ -12,20 +12,24 @@ from featherbed.models.embedding import PackedEmbedding, Tied
 from featherbed.models.learn import LearntEmbedding
 
 
-class restoring(AbstractContextManager[None]):  # noqa: N801 - used as a verb
+class restoring(AbstractContextManager["restoring"]):  # noqa: N801 - used as a verb
     """An error within it, or Ctrl-C, leaves parameters as they were before."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.before = [(one, one.detach().clone()) for one in parameters]
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> restoring:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            with torch.no_grad():
-                for one, value in self.before:
-                    one.copy_(value)
+            self.restore()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Make them what they were."""
+        for one, value in self.before:
+            one.copy_(value)
 
 
 class learning(AbstractContextManager[None]):  # noqa: N801
