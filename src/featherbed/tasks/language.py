@@ -174,7 +174,8 @@ def fitted_to(first: LanguageFitted, recipe: LanguageRecipe, corpus: Corpus, see
     net = {key: value for key, value in first.model.state_dict().items() if not key.startswith("words.")}
     model.load_state_dict(net, strict=False)
     left = float((rows - made.table.weight).square().sum() / rows.square().sum())
-    note = f"fitted to plain rows after {recipe.dense_epochs} epochs: {100 * (1 - left):.0f} % of their squares"
+    epochs = "one epoch" if recipe.dense_epochs == 1 else f"{recipe.dense_epochs} epochs"
+    note = f"fitted to plain rows after {epochs}: {100 * (1 - left):.0f} % of their squares"
     return made._replace(notes=(*made.notes, note)), model
 
 
