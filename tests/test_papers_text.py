@@ -193,7 +193,7 @@ def test_texts_are_learnt():
 
 def test_a_language_row_has_its_objective():
     paper = read_paper("ant/table15", quick=True)
-    settings = paper.rows[0].settings | {"cut": 2000, "epochs": 1}
+    settings = paper.rows[0].settings | {"cut": 2000, "epochs": 2}
     measures = run_language(settings, 0, open_corpus("ptb", quick=True), Bar()).measures
     expected = math.log(measures["perplexity"]) + 1e-6 * measures["nonzeros"] + (0.1 - 1e-6) * measures["word_anchors"]
     assert measures["objective_1e-1"] == pytest.approx(expected)
