@@ -22,28 +22,18 @@ def size(metrics):
 
 def gpt():
     """Return the table of GPT-2: perplexities of the test text and divergences from the original."""
-    head = [
-        "run",
-        "method",
-        "table, bytes",
-        "times smaller",
-        "compressed",
-        "tuned",
-        "original",
-        "divergence, nats",
-        "same logits",
-    ]
-    lines = [f"| {' | '.join(head)} |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    head = ["run", "method", "table, bytes", "times smaller", "original", "compressed", "tuned", "its 95 % interval"]
+    head += ["divergence, nats", "tuned", "same logits"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for run, metrics in records("gpt").items():
         test = metrics["test"]
         base, tuned = test["original"]["perplexity"], test["tuned"]
-        each = (f"{one['perplexity']:.2f} ({one['perplexity'] / base - 1:+.1%})" for one in (test["compressed"], tuned))
+        each = (f"{one['perplexity']:.2f} ({one['perplexity'] / base - 1:+.2%})" for one in (test["compressed"], tuned))
         spans = f"{tuned['perplexity_low']:.1f} to {tuned['perplexity_high']:.1f}"
-        apart = f"{test['compressed']['divergence']:.4f}, tuned {tuned['divergence']:.4f} ± {tuned['divergence_error']:.4f}"
+        apart = [f"{one['divergence']:.5f} ± {one['divergence_error']:.5f}" for one in (test["compressed"], tuned)]
         lines.append(
             f"| {run} | {size(metrics)} | "
-            f"{' | '.join(each)} | {base:.2f}, tuned {spans} | {apart} | {'yes' if metrics['same_logits'] else 'NO'} |"
+            f"{base:.2f} | {' | '.join(each)} | {spans} | {' | '.join(apart)} | {'yes' if metrics['same_logits'] else 'NO'} |"
         )
     return lines
 
@@ -65,10 +55,10 @@ def drawn():
     for run, metrics in records("gpt").items():
         test = metrics["test"]
         loss = [100 * (test[stage]["perplexity"] / test["original"]["perplexity"] - 1) for stage in ("compressed", "tuned")]
-        (line,) = axes.plot([metrics["bytes"]] * 2, loss, "o-", label=run)
-        axes.plot(metrics["bytes"], loss[0], "o", mfc="white", color=line.get_color())
+        (line,) = axes.plot([metrics["bytes"] / 1000] * 2, loss, "o-", label=run)
+        axes.plot(metrics["bytes"] / 1000, loss[0], "o", mfc="white", color=line.get_color())
     axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xlabel("bytes of the table")
+    axes.set_xlabel("KB of the table")
     axes.set_ylabel("perplexity, % above the original")
     axes.set_title("hollow: compressed, filled: tuned", fontsize=9)
     axes.legend()
