@@ -98,15 +98,7 @@ def tune_model(
     (5, True)
     """
     places = list(packed_places(model))
-    if not places:
-        raise ArgumentError("the model has no packed table to tune: compress it first, by fb.compress_model(model, ratio=8)")
-    for name, given in (("steps", steps), ("batch", batch)):
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            raise ArgumentError(f"{name}={given!r}: give a whole number of at least 1")
-    if not (math.isfinite(lr) and lr > 0):
-        raise ArgumentError(f"lr={lr}: give a number above 0")
-    if original is model:
-        raise ArgumentError("original is the model itself: keep a copy from before, by copy.deepcopy(model)")
+    check_asked(model, original, bool(places), steps, batch, lr)
     ids = pieces("ids", ids)
     if held is None:
         if len(ids) < 10:
@@ -137,6 +129,19 @@ def tune_model(
 
         mark(model)
     return Tuned(measure_model(original, original, held), before, after, tuple(losses), kept)
+
+
+def check_asked(model: nn.Module, original: nn.Module, packed: bool, steps: int, batch: int, lr: float) -> None:
+    """Refuse what cannot be tuned, or not so."""
+    if not packed:
+        raise ArgumentError("the model has no packed table to tune: compress it first, by fb.compress_model(model, ratio=8)")
+    for name, given in (("steps", steps), ("batch", batch)):
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ArgumentError(f"{name}={given!r}: give a whole number of at least 1")
+    if not (math.isfinite(lr) and lr > 0):
+        raise ArgumentError(f"lr={lr}: give a number above 0")
+    if original is model:
+        raise ArgumentError("original is the model itself: keep a copy from before, by copy.deepcopy(model)")
 
 
 def pieces(name: str, given: Tensor) -> Tensor:
