@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featherbed.coding import Codes, Floats
 from featherbed.packed.levels import Levels
 
-Floats = NDArray[np.float32]
-Codes = NDArray[np.int32]
 HELD = 1 << 23  # floats held of a block of rows, of each kind: small products of matrices keep threads waiting
 RIDGE = 1e-5  # of an atom's square: atoms that are nearly alike do not get huge values of opposite sign
 SWEEPS = 2  # of coordinate descent after each new atom, and over rounded values
