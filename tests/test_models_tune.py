@@ -165,7 +165,7 @@ def test_draws_are_an_argument(pair):
     assert not torch.equal(rows[0], rows[2])
 
 
-@pytest.mark.parametrize("place", ["distances", "renew"])
+@pytest.mark.parametrize("place", ["distances", "renew", "measure_model"])
 def test_an_error_on_the_way_leaves_a_model_that_works(fresh, place, monkeypatch):
     original, model = fresh
     modes = [[module.training for module in one.modules()] for one in fresh]
@@ -173,7 +173,7 @@ def test_an_error_on_the_way_leaves_a_model_that_works(fresh, place, monkeypatch
 
     def breaks(*given):
         calls.append(1)
-        if len(calls) == (4 if place == "distances" else 1):  # the first calls measure
+        if len(calls) == {"distances": 4, "renew": 1, "measure_model": 2}[place]:  # the first calls measure
             raise RuntimeError("stopped")
         return real(*given)
 

@@ -111,19 +111,16 @@ def tune_model(
     free = [parameter for one in learnt for parameter in one.parameters()]
     also = norm_weights(model) if norms else []
     packed = [module for _, module, _, _ in places]
-    with restoring(also) as undone:
+    with restoring(also, packed) as state:
         with evaluating(model, original), learning(model, [*free, *also]), swapped(model, packed, learnt):
             losses = follow(model, original, ids, [*free, *also], draw, steps=steps, batch=batch, lr=lr, tell=tell)
-        stored = [module.packed for module in packed]
         for module, one in zip(packed, learnt, strict=True):
             renew(module, one)
         after = measure_model(model, original, held)
         kept = after.divergence < before.divergence
         if not kept:
-            undone.restore()
+            state.restore()
             after = before
-            for module, data in zip(packed, stored, strict=True):
-                module.replace(data)
     if is_pretrained(model):
         from featherbed.models.pretrained import mark
 

@@ -13,10 +13,11 @@ from featherbed.models.learn import LearntEmbedding
 
 
 class restoring(AbstractContextManager["restoring"]):  # noqa: N801 - used as a verb
-    """An error within it, or Ctrl-C, leaves parameters as they were before."""
+    """An error within it, or Ctrl-C, leaves parameters and the bytes of packed tables as they were before."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], packed: list[PackedEmbedding]) -> None:
         self.before = [(one, one.detach().clone()) for one in parameters]
+        self.bytes = [(one, one.packed) for one in packed]
 
     def __enter__(self) -> restoring:
         return self
@@ -30,6 +31,8 @@ class restoring(AbstractContextManager["restoring"]):  # noqa: N801 - used as a 
         """Make them what they were."""
         for one, value in self.before:
             one.copy_(value)
+        for module, data in self.bytes:
+            module.replace(data)
 
 
 class learning(AbstractContextManager[None]):  # noqa: N801
