@@ -50,13 +50,17 @@ def side_by_side(codes, atoms, parts=True):
     """The packed table of product-quantisation codes [V, s] over atoms [s * K, d / s] (or [K, d / s], shared)."""
     fixed = Fixed.encode(codes, None, len(atoms) // (codes.shape[1] if parts else 1), parts=parts)
     return PackedTable(
-        [Band(len(codes), fixed, None, Matrix.encode(atoms, "float32"), "concat")], codes.shape[1] * atoms.shape[1]
+        [Band(len(codes), fixed, None, Matrix.encode(atoms, "float32"), "concat")],
+        codes.shape[1] * atoms.shape[1],
     )
 
 
 def layered(rows):
     """Additive codes, blocks over a shared dictionary, and a rotation: what compress calls layered."""
-    first, second = (Fixed.encode(RNG.integers(256, size=(rows, 8)), None, 256, parts=parts) for parts in (True, False))
+    first, second = (
+        Fixed.encode(RNG.integers(256, size=(rows, 8)), None, 256, parts=parts)
+        for parts in (True, False)
+    )
     blocks = Band(rows, second, None, Matrix.encode(normal(256, DIM // 8), "int8"), "concat")
     affine = Affine(Matrix.encode(normal(DIM, DIM), "float16"), normal(DIM))
     atoms = Matrix.encode(normal(8 * 256, DIM), "int8")
@@ -87,7 +91,9 @@ def lookup(page, rows):
         "numpy dense": lambda ids: dense[ids],
     }
     batches = [RNG.integers(rows, size=BATCH) for _ in range(200)]
-    page.line(f"look-up, V = {rows:,}, d = {DIM}, {PARTS} parts x {CHOICES} choices, batch {BATCH:,}, uniform ids")
+    page.line(
+        f"look-up, V = {rows:,}, d = {DIM}, {PARTS} parts x {CHOICES} choices, batch {BATCH:,}, uniform ids"
+    )
     page.line(f"{'threads':>8}  {'':<24}{'ns/row':>8}{'packed is faster by':>21}")
     for threads in sorted({1, os.cpu_count()}):
         use(threads)
@@ -95,7 +101,10 @@ def lookup(page, rows):
         for name, spent in times.items():
             gain = spent / times["packed"]
             page.line(f"{threads:>8}  {name:<24}{spent / BATCH:>8.1f}{gain:>20.2f}x")
-            page.figures[f"{name}, threads={threads}"] = {"ns": spent / BATCH, "packed_faster": gain}
+            page.figures[f"{name}, threads={threads}"] = {
+                "ns": spent / BATCH,
+                "packed_faster": gain,
+            }
 
 
 def dense_top(dense, query):
@@ -124,7 +133,9 @@ def search(page, rows):
         "layered.search": lambda pair: layers.search(pair[0], K),
         "faiss IndexPQ": lambda pair: index.search(pair[0][None], K),
         "numpy dense + argpartition": lambda pair: dense_top(dense, pair[0]),
-        "torch dense + topk": lambda pair: torch.topk(torch.mv(tensor, torch.from_numpy(pair[0])), K),
+        "torch dense + topk": lambda pair: torch.topk(
+            torch.mv(tensor, torch.from_numpy(pair[0])), K
+        ),
     }
     page.line(f"best {K} of one query, V = {rows:,}, d = {DIM}, {PARTS} parts x {CHOICES} choices")
     page.line(f"{'threads':>8}  {'':<28}{'ms':>8}{'packed.search is faster by':>28}")
@@ -134,28 +145,47 @@ def search(page, rows):
         for name, spent in times.items():
             gain = spent / times["packed.search"]
             page.line(f"{threads:>8}  {name:<28}{spent / 1e6:>8.2f}{gain:>27.2f}x")
-            page.figures[f"{name}, threads={threads}"] = {"ms": spent / 1e6, "packed_search_faster": gain}
+            page.figures[f"{name}, threads={threads}"] = {
+                "ms": spent / 1e6,
+                "packed_search_faster": gain,
+            }
 
 
 def generated(rows=50_000, dim=64, groups=500):
     """Rows around centres, columns of falling weight: neighbours mean something, as in learnt vectors."""
     weights = (np.arange(1, dim + 1) ** -0.5).astype(np.float32)
-    return (normal(groups, dim)[RNG.integers(groups, size=rows)] + 0.7 * normal(rows, dim)) * weights
+    return (
+        normal(groups, dim)[RNG.integers(groups, size=rows)] + 0.7 * normal(rows, dim)
+    ) * weights
 
 
 def learnt(rows, parts, bits, how):
     """A table of codes faiss learns: side by side (pq) or summed stage by stage (rq)."""
     dim = rows.shape[1]
-    quantiser = faiss.ProductQuantizer(dim, parts, bits) if how == "pq" else faiss.ResidualQuantizer(dim, parts, bits)
+    quantiser = (
+        faiss.ProductQuantizer(dim, parts, bits)
+        if how == "pq"
+        else faiss.ResidualQuantizer(dim, parts, bits)
+    )
     sample = rows[RNG.permutation(len(rows))[:10_000]]
     quantiser.train(sample)
-    packed = np.concatenate([quantiser.compute_codes(rows[i : i + 10_000]) for i in range(0, len(rows), 10_000)])
-    fields = np.unpackbits(packed, axis=1, bitorder="little")[:, : parts * bits].reshape(len(rows), parts, bits)
+    packed = np.concatenate(
+        [quantiser.compute_codes(rows[i : i + 10_000]) for i in range(0, len(rows), 10_000)]
+    )
+    fields = np.unpackbits(packed, axis=1, bitorder="little")[:, : parts * bits].reshape(
+        len(rows), parts, bits
+    )
     codes = (fields.astype(np.int64) << np.arange(bits)).sum(-1)
     if how == "pq":
-        return side_by_side(codes, faiss.vector_to_array(quantiser.centroids).reshape(parts << bits, dim // parts))
-    atoms = Matrix.encode(faiss.vector_to_array(quantiser.codebooks).reshape(parts << bits, dim), "float32")
-    return PackedTable([Band(len(rows), Fixed.encode(codes, None, 1 << bits, parts=True), None, atoms)], dim)
+        return side_by_side(
+            codes, faiss.vector_to_array(quantiser.centroids).reshape(parts << bits, dim // parts)
+        )
+    atoms = Matrix.encode(
+        faiss.vector_to_array(quantiser.codebooks).reshape(parts << bits, dim), "float32"
+    )
+    return PackedTable(
+        [Band(len(rows), Fixed.encode(codes, None, 1 << bits, parts=True), None, atoms)], dim
+    )
 
 
 def shares(rows, packed, ids):
@@ -167,7 +197,14 @@ def shares(rows, packed, ids):
     exact = packed.search(packed[ids], K + 1, metric="cosine")[0]
     close = packed.near_codes(packed.codes_of(ids), K + 1)[0]
     return [
-        float(np.mean([len(np.intersect1d(t, f[f != own][:K])) / K for own, t, f in zip(ids, truth, found, strict=True)]))
+        float(
+            np.mean(
+                [
+                    len(np.intersect1d(t, f[f != own][:K])) / K
+                    for own, t, f in zip(ids, truth, found, strict=True)
+                ]
+            )
+        )
         for found in (exact, close)
     ]
 
@@ -184,7 +221,9 @@ def recall(page, folder):
         f"recall@{K} by cosine over 500 rows: Hamming search against exact search on the same rows (code_recall), and both"
     )
     page.line("against the neighbours in the original matrix")
-    page.line(f"{'':<12}{'codes':<14}{'Hamming / exact':>16}{'Hamming / original':>20}{'exact / original':>18}")
+    page.line(
+        f"{'':<12}{'codes':<14}{'Hamming / exact':>16}{'Hamming / original':>20}{'exact / original':>18}"
+    )
     for name, (rows, (few, many)) in sources.items():
         ids = RNG.permutation(len(rows))[:500]
         for how, parts, bits in (("pq", few, 8), ("pq", many, 4), ("pq", many, 8), ("rq", 8, 8)):
@@ -192,7 +231,11 @@ def recall(page, folder):
             share, (exact, close) = packed.code_recall(ids, K), shares(rows, packed, ids)
             label = f"{how} {parts} x {1 << bits}"
             page.line(f"{name:<12}{label:<14}{share:>16.3f}{close:>20.3f}{exact:>18.3f}")
-            page.figures[f"{name} {label}"] = {"hamming_exact": share, "hamming_original": close, "exact_original": exact}
+            page.figures[f"{name} {label}"] = {
+                "hamming_exact": share,
+                "hamming_original": close,
+                "exact_original": exact,
+            }
 
 
 def glove(page, folder):
@@ -200,28 +243,50 @@ def glove(page, folder):
     from featherbed.compression.words import score_words
 
     with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
-        words, rows = file["words"].item().decode().split("\n"), np.ascontiguousarray(file["vectors"], dtype=np.float32)
-    files = [folder / "word-similarity" / f"EN-{name}.txt" for name in ("WS-353-ALL", "MEN-TR-3k", "SIMLEX-999")]
+        words, rows = (
+            file["words"].item().decode().split("\n"),
+            np.ascontiguousarray(file["vectors"], dtype=np.float32),
+        )
+    files = [
+        folder / "word-similarity" / f"EN-{name}.txt"
+        for name in ("WS-353-ALL", "MEN-TR-3k", "SIMLEX-999")
+    ]
     ids = np.sort(np.random.default_rng(0).choice(20_000, 500, replace=False))
     known = nearest(rows, ids)
     budget = len(rows) * 10 + 2 * 256 * 50 + 2 * 50 * 50  # codes, float16 codebooks and rotation
 
     def report(label, back, size):
-        kept = float(np.mean([len(np.intersect1d(a, b)) for a, b in zip(known, nearest(back, ids), strict=True)])) / K
+        kept = (
+            float(
+                np.mean(
+                    [
+                        len(np.intersect1d(a, b))
+                        for a, b in zip(known, nearest(back, ids), strict=True)
+                    ]
+                )
+            )
+            / K
+        )
         scores = [found["score"] for found in score_words(lambda i: back[i], words, files)]
-        page.line(f"{label:<44}{size:>9,}{kept:>9.4f}" + "".join(f"{score:>9.3f}" for score in scores))
+        page.line(
+            f"{label:<44}{size:>9,}{kept:>9.4f}" + "".join(f"{score:>9.3f}" for score in scores)
+        )
         page.figures[label] = {"bytes": size, "recall": kept, "spearman": scores}
 
     page.line(f"{'':<44}{'bytes':>9}{'recall':>9}{'WS-353':>9}{'MEN':>9}{'SimLex':>9}")
     report("float32", rows, rows.nbytes)
-    common = (np.arange(len(rows)) + 5000.0) ** -0.5  # rows are sorted by use; a mild weight for the frequent ones
+    common = (
+        np.arange(len(rows)) + 5000.0
+    ) ** -0.5  # rows are sorted by use; a mild weight for the frequent ones
     tried = [("kd:parts=13,bits=6", unit(rows), None), ("kd:parts=13,bits=6", unit(rows), common)]
     tried += [("kd:parts=13,bits=6", rows, None), ("layered", unit(rows), common)]
     for seed in range(2):
         for label, source in (("raw", rows), ("unit", unit(rows))):
             report(f"OPQ 10 x 8, {label} rows, seed {seed}", turned(source, seed), budget)
         for method, source, weights in tried if seed == 0 else tried[:2]:
-            table = fb.compress(source, budget=budget, method=method, weights=weights, generator=seed)
+            table = fb.compress(
+                source, budget=budget, method=method, weights=weights, generator=seed
+            )
             label = f"{method}, {'raw' if source is rows else 'unit'}{'' if weights is None else ', weighted'}, seed {seed}"
             report(label, table[np.arange(len(rows))], table.report.data["chosen"]["bytes"])
 
@@ -253,10 +318,14 @@ def turned(rows, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=["lookup", "search", "recall", "glove", "all"])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, default=Path(os.environ.get("FEATHERBED_DATA", "../shared/data")))
+    parser.add_argument(
+        "--folder", type=Path, default=Path(os.environ.get("FEATHERBED_DATA", "../shared/data"))
+    )
     given = parser.parse_args()
     stored = RESULTS / "codes.json"
     results = json.loads(stored.read_text()) if stored.exists() else {}

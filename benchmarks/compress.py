@@ -43,7 +43,10 @@ def neighbours(rows, queries, k=10):
 
 
 def recalls(truth, found):
-    return np.array([len(np.intersect1d(a, b)) for a, b in zip(truth, found, strict=True)]) / truth.shape[1]
+    return (
+        np.array([len(np.intersect1d(a, b)) for a, b in zip(truth, found, strict=True)])
+        / truth.shape[1]
+    )
 
 
 def half(array):
@@ -64,7 +67,9 @@ def product(rows, parts, bits, width, turned):
     quantiser.cp.niter = 25
     quantiser.train(inside)
     codes = quantiser.compute_codes(inside)
-    faiss.copy_array_to_vector(half(faiss.vector_to_array(quantiser.centroids)), quantiser.centroids)
+    faiss.copy_array_to_vector(
+        half(faiss.vector_to_array(quantiser.centroids)), quantiser.centroids
+    )
     back = quantiser.decode(codes)
     return back if rotation is None else rotation.reverse_transform(back)
 
@@ -83,7 +88,9 @@ def additive(rows, parts, bits, local):
     if not local:
         quantiser.max_beam_size = 32
     codes = quantiser.compute_codes(rows)
-    faiss.copy_array_to_vector(half(faiss.vector_to_array(quantiser.codebooks)), quantiser.codebooks)
+    faiss.copy_array_to_vector(
+        half(faiss.vector_to_array(quantiser.codebooks)), quantiser.codebooks
+    )
     return quantiser.decode(codes)
 
 
@@ -107,7 +114,11 @@ def baselines(rows, dim, budget):
         for axis, scales in ((1, 2 * rows), (0, 2 * dim)):
             if rows * -(-dim * bits // 8) + scales <= budget:
                 for clip in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
-                    yield f"int{bits}", f"axis {axis} clip {clip}", lambda x, b=bits, a=axis, c=clip: integers(x, b, a, c)
+                    yield (
+                        f"int{bits}",
+                        f"axis {axis} clip {clip}",
+                        lambda x, b=bits, a=axis, c=clip: integers(x, b, a, c),
+                    )
     ranks = [r for r in range(1, dim + 1) if rows * r + 2 * r * dim + 4 * (r + dim) <= budget]
     if ranks:
         yield "pca+int8", f"rank {ranks[-1]}", lambda x, r=ranks[-1]: components(x, r)
@@ -116,21 +127,39 @@ def baselines(rows, dim, budget):
 
 def coded(rows, dim, budget):
     for bits in (6, 5, 7, 8, 4):  # the likeliest first, should the run be stopped
-        fitting = [p for p in range(1, dim + 1) if dim % p == 0 and rows * p * bits / 8 + 2**bits * dim * 2 <= budget]
+        fitting = [
+            p
+            for p in range(1, dim + 1)
+            if dim % p == 0 and rows * p * bits / 8 + 2**bits * dim * 2 <= budget
+        ]
         if fitting:
-            yield "pq", f"{fitting[-1]}x{bits}", lambda x, p=fitting[-1], b=bits: product(x, p, b, dim, False)
+            yield (
+                "pq",
+                f"{fitting[-1]}x{bits}",
+                lambda x, p=fitting[-1], b=bits: product(x, p, b, dim, False),
+            )
         most = int((budget - 2**bits * dim * 2 - 2 * dim * dim) // (rows * bits / 8))
         if 1 <= most <= dim:
             widths = {most * (dim // most)} | ({dim} if dim % most == 0 else set())
             for width in widths:
-                yield "opq", f"{most}x{bits} on {width}", lambda x, p=most, b=bits, w=width: product(x, p, b, w, True)
+                yield (
+                    "opq",
+                    f"{most}x{bits} on {width}",
+                    lambda x, p=most, b=bits, w=width: product(x, p, b, w, True),
+                )
         divisors = [p for p in range(1, most + 1) if dim % p == 0]
         if divisors and divisors[-1] != most and divisors[-1] > 0.7 * most:
-            yield "opq", f"{divisors[-1]}x{bits} on {dim}", lambda x, p=divisors[-1], b=bits: product(x, p, b, dim, True)
+            yield (
+                "opq",
+                f"{divisors[-1]}x{bits} on {dim}",
+                lambda x, p=divisors[-1], b=bits: product(x, p, b, dim, True),
+            )
         most = int(budget // (rows * bits / 8 + 2**bits * dim * 2))
         if most >= 1:
             yield "rq", f"{most}x{bits}", lambda x, p=most, b=bits: additive(x, p, b, False)
-        if 1 <= most <= 12:  # local search beyond takes hours and falls behind rq (18x5: 0.54 against 0.62)
+        if (
+            1 <= most <= 12
+        ):  # local search beyond takes hours and falls behind rq (18x5: 0.54 against 0.62)
             yield "lsq", f"{most}x{bits}", lambda x, p=most, b=bits: additive(x, p, b, True)
 
 
@@ -168,7 +197,9 @@ def glove(folder, ratios, half):
         return {"recall": round(float(recalls(truth, neighbours(back, queries)).mean()), 4)}
 
     def weighted(back):
-        return measure(back) | {"zipf": round(float(recalls(often, neighbours(back, drawn)).mean()), 4)}
+        return measure(back) | {
+            "zipf": round(float(recalls(often, neighbours(back, drawn)).mean()), 4)
+        }
 
     for ratio in ratios or RATIOS:
         budget = rows * dim * 4 // ratio
@@ -177,10 +208,17 @@ def glove(folder, ratios, half):
         for family, label, make in baselines(rows, dim, budget) if half != "auto" else ():
             slow = family in ("opq", "rq", "lsq")
             for name, source in (("unit", unit(matrix)), ("raw", matrix))[: 1 if slow else 2]:
-                point = kept.get(f"{ratio}x {family} {label} {name}", lambda make=make, source=source: measure(make(source)))
+                point = kept.get(
+                    f"{ratio}x {family} {label} {name}",
+                    lambda make=make, source=source: measure(make(source)),
+                )
                 if slow and point["recall"] > found.get(family, (0,))[0]:
                     found[family] = (point["recall"], label, make)
-        for family, (_, label, make) in found.items():  # minutes each: raw rows only at the best setting for unit rows
+        for family, (
+            _,
+            label,
+            make,
+        ) in found.items():  # minutes each: raw rows only at the best setting for unit rows
             kept.get(f"{ratio}x {family} {label} raw", lambda make=make: measure(make(matrix)))
 
         def ours(weights=None, budget=budget):
@@ -199,7 +237,11 @@ def glove(folder, ratios, half):
 def summary(kept):
     lines = ["Neighbour recall@10 on GloVe 60,000 x 50 (3,000 queries), within the same bytes", ""]
     for ratio in RATIOS:
-        points = {name.split("x ", 1)[1]: p for name, p in kept.points.items() if name.startswith(f"{ratio}x ")}
+        points = {
+            name.split("x ", 1)[1]: p
+            for name, p in kept.points.items()
+            if name.startswith(f"{ratio}x ")
+        }
         if "auto" not in points:
             continue
         best = {}
@@ -207,14 +249,21 @@ def summary(kept):
             family = name.split()[0].rstrip(",")
             if family != "auto" and point["recall"] > best.get(family, ("", -1))[1]:
                 best[family] = (name, point["recall"])
-        lines.append(f"{ratio} times smaller: auto {points['auto']['recall']:.4f} ({points['auto']['seconds']} s)")
-        lines += [f"    {name:<32}{value:.4f}" for name, value in sorted(best.values(), key=lambda item: -item[1])]
+        lines.append(
+            f"{ratio} times smaller: auto {points['auto']['recall']:.4f} ({points['auto']['seconds']} s)"
+        )
+        lines += [
+            f"    {name:<32}{value:.4f}"
+            for name, value in sorted(best.values(), key=lambda item: -item[1])
+        ]
         if best:
             lead = points["auto"]["recall"] - max(value for _, value in best.values())
             lines.append(f"    lead over the best {lead:+.4f}")
         if "auto, zipf weights" in points:
             given, plain = points["auto, zipf weights"]["zipf"], points["auto"]["zipf"]
-            lines.append(f"    by Zipf weights: {given:.4f} with them, {plain:.4f} without ({given - plain:+.4f})")
+            lines.append(
+                f"    by Zipf weights: {given:.4f} with them, {plain:.4f} without ({given - plain:+.4f})"
+            )
     text = "\n".join(lines)
     (RESULTS / "compress.txt").write_text(text + "\n")
     print(text)
@@ -229,11 +278,24 @@ def large():
         file = np.lib.format.open_memmap(path, "w+", np.float32, (rows, dim))
         for start in range(0, rows, 50_000):
             noise = rng.standard_normal((50_000, dim), dtype=np.float32)
-            file[start : start + 50_000] = centres[rng.integers(0, len(centres), 50_000)] + 0.7 * noise
+            file[start : start + 50_000] = (
+                centres[rng.integers(0, len(centres), 50_000)] + 0.7 * noise
+            )
         del file
         started = time.perf_counter()
-        command = [Path(sys.executable).parent / "featherbed", "compress", path, "--ratio", "16", "--out", out, "--quiet"]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        command = [
+            Path(sys.executable).parent / "featherbed",
+            "compress",
+            path,
+            "--ratio",
+            "16",
+            "--out",
+            out,
+            "--quiet",
+        ]
+        done = subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, check=False
+        )
         seconds = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         size = out.stat().st_size if out.exists() else 0
@@ -244,15 +306,23 @@ def large():
             "ratio": round(rows * dim * 4 / max(size, 1), 2),
         }
         print(done.stdout, done.stderr, json.dumps(result))
-        (RESULTS / "compress-large.json").write_text(json.dumps(result | {"report": done.stdout.splitlines()}, indent=1) + "\n")
+        (RESULTS / "compress-large.json").write_text(
+            json.dumps(result | {"report": done.stdout.splitlines()}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["glove", "large"])
     parser.add_argument("--folder", type=Path, default=Path("../shared/data"))
     parser.add_argument("--ratio", type=int, nargs="*")
-    parser.add_argument("--only", choices=["auto", "baselines"], help="half of the work: the other half another time")
+    parser.add_argument(
+        "--only",
+        choices=["auto", "baselines"],
+        help="half of the work: the other half another time",
+    )
     given = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     if given.what == "glove":

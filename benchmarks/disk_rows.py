@@ -75,7 +75,9 @@ def reader(way, given):
 
         def mapped():
             dtype = np.float16 if given.kind == "float16" else np.uint8
-            rows = np.memmap(given.file, dtype=dtype, mode="r", offset=given.start, shape=(given.rows, DIM))
+            rows = np.memmap(
+                given.file, dtype=dtype, mode="r", offset=given.start, shape=(given.rows, DIM)
+            )
             if given.kind == "float16":
                 return lambda ids: rows[ids].astype(np.float32)
             scale = np.full(DIM, 0.01, np.float32)
@@ -118,7 +120,14 @@ def one_way(given):
     peak = memory("VmHWM")
     warm = statistics.median(timed(read, batches[0])[0] for _ in range(3))
     read(batches[1])
-    figures = {"cold": cold, "warm": warm, "imports": before, "peak": peak, "peak_2": memory("VmHWM"), "sum": total}
+    figures = {
+        "cold": cold,
+        "warm": warm,
+        "imports": before,
+        "peak": peak,
+        "peak_2": memory("VmHWM"),
+        "sum": total,
+    }
     print(json.dumps(figures))
 
 
@@ -154,7 +163,18 @@ def steps(given):
 
 
 def child(given, path, start, rows, **more):
-    command = [sys.executable, __file__, "--file", str(path), "--start", str(start), "--rows", str(rows), "--kind", given.kind]
+    command = [
+        sys.executable,
+        __file__,
+        "--file",
+        str(path),
+        "--start",
+        str(start),
+        "--rows",
+        str(rows),
+        "--kind",
+        given.kind,
+    ]
     command += [part for name, value in more.items() for part in (f"--{name}", str(value))]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -180,8 +200,13 @@ def compare(given, path, start, rows):
             return statistics.median(value(at, turn) for at, turn in enumerate(turns))
 
         cold, warm = middle(lambda _, t: t["cold"]), middle(lambda _, t: t["warm"])
-        ratios = middle(lambda at, t: base[at]["cold"] / t["cold"]), middle(lambda at, t: base[at]["warm"] / t["warm"])
-        peak, most, imports = (max(turn[name] for turn in turns) for name in ("peak", "peak_2", "imports"))
+        ratios = (
+            middle(lambda at, t: base[at]["cold"] / t["cold"]),
+            middle(lambda at, t: base[at]["warm"] / t["warm"]),
+        )
+        peak, most, imports = (
+            max(turn[name] for turn in turns) for name in ("peak", "peak_2", "imports")
+        )
         grown = max(turn["peak"] - turn["imports"] for turn in turns)
         grown_2 = max(turn["peak_2"] - turn["imports"] for turn in turns)
         line = f"  {way:<30}{1e3 * cold:>9.0f}{ratios[0]:>6.1f}{1e3 * warm:>9.1f}{ratios[1]:>6.1f}"
@@ -202,13 +227,25 @@ def compare(given, path, start, rows):
 
 def ahead(given, path, start, rows):
     """Return the lines and figures of batches read ahead or not, with work elsewhere (a pause) or on this processor."""
-    lines, figures = ["", "ms a step: a cold batch of 8,192 rows, then work; not read ahead, read ahead, and the ratio"], {}
+    lines, figures = (
+        [
+            "",
+            "ms a step: a cold batch of 8,192 rows, then work; not read ahead, read ahead, and the ratio",
+        ],
+        {},
+    )
     for work in ("none", "elsewhere", "here"):
         spent = {0: [], 1: []}
         for turn in range(given.turns):
             for prefetch in (0, 1) if turn % 2 == 0 else (1, 0):
                 drop(path)
-                more = {"work": work, "prefetch": prefetch, "seed": 100 + turn, "pause": given.pause, "times": given.times}
+                more = {
+                    "work": work,
+                    "prefetch": prefetch,
+                    "seed": 100 + turn,
+                    "pause": given.pause,
+                    "times": given.times,
+                }
                 spent[prefetch].append(child(given, path, start, rows, **more)["step"])
         plain, early = (1e3 * statistics.median(spent[way]) for way in (0, 1))
         ratio = statistics.median(a / b for a, b in zip(spent[0], spent[1], strict=True))
@@ -218,22 +255,43 @@ def ahead(given, path, start, rows):
             "here": f"{given.times} products, one thread",
         }
         lines.append(f"  {words[work]:<30}{plain:>9.0f}{early:>9.0f}{ratio:>6.2f}")
-        figures[f"work {work}"] = {"step_seconds": plain / 1e3, "step_seconds_ahead": early / 1e3, "times_faster": ratio}
+        figures[f"work {work}"] = {
+            "step_seconds": plain / 1e3,
+            "step_seconds_ahead": early / 1e3,
+            "times_faster": ratio,
+        }
     return lines, figures
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=float, default=20, help="gigabytes of the file")
-    parser.add_argument("--folder", type=Path, help="where to write it (the system's folder for temporary files otherwise)")
-    parser.add_argument("--keep", type=Path, help="a file to write and leave, or to read if it is there (of the same --kind)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where to write it (the system's folder for temporary files otherwise)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a file to write and leave, or to read if it is there (of the same --kind)",
+    )
     parser.add_argument("--kind", choices=("float16", "int8"), default="float16")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--pause", type=float, default=0.15, help="seconds a batch is worked on elsewhere")
     parser.add_argument(
-        "--times", type=int, default=6, help=f"products [{BATCH}, {DIM}] x [{DIM}, {DIM}] a batch is worth here"
+        "--pause", type=float, default=0.15, help="seconds a batch is worked on elsewhere"
     )
-    parser.add_argument("--no-write", action="store_true", help="print, and leave the stored results alone")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=6,
+        help=f"products [{BATCH}, {DIM}] x [{DIM}, {DIM}] a batch is worth here",
+    )
+    parser.add_argument(
+        "--no-write", action="store_true", help="print, and leave the stored results alone"
+    )
     for name, kind in (
         ("file", str),
         ("start", int),
@@ -243,7 +301,9 @@ def arguments():
         ("work", str),
         ("prefetch", int),
     ):
-        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # of the processes this one starts
+        parser.add_argument(
+            f"--{name}", type=kind, help=argparse.SUPPRESS
+        )  # of the processes this one starts
     return parser.parse_args()
 
 
@@ -260,7 +320,9 @@ def main():
         rows = len(fb.load(path))
         start = path.stat().st_size - rows * DIM * (2 if given.kind == "float16" else 1)
         first = f"featherbed {fb.__version__}, numpy {np.__version__}, {platform.machine()}, {os.cpu_count()} cores; "
-        lines = [f"{first}{rows:,} rows of {DIM} {given.kind} numbers, {path.stat().st_size / 1e9:.1f} GB, {given.turns} turns"]
+        lines = [
+            f"{first}{rows:,} rows of {DIM} {given.kind} numbers, {path.stat().st_size / 1e9:.1f} GB, {given.turns} turns"
+        ]
         figures = {"versions": lines[0]}
         print(lines[0], flush=True)
         for part in (compare, ahead):

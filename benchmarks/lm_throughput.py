@@ -67,7 +67,9 @@ class Contender:
             self.losses = self.model.step
             return
         lam = 1e-6 if spec.startswith("anchor") else 0.0
-        made = make_word_table(WordTable(spec, dim=DIM, lam=lam), Lexicon([str(n) for n in range(WORDS)], counts), 0)
+        made = make_word_table(
+            WordTable(spec, dim=DIM, lam=lam), Lexicon([str(n) for n in range(WORDS)], counts), 0
+        )
         self.model = LanguageModel(made.module, hidden=DIM)
         codes, self.parameters = fb.split_codes(self.model)
         self.optimizer = fb.AdamW(self.parameters, lr=3e-3, penalties=made.penalties)
@@ -107,12 +109,20 @@ def measure(contenders, batch, turns, clock):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--only", nargs="*", help="begin with these words")
-    parser.add_argument("--cpu", action="store_true", help="processor time, for a machine that others use; one thread")
-    parser.add_argument("--no-write", action="store_true", help="print, and leave the stored results alone")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="processor time, for a machine that others use; one thread",
+    )
+    parser.add_argument(
+        "--no-write", action="store_true", help="print, and leave the stored results alone"
+    )
     given = parser.parse_args()
     rng = np.random.default_rng(0)
     chances = 1 / np.arange(1, WORDS + 1)
@@ -129,17 +139,32 @@ def main():
     for threads in given.threads:
         torch.set_num_threads(threads)
         pool.set_threads(threads)
-        wanted = {n: s for n, s in TABLES.items() if given.only is None or n == "dense" or n.startswith(tuple(given.only))}
-        contenders = {"plain torch": Contender(None, counts)} | {n: Contender(s, counts) for n, s in wanted.items()}
-        spent = measure(contenders, batch, given.turns, time.process_time if given.cpu else time.perf_counter)
-        lines += ["", f"{threads} thread{'s' * (threads > 1)}: words a second, and how many times those of dense rows"]
+        wanted = {
+            n: s
+            for n, s in TABLES.items()
+            if given.only is None or n == "dense" or n.startswith(tuple(given.only))
+        }
+        contenders = {"plain torch": Contender(None, counts)} | {
+            n: Contender(s, counts) for n, s in wanted.items()
+        }
+        spent = measure(
+            contenders, batch, given.turns, time.process_time if given.cpu else time.perf_counter
+        )
+        lines += [
+            "",
+            f"{threads} thread{'s' * (threads > 1)}: words a second, and how many times those of dense rows",
+        ]
         for name, times in spent.items():
             ratios = [a / b for a, b in zip(spent["dense"], times, strict=True)]
             plain = [a / b for a, b in zip(spent["plain torch"], times, strict=True)]
             speed, ratio = LENGTH * COLUMNS / statistics.median(times), statistics.median(ratios)
             against = statistics.median(plain)
             lines.append(f"  {name:<24}{speed:>9,.0f}{ratio:>8.2f}  ({against:.2f} of plain torch)")
-            figures[f"{name}, {threads}"] = {"words_per_second": speed, "to_dense": ratio, "to_plain_torch": against}
+            figures[f"{name}, {threads}"] = {
+                "words_per_second": speed,
+                "to_dense": ratio,
+                "to_plain_torch": against,
+            }
         print("\n".join(lines[-len(spent) - 2 :]), flush=True)
     if not given.no_write:
         (RESULTS / "lm_throughput.json").write_text(json.dumps(figures, indent=1) + "\n")

@@ -40,14 +40,18 @@ def codes(rows, atoms, count=CODES):
 def fixed(rows, dim, kind, atoms=ATOMS, dictionary="float32"):
     indices, values = codes(rows, atoms)
     layout = Fixed.encode(indices, values, atoms, kind)
-    return PackedTable([Band(rows, layout, None, Matrix.encode(normal(atoms, dim), dictionary))], dim)
+    return PackedTable(
+        [Band(rows, layout, None, Matrix.encode(normal(atoms, dim), dictionary))], dim
+    )
 
 
 def ragged(rows, dim, kind):
     indices, values = codes(rows, ATOMS)
     row_of = np.arange(rows).repeat(CODES)
     layout = Ragged.encode(rows, row_of, indices.reshape(-1), values.reshape(-1), ATOMS, kind)
-    return PackedTable([Band(rows, layout, None, Matrix.encode(normal(ATOMS, dim), "float32"))], dim)
+    return PackedTable(
+        [Band(rows, layout, None, Matrix.encode(normal(ATOMS, dim), "float32"))], dim
+    )
 
 
 def levels(matrix, kind):
@@ -55,11 +59,17 @@ def levels(matrix, kind):
 
 
 def floats(matrix, kind):
-    return PackedTable([Band(len(matrix), Identity(), dictionary=Matrix.encode(matrix, kind))], matrix.shape[1])
+    return PackedTable(
+        [Band(len(matrix), Identity(), dictionary=Matrix.encode(matrix, kind))], matrix.shape[1]
+    )
 
 
 def bytes_per_row(packed):
-    stored = sum(a.nbytes for name, a in packed.arrays.items() if "stream" in name or "values" in name or "counts" in name)
+    stored = sum(
+        a.nbytes
+        for name, a in packed.arrays.items()
+        if "stream" in name or "values" in name or "counts" in name
+    )
     if isinstance(packed.bands[0].codes, Identity):
         stored = packed.arrays["b0.dictionary"].nbytes
     return stored / len(packed)
@@ -71,7 +81,10 @@ def batches(rows, size, law, count=200):
     weights = 1.0 / np.arange(1, rows + 1)
     edges = np.cumsum(weights / weights.sum())
     scatter = RNG.permutation(rows)  # popular ids stand anywhere in the table
-    return [scatter[np.minimum(np.searchsorted(edges, RNG.random(size)), rows - 1)] for _ in range(count)]
+    return [
+        scatter[np.minimum(np.searchsorted(edges, RNG.random(size)), rows - 1)]
+        for _ in range(count)
+    ]
 
 
 def use(threads):
@@ -81,8 +94,12 @@ def use(threads):
 
 def main_layout(rows, results):
     """The headline: 8 codes a row, u8 index and u8 weight, against the dense float32 table."""
-    print(f"\nV = {rows:,}, {CODES} codes a row over {ATOMS} atoms, values int8, layout fixed: time over dense float32 gather")
-    print(f"{'d':>5}{'threads':>9}{'ids':>9}{'batch':>8}{'dense ns/row':>14}{'packed ns/row':>15}{'ratio':>8}")
+    print(
+        f"\nV = {rows:,}, {CODES} codes a row over {ATOMS} atoms, values int8, layout fixed: time over dense float32 gather"
+    )
+    print(
+        f"{'d':>5}{'threads':>9}{'ids':>9}{'batch':>8}{'dense ns/row':>14}{'packed ns/row':>15}{'ratio':>8}"
+    )
     for dim in (64, 128):
         packed = fixed(rows, dim, "int8")
         dense = torch.from_numpy(normal(rows, dim))
@@ -93,16 +110,24 @@ def main_layout(rows, results):
                     ids = [(b, torch.from_numpy(b)) for b in batches(rows, size, law)]
                     times = race(
                         {
-                            "dense": lambda pair, dense=dense: torch.nn.functional.embedding(pair[1], dense),
+                            "dense": lambda pair, dense=dense: torch.nn.functional.embedding(
+                                pair[1], dense
+                            ),
                             "packed": lambda pair, packed=packed: packed[pair[0]],
                         },
                         ids,
                     )
                     each = {name: spent / size for name, spent in times.items()}
                     ratio = each["packed"] / each["dense"]
-                    print(f"{dim:>5}{threads:>9}{law:>9}{size:>8}{each['dense']:>14.1f}{each['packed']:>15.1f}{ratio:>8.2f}")
+                    print(
+                        f"{dim:>5}{threads:>9}{law:>9}{size:>8}{each['dense']:>14.1f}{each['packed']:>15.1f}{ratio:>8.2f}"
+                    )
                     key = f"fixed int8 d={dim} threads={threads} {law} batch={size}"
-                    results[key] = {"dense_ns": each["dense"], "packed_ns": each["packed"], "ratio": ratio}
+                    results[key] = {
+                        "dense_ns": each["dense"],
+                        "packed_ns": each["packed"],
+                        "ratio": ratio,
+                    }
         del dense, packed
 
 
@@ -130,13 +155,23 @@ def other_layouts(rows, results):
     }
     contenders = {
         "dense float32 (torch)": lambda pair: torch.nn.functional.embedding(pair[1], dense),
-        "int8 rows (torch)": lambda pair: ops.embedding_bag_byte_rowwise_offsets(byte, pair[1], offsets),
-        "int4 rows (torch)": lambda pair: ops.embedding_bag_4bit_rowwise_offsets(nibble, pair[1], offsets),
+        "int8 rows (torch)": lambda pair: ops.embedding_bag_byte_rowwise_offsets(
+            byte, pair[1], offsets
+        ),
+        "int4 rows (torch)": lambda pair: ops.embedding_bag_4bit_rowwise_offsets(
+            nibble, pair[1], offsets
+        ),
     }
     contenders |= {name: lambda pair, table=table: table[pair[0]] for name, table in tables.items()}
     touched = {name: bytes_per_row(table) for name, table in tables.items()}
-    touched |= {"dense float32 (torch)": 4 * dim, "int8 rows (torch)": byte.shape[1], "int4 rows (torch)": nibble.shape[1]}
-    times = race(contenders, [(b, torch.from_numpy(b)) for b in batches(rows, size, "uniform")], bursts=9)
+    touched |= {
+        "dense float32 (torch)": 4 * dim,
+        "int8 rows (torch)": byte.shape[1],
+        "int4 rows (torch)": nibble.shape[1],
+    }
+    times = race(
+        contenders, [(b, torch.from_numpy(b)) for b in batches(rows, size, "uniform")], bursts=9
+    )
     print(f"\nother layouts, d = {dim}, batch {size:,}, uniform ids, {os.cpu_count()} threads")
     print(f"{'layout':<26}{'bytes touched/row':>18}{'ns/row':>9}{'over dense':>12}")
     for name, spent in times.items():
@@ -167,7 +202,11 @@ def logits(results):
         print(
             f"  values {kind}: dense {times['dense'] / 1e6:.2f} ms, packed {times['packed'] / 1e6:.2f} ms: {gain:.1f}x faster"
         )
-        results[f"logits {kind}"] = {"dense_ms": times["dense"] / 1e6, "packed_ms": times["packed"] / 1e6, "faster": gain}
+        results[f"logits {kind}"] = {
+            "dense_ms": times["dense"] / 1e6,
+            "packed_ms": times["packed"] / 1e6,
+            "faster": gain,
+        }
 
 
 OPEN = """
@@ -213,7 +252,9 @@ def command(results):
             start = time.perf_counter()
             subprocess.run([program, "lookup", path, "3"], capture_output=True, check=True)
             times.append((time.perf_counter() - start) * 1e3)
-    print(f"featherbed lookup FILE 3, whole process: {statistics.median(times):.0f} ms (fastest {min(times):.0f})")
+    print(
+        f"featherbed lookup FILE 3, whole process: {statistics.median(times):.0f} ms (fastest {min(times):.0f})"
+    )
     results["command"] = {"median_ms": statistics.median(times), "fastest_ms": min(times)}
 
 
@@ -222,9 +263,13 @@ def main():
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    print(f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
+    print(
+        f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
+    )
     results = {}
-    fixed(10_000, 64, "int8")[np.arange(10_000)]  # loads the compiled loops: small calls would stay with numpy until then
+    fixed(10_000, 64, "int8")[
+        np.arange(10_000)
+    ]  # loads the compiled loops: small calls would stay with numpy until then
     main_layout(arguments.rows, results)
     other_layouts(arguments.rows, results)
     logits(results)

@@ -47,10 +47,19 @@ def measure(name, table, folder, blocks, rounds):
     session, loaded = onnxruntime.InferenceSession(model, options), fb.load(packed)
     every = np.arange(len(loaded))
     apart = float(np.abs(session.run(None, {"ids": every})[0] - loaded[every]).max())
-    found = {"table": name, "blocks": blocks, "packed": packed.stat().st_size, "onnx": model.stat().st_size, "apart": apart}
+    found = {
+        "table": name,
+        "blocks": blocks,
+        "packed": packed.stat().st_size,
+        "onnx": model.stat().st_size,
+        "apart": apart,
+    }
     for count in BATCHES:
         ids = np.random.default_rng(count).integers(0, len(loaded), count)
-        calls = {"onnxruntime": lambda ids=ids: session.run(None, {"ids": ids}), "load": lambda ids=ids: loaded[ids]}
+        calls = {
+            "onnxruntime": lambda ids=ids: session.run(None, {"ids": ids}),
+            "load": lambda ids=ids: loaded[ids],
+        }
         found[f"ids_{count}"] = medians(calls, count, rounds)
     return found
 
@@ -68,11 +77,16 @@ def main():
             table = fb.compress(matrix, **asked)
             both = (False, True) if name == "int4" else (False,)
             rows += [measure(name, table, Path(folder), blocks, given.rounds) for blocks in both]
-    lines = [f"{'table':<22}{'packed':>11}{'.onnx':>11}" + "".join(f"{f'{n} ids: onnx / load':>26}" for n in BATCHES)]
+    lines = [
+        f"{'table':<22}{'packed':>11}{'.onnx':>11}"
+        + "".join(f"{f'{n} ids: onnx / load':>26}" for n in BATCHES)
+    ]
     for row in rows:
         times = [row[f"ids_{count}"] for count in BATCHES]
         shown = "".join(f"{one['onnxruntime']:>17.1f} / {one['load']:>6.1f}" for one in times)
-        lines.append(f"{row['table'] + (', blocks' if row['blocks'] else ''):<22}{row['packed']:>11,}{row['onnx']:>11,}{shown}")
+        lines.append(
+            f"{row['table'] + (', blocks' if row['blocks'] else ''):<22}{row['packed']:>11,}{row['onnx']:>11,}{shown}"
+        )
     text = "\n".join(lines) + "\n"
     print(text)
     about = {

@@ -100,10 +100,18 @@ def one_pass(millions, line):
         start = time.perf_counter()
         passes.run(train)
         spent = time.perf_counter() - start
-        figures[f"threads={threads}"] = {"seconds_to_make": made, "seconds": spent, "ratings_a_second": count / spent}
-        line(f"a pass over {millions:g} M ratings, 11 M rows, {threads} threads: {count / spent / 1e6:.2f} M ratings/s")
+        figures[f"threads={threads}"] = {
+            "seconds_to_make": made,
+            "seconds": spent,
+            "ratings_a_second": count / spent,
+        }
+        line(
+            f"a pass over {millions:g} M ratings, 11 M rows, {threads} threads: {count / spent / 1e6:.2f} M ratings/s"
+        )
     held = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-    line(f"memory besides the ratings, at most: {held:.2f} GB (rows: {4 * DIM * (users + items) / 2**30:.2f} GB)")
+    line(
+        f"memory besides the ratings, at most: {held:.2f} GB (rows: {4 * DIM * (users + items) / 2**30:.2f} GB)"
+    )
     return {**figures, "gigabytes": held}
 
 
@@ -114,11 +122,15 @@ def main():
         print(text, flush=True)
         lines.append(text)
 
-    line(f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
+    line(
+        f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
+    )
     line(f"load of the machine before: {os.getloadavg()[0]:.1f}")
     train = read_movielens(find_data("ml-1m")).split(0)[0]
     line(f"an epoch of {len(train):,} ratings, d = {DIM}, {ANCHORS} anchors a side")
-    line(f"{'threads':>8}{'batch':>8}  {'':<26}{'s an epoch':>10}{'of dense':>10}{'in a turn':>11}{'M ratings/s':>13}")
+    line(
+        f"{'threads':>8}{'batch':>8}  {'':<26}{'s an epoch':>10}{'of dense':>10}{'in a turn':>11}{'M ratings/s':>13}"
+    )
     for threads in (1, 2):
         torch.set_num_threads(threads)
         set_threads(threads)
@@ -130,7 +142,10 @@ def main():
             times = take_turns(contenders, batch)
             base = times["dense, Adam"]
             for name, spent in times.items():
-                found = {"seconds": float(np.median(spent)), "of_dense": float(np.median(spent) / np.median(base))}
+                found = {
+                    "seconds": float(np.median(spent)),
+                    "of_dense": float(np.median(spent) / np.median(base)),
+                }
                 found["of_dense_in_turns"] = float(np.median(spent / base))
                 figures[f"{name}, threads={threads}, batch={batch}"] = found
                 line(
@@ -141,7 +156,13 @@ def main():
         figures["pass"] = one_pass(float(sys.argv[1]), line)
     RESULTS.mkdir(exist_ok=True)
     settings = {"dim": DIM, "anchors": ANCHORS, "lam": LAM, "turns": TURNS, "ratings": len(train)}
-    stored = {"versions": lines[0], "settings": settings, "load": os.getloadavg(), "lines": lines, "figures": figures}
+    stored = {
+        "versions": lines[0],
+        "settings": settings,
+        "load": os.getloadavg(),
+        "lines": lines,
+        "figures": figures,
+    }
     (RESULTS / "ratings_epoch.json").write_text(json.dumps(stored, indent=1) + "\n")
     (RESULTS / "ratings_epoch.txt").write_text("\n".join(lines) + "\n")
 

@@ -30,14 +30,19 @@ def generate(path, ratings, users, items, seed=0):
     weights = 1.0 / np.arange(1, items + 1) ** 0.8
     edges = np.cumsum(weights / weights.sum())
     names = rng.permutation(items)
-    level = rng.normal(0, 0.4, users).astype(np.float32), rng.normal(0, 0.4, items).astype(np.float32)
+    level = (
+        rng.normal(0, 0.4, users).astype(np.float32),
+        rng.normal(0, 0.4, items).astype(np.float32),
+    )
     taste = rng.integers(0, 8, users, dtype=np.uint8), rng.integers(0, 8, items, dtype=np.uint8)
     with path.open("wb") as file:
         for start in range(0, ratings, BLOCK):
             count = min(BLOCK, ratings - start)
             who = rng.integers(users, size=count)
             what = names[np.searchsorted(edges, rng.random(count)).clip(max=items - 1)]
-            who[: max(0, min(count, users - start))] = np.arange(start, max(start, min(users, start + count)))
+            who[: max(0, min(count, users - start))] = np.arange(
+                start, max(start, min(users, start + count))
+            )
             last = ratings - start - items  # the last ratings name every item once
             if last < count:
                 first = max(0, last)
@@ -46,7 +51,14 @@ def generate(path, ratings, users, items, seed=0):
             values = 3.5 + level[0][who] + level[1][what] + liked + rng.normal(0, 0.6, count)
             stars = np.clip(np.round(values * 2) / 2, 0.5, 5.0)
             times = 1_000_000_000 + np.arange(start, start + count)
-            frame = pl.DataFrame({"userId": who * 3 + 7, "movieId": what * 2 + 1, "rating": stars, "timestamp": times})
+            frame = pl.DataFrame(
+                {
+                    "userId": who * 3 + 7,
+                    "movieId": what * 2 + 1,
+                    "rating": stars,
+                    "timestamp": times,
+                }
+            )
             frame.write_csv(file, include_header=start == 0)
 
 
@@ -62,9 +74,25 @@ def main():
     if not source.exists():
         generate(source, given.ratings, given.users, given.items)
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "featherbed.cli", "train", "ratings", str(source), "--users", "dense", "--items", "dense"]
+    command = [
+        sys.executable,
+        "-m",
+        "featherbed.cli",
+        "train",
+        "ratings",
+        str(source),
+        "--users",
+        "dense",
+        "--items",
+        "dense",
+    ]
     begun = time.perf_counter()
-    log = subprocess.run([*command, "--epochs", "1", "--out", str(out), "--quiet"], check=True, capture_output=True, text=True)
+    log = subprocess.run(
+        [*command, "--epochs", "1", "--out", str(out), "--quiet"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     metrics = json.loads((out / "metrics.json").read_text())
@@ -80,7 +108,10 @@ def main():
         "stages": metrics.get("stages"),
         "cores": os.cpu_count(),
     }
-    lines = [f"{name:18} {value:,.4g}" if isinstance(value, float) else f"{name:18} {value}" for name, value in found.items()]
+    lines = [
+        f"{name:18} {value:,.4g}" if isinstance(value, float) else f"{name:18} {value}"
+        for name, value in found.items()
+    ]
     print("\n".join(lines), log.stdout, log.stderr, sep="\n")
     if given.ratings == 50_000_000:
         (RESULTS / "ratings_scale.json").write_text(json.dumps(found, indent=1) + "\n")

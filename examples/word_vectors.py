@@ -41,12 +41,16 @@ def vectors(path, rows):
             return file["words"].item().decode().split("\n")[:rows], file["vectors"][:rows]
     source = read_matrix(path)
     if source.keys is None:
-        raise SystemExit(f"{path} holds no words: give word2vec or GloVe text, .bin, or a file with keys")
+        raise SystemExit(
+            f"{path} holds no words: give word2vec or GloVe text, .bin, or a file with keys"
+        )
     return list(source.keys)[:rows], source.matrix[:rows]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("vectors", nargs="?", type=Path)
     parser.add_argument("--ratio", type=float, default=20)
     parser.add_argument("--method", default="auto")
@@ -57,8 +61,13 @@ def main():
     words, matrix = vectors(given.vectors, given.rows)
     pairs = []
     if given.vectors is None:  # word similarities and analogies, scored before and after
-        pairs = [find_data("word-similarity") / name for name in ("EN-WS-353-ALL.txt", "EN-MEN-TR-3k.txt", "EN-SIMLEX-999.txt")]
-    table = fb.compress(matrix, ratio=given.ratio, method=given.method, keys=words, words=pairs, name="GloVe")
+        pairs = [
+            find_data("word-similarity") / name
+            for name in ("EN-WS-353-ALL.txt", "EN-MEN-TR-3k.txt", "EN-SIMLEX-999.txt")
+        ]
+    table = fb.compress(
+        matrix, ratio=given.ratio, method=given.method, keys=words, words=pairs, name="GloVe"
+    )
     print(table.report)
     table.save(given.out / "glove.safetensors")
     table.report.save(given.out / "glove.html")
@@ -66,7 +75,9 @@ def main():
 
     print("\nserved by numpy alone:")
     asked = [word for word in ("paris", "computer", "blue", "seven") if word in words]
-    subprocess.run([sys.executable, "-c", SERVE, given.out / "glove.safetensors", *asked], check=True)
+    subprocess.run(
+        [sys.executable, "-c", SERVE, given.out / "glove.safetensors", *asked], check=True
+    )
 
 
 if __name__ == "__main__":

@@ -149,8 +149,12 @@ def test_they_say_how_they_were_made():
 
 
 def test_the_spread_of_other_rows_is_a_setting():
-    table = fb.AnchorTable(5000, 4, anchors=2, init=Frequency(np.arange(5000), transform_std=0.7), generator=seeded())
-    assert float(table.transform.detach()[:4998].square().mean().sqrt()) == pytest.approx(0.7, rel=0.05)
+    table = fb.AnchorTable(
+        5000, 4, anchors=2, init=Frequency(np.arange(5000), transform_std=0.7), generator=seeded()
+    )
+    assert float(table.transform.detach()[:4998].square().mean().sqrt()) == pytest.approx(
+        0.7, rel=0.05
+    )
 
 
 # frequency and TF-IDF -------------------------------------------------------------------------------------------------------
@@ -162,7 +166,9 @@ def test_frequency_takes_the_lower_of_equals():
 
 def test_tfidf_is_the_formula():
     rng = np.random.default_rng(0)
-    documents = [rng.integers(12, size=rng.integers(0, 15)) for _ in range(30)]  # some empty, word 12 in none
+    documents = [
+        rng.integers(12, size=rng.integers(0, 15)) for _ in range(30)
+    ]  # some empty, word 12 in none
     scores = np.zeros(13)
     for document in documents:
         counts = np.bincount(document, minlength=13)
@@ -207,7 +213,10 @@ def chi_square(found, expected):
 
 @pytest.mark.parametrize(
     ("init", "draws"),
-    [(KMeansPlusPlus(LINE, trials=1), 1500), (FrequencyThenClusters([1] * 4, LINE, frequent=0), 1500)],
+    [
+        (KMeansPlusPlus(LINE, trials=1), 1500),
+        (FrequencyThenClusters([1] * 4, LINE, frequent=0), 1500),
+    ],
     ids=["scikit-learn", "continued"],
 )
 def test_two_seeds_follow_the_law(init, draws):
@@ -215,10 +224,16 @@ def test_two_seeds_follow_the_law(init, draws):
     generator = seeded(1)
     for _ in range(draws):
         found[tuple(init.choose(4, 2, generator).tolist())] += 1
-    assert chi_square(found, draws * pair_law(np.full(4, 0.25))) < 31.3  # 11 degrees of freedom, 99.9 %
+    assert (
+        chi_square(found, draws * pair_law(np.full(4, 0.25))) < 31.3
+    )  # 11 degrees of freedom, 99.9 %
 
 
-@pytest.mark.parametrize("features", [LINE, LINE.astype(np.float32), sparse.csr_matrix(LINE)], ids=["f64", "f32", "sparse"])
+@pytest.mark.parametrize(
+    "features",
+    [LINE, LINE.astype(np.float32), sparse.csr_matrix(LINE)],
+    ids=["f64", "f32", "sparse"],
+)
 def test_seeds_continue_from_given_centres(features):
     rng, found = np.random.default_rng(5), np.zeros(4)
     for _ in range(600):
@@ -247,7 +262,9 @@ def test_atoms_start_at_features_of_their_width():
     features[cluster == 4] = 0
     for given in (features, torch.tensor(features), sparse.csr_matrix(features), features.tolist()):
         for init in (KMeansPlusPlus(given), FrequencyThenClusters(counts, given), Coreset(given)):
-            table = fb.AnchorTable(300, 3, anchors=6, init=init, generator=seeded(), dtype=torch.float64)
+            table = fb.AnchorTable(
+                300, 3, anchors=6, init=init, generator=seeded(), dtype=torch.float64
+            )
             ids = table.anchor_ids.numpy()
             known = features[ids].any(axis=1)
             np.testing.assert_array_equal(table.atoms[known].detach().numpy(), features[ids][known])
@@ -293,7 +310,9 @@ def test_weights_of_the_coreset_matter_to_the_seeds():
     rng = np.random.default_rng(0)
     features = np.concatenate([rng.normal(0, 0.1, (900, 2)), rng.normal(5, 0.1, (100, 2))])
     first = [chosen(Coreset(features, size=200), 1000, 1, seed)[0] >= 900 for seed in range(300)]
-    assert np.mean(first) == pytest.approx(0.1, abs=0.06)  # of the draws, unweighted, about a half lie there
+    assert np.mean(first) == pytest.approx(
+        0.1, abs=0.06
+    )  # of the draws, unweighted, about a half lie there
 
 
 # basis ----------------------------------------------------------------------------------------------------------------------
@@ -302,9 +321,13 @@ def test_weights_of_the_coreset_matter_to_the_seeds():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("anchors", [3, 8, 19])
 def test_random_basis_is_orthonormal_in_blocks(anchors, dtype):
-    table = fb.AnchorTable(50, 8, anchors=anchors, init=RandomBasis(scale=2.0), generator=seeded(), dtype=dtype)
+    table = fb.AnchorTable(
+        50, 8, anchors=anchors, init=RandomBasis(scale=2.0), generator=seeded(), dtype=dtype
+    )
     for block in table.atoms.double().split(8):
-        torch.testing.assert_close(block @ block.T, 4 * torch.eye(len(block)).double(), atol=0.08, rtol=0)
+        torch.testing.assert_close(
+            block @ block.T, 4 * torch.eye(len(block)).double(), atol=0.08, rtol=0
+        )
     assert table.anchor_ids is None
     assert float(table.transform.detach().min()) >= 0
 
@@ -324,7 +347,10 @@ def test_selection_keeps_telling_words_and_drops_noise(seed):
     documents, labels = labelled(seed)
     counts = np.bincount(np.concatenate(documents), minlength=60)
     assert not TELLING & set(chosen(Frequency(counts), 60, 6))
-    lasso, dropout = GroupLasso(documents, labels, strength=0.3), VocabularyDropout(documents, labels)
+    lasso, dropout = (
+        GroupLasso(documents, labels, strength=0.3),
+        VocabularyDropout(documents, labels),
+    )
     assert set(chosen(lasso, 60, 6)) == TELLING
     assert lasso.survivors == 6
     assert torch.count_nonzero(lasso.embeddings[:54]) == 0
@@ -342,9 +368,14 @@ def test_group_lasso_is_at_its_minimum():
     lam = 0.1 * np.linalg.norm(bags.T @ (truth.mean(axis=0) - truth), axis=1).max()
     classifier = BagClassifier(sparse.csr_array(counts), labels, 3, 0)
     lengths, survivors = init.train(classifier)
-    rows, bias = classifier.rows.detach().double().numpy(), classifier.bias.detach().double().numpy()
+    rows, bias = (
+        classifier.rows.detach().double().numpy(),
+        classifier.bias.detach().double().numpy(),
+    )
     scores = np.exp(bags @ rows + bias)
-    slope = bags.T @ (scores / scores.sum(axis=1, keepdims=True) - truth)  # of the cross-entropy, by hand
+    slope = bags.T @ (
+        scores / scores.sum(axis=1, keepdims=True) - truth
+    )  # of the cross-entropy, by hand
     alive = lengths.numpy() > 0
     assert 6 <= survivors == alive.sum() < 60
     assert (np.linalg.norm(slope[~alive], axis=1) <= lam * 1.001).all()
@@ -358,18 +389,25 @@ def test_kl_is_near_the_integral():
     log_alpha = np.linspace(-6, 8, 15)
     spread = np.exp(log_alpha / 2)[:, None]
     mean_log = (density * np.log(np.abs(1 + spread * noise))).sum(axis=1)
-    limit = (np.euler_gamma + math.log(2)) / 2  # -E log|N(0, 1)|: the divergence goes to 0 as alpha grows
+    limit = (
+        np.euler_gamma + math.log(2)
+    ) / 2  # -E log|N(0, 1)|: the divergence goes to 0 as alpha grows
     found = kl(torch.tensor(log_alpha)).numpy()
     np.testing.assert_allclose(found, mean_log - log_alpha / 2 + limit, atol=0.02)
 
 
 def test_atoms_start_at_the_trained_embeddings():
     documents, labels = labelled()
-    for init in (GroupLasso(documents, labels, strength=0.3), VocabularyDropout(documents, labels, steps=50)):
+    for init in (
+        GroupLasso(documents, labels, strength=0.3),
+        VocabularyDropout(documents, labels, steps=50),
+    ):
         table = fb.AnchorTable(60, 7, anchors=6, init=init, generator=seeded())
         trained, atoms = init.embeddings[table.anchor_ids], table.atoms.detach()
         scale = trained.norm(dim=1).mean()
-        torch.testing.assert_close(atoms @ atoms.T, trained @ trained.T / scale**2)  # a rotation, mean length 1
+        torch.testing.assert_close(
+            atoms @ atoms.T, trained @ trained.T / scale**2
+        )  # a rotation, mean length 1
         narrow = fb.AnchorTable(60, 2, anchors=6, init=init, generator=seeded())
         assert torch.isfinite(narrow.atoms).all()
 
@@ -410,7 +448,9 @@ def news(name, count, vocabulary=None):
     if vocabulary is None:
         common = Counter(word for text in texts for word in text).most_common()
         vocabulary = {word: number for number, (word, times) in enumerate(common) if times >= 3}
-    documents = [np.array([vocabulary[w] for w in text if w in vocabulary], dtype=np.int64) for text in texts]
+    documents = [
+        np.array([vocabulary[w] for w in text if w in vocabulary], dtype=np.int64) for text in texts
+    ]
     return documents, np.array([int(row[0]) for row in rows]), vocabulary
 
 
@@ -490,7 +530,10 @@ def with_value(value):
         (lambda: KMeansPlusPlus(np.ones((6, 2))), "features tell only 1 anchors apart, of 3"),
         (lambda: KMeansPlusPlus(FEATURES // 6), "features tell only 2 anchors apart, of 3"),
         (lambda: KMeansPlusPlus(sparse.csr_matrix(FEATURES // 6)), "features tell only"),
-        (lambda: FrequencyThenClusters([1] * 6, np.ones((6, 2))), "features tell only 2 anchors apart, of 3"),
+        (
+            lambda: FrequencyThenClusters([1] * 6, np.ones((6, 2))),
+            "features tell only 2 anchors apart, of 3",
+        ),
         (lambda: FrequencyThenClusters([1] * 5, FEATURES), "counts have shape"),
         (lambda: FrequencyThenClusters([1] * 6, FEATURES[1:]), "features have shape"),
         (lambda: FrequencyThenClusters([1] * 6, FEATURES, frequent=1.5), "frequent=1.5"),
@@ -498,7 +541,10 @@ def with_value(value):
         (lambda: Coreset(FEATURES, size=0), "size=0"),
         (lambda: Coreset(FEATURES, size=2), "size=2: the coreset holds"),
         (lambda: Coreset(np.ones((6, 2)), size=5), "features tell only 1 anchors apart"),
-        (lambda: GroupLasso(DOCUMENTS, [0, 1]), r"labels have shape \(2,\); give one for each of the 3 documents"),
+        (
+            lambda: GroupLasso(DOCUMENTS, [0, 1]),
+            r"labels have shape \(2,\); give one for each of the 3 documents",
+        ),
         (lambda: GroupLasso(DOCUMENTS, [0, 0, 0]), "one class"),
         (lambda: GroupLasso(DOCUMENTS, [0, 1, math.nan]), "labels hold NaN"),
         (lambda: GroupLasso(DOCUMENTS, [0, 1, 1], strength=0), "strength=0"),

@@ -29,15 +29,21 @@ def test_conformance(tail):
     testing.check_table(lambda **kw: BandedTable(50, 8, hot=ids, tail=tail, **kw))
 
 
-@pytest.mark.parametrize("head", ["quantized:bits=8", "hashed:buckets=9,values=learnt", "anchor:anchors=4"])
+@pytest.mark.parametrize(
+    "head", ["quantized:bits=8", "hashed:buckets=9,values=learnt", "anchor:anchors=4"]
+)
 def test_heads(head):
-    testing.check_packed(lambda **kw: BandedTable(50, 8, hot=9, head=head, tail="lowrank:rank=2", **kw))
+    testing.check_packed(
+        lambda **kw: BandedTable(50, 8, hot=9, head=head, tail="lowrank:rank=2", **kw)
+    )
 
 
 def test_the_most_frequent_are_hot():
     counts = torch.arange(30) * 11 % 30
     table = BandedTable(30, 4, hot=5, counts=counts, tail="lowrank:rank=2")
-    assert set(torch.flatten((~table.cold).nonzero()).tolist()) == set(counts.argsort(descending=True)[:5].tolist())
+    assert set(torch.flatten((~table.cold).nonzero()).tolist()) == set(
+        counts.argsort(descending=True)[:5].tolist()
+    )
     hot = table.weight.detach()[~table.cold]
     torch.testing.assert_close(hot, table.head_table.weight.detach())
     assert int(torch.linalg.matrix_rank(table.weight.detach()[table.cold])) == 2

@@ -7,7 +7,15 @@ import pytest
 
 from featherbed.errors import ArgumentError
 from featherbed.kernels.pool import set_threads
-from featherbed.tasks.bayes import Posterior, balanced, both_sides, moments, solved, squared_error, variational
+from featherbed.tasks.bayes import (
+    Posterior,
+    balanced,
+    both_sides,
+    moments,
+    solved,
+    squared_error,
+    variational,
+)
 from featherbed.tasks.data import Ratings, planted_ratings
 
 PLANTED = planted_ratings(300, 200, 12_000, groups=6, dim=4, seed=1)
@@ -37,14 +45,22 @@ def test_rows_solve_their_normal_equations():
     known, dim, noise, prior = some_posterior(), 4, 0.6, np.array([0.5, 1.0, 2.0, 0.1])
     rng = np.random.default_rng(3)
     pairs = rng.permutation(30 * 20)[:150]
-    ratings = Ratings(pairs // 20, pairs % 20, rng.normal(0, 1, 150).astype(np.float32), range(31), range(20))
-    means, covariances, error = solved(both_sides(ratings)[0], known.items, known.item_covariances, prior, noise)
+    ratings = Ratings(
+        pairs // 20, pairs % 20, rng.normal(0, 1, 150).astype(np.float32), range(31), range(20)
+    )
+    means, covariances, error = solved(
+        both_sides(ratings)[0], known.items, known.item_covariances, prior, noise
+    )
     sigma, expected = whole(known.item_covariances, dim), 0.0
     for user in range(31):
         here = np.flatnonzero(ratings.users == user)
         system, right, rest = np.zeros((dim, dim)), np.zeros(dim), 0.0
         for at in here:
-            y, cov, r = known.items[ratings.items[at]], sigma[ratings.items[at]].copy(), float(ratings.values[at])
+            y, cov, r = (
+                known.items[ratings.items[at]],
+                sigma[ratings.items[at]].copy(),
+                float(ratings.values[at]),
+            )
             feature = np.array([1.0, *y[1:]])
             uncertain = cov.copy()
             uncertain[0] = uncertain[:, 0] = 0.0
@@ -108,7 +124,13 @@ def test_it_learns_planted_structure():
 def test_the_kept_round_is_the_best_one():
     train, validation, _ = PLANTED.split(0)
     seen = []
-    best = variational(train, 8, iterations=40, validation=validation, progress=lambda what, error: seen.append((what, error)))
+    best = variational(
+        train,
+        8,
+        iterations=40,
+        validation=validation,
+        progress=lambda what, error: seen.append((what, error)),
+    )
     assert {what for what, _ in seen} == {"rows"}
     assert best.error(validation) == pytest.approx(min(error for _, error in seen))
 
@@ -128,13 +150,21 @@ def test_seeds_and_threads():
 @pytest.mark.parametrize("factor", [1e-3, 1e4])
 def test_any_scale_of_ratings(factor):
     scaled = replace(PLANTED, values=(PLANTED.values * factor - 7 * factor).astype(np.float32))
-    plain, other = (variational(ratings, 4, iterations=6).error(ratings) for ratings in (PLANTED, scaled))
+    plain, other = (
+        variational(ratings, 4, iterations=6).error(ratings) for ratings in (PLANTED, scaled)
+    )
     assert other == pytest.approx(plain * factor**2, rel=1e-2)
 
 
 def test_extreme_ratings():
-    same = Ratings(np.array([0, 1, 1]), np.array([0, 0, 1]), np.full(3, 4, np.float32), range(3), range(2))
-    np.testing.assert_allclose(variational(same, 3, iterations=5).predict(np.array([0, 2]), np.array([1, 1])), 4.0, atol=1e-3)
+    same = Ratings(
+        np.array([0, 1, 1]), np.array([0, 0, 1]), np.full(3, 4, np.float32), range(3), range(2)
+    )
+    np.testing.assert_allclose(
+        variational(same, 3, iterations=5).predict(np.array([0, 2]), np.array([1, 1])),
+        4.0,
+        atol=1e-3,
+    )
     single = Ratings(np.array([0]), np.array([0]), np.array([2], np.float32), range(1), range(1))
     assert np.isfinite(variational(single, 2).predict(np.array([0]), np.array([0]))).all()
 
@@ -146,7 +176,10 @@ def test_extreme_ratings():
         ({"iterations": 0}, "at least 1"),
         ({"train": PLANTED.take(np.arange(0))}, "no ratings to train on"),
         ({"train": replace(PLANTED, values=np.full(len(PLANTED), np.nan, np.float32))}, "NaN"),
-        ({"train": replace(PLANTED, user_keys=range(3_000_000))}, "3,000,200 rows of width 16 and .* train plain rows"),
+        (
+            {"train": replace(PLANTED, user_keys=range(3_000_000))},
+            "3,000,200 rows of width 16 and .* train plain rows",
+        ),
     ],
 )
 def test_refusals(change, words):

@@ -32,7 +32,9 @@ def make_cell(kind, rng, atom=ATOM, width=5, stored="float32"):
     width = atom if kind == "recurrent" else width
     rows, columns = (atom, width) if kind == "mlp" else (width, 4 * width)
     given = Matrix.encode(normal(rng, atom, columns), stored) if kind == "lstm" else None
-    return Cell(kind, Matrix.encode(normal(rng, rows, columns), stored), normal(rng, columns), given)
+    return Cell(
+        kind, Matrix.encode(normal(rng, rows, columns), stored), normal(rng, columns), given
+    )
 
 
 def cell_band(kind, rows=40, stored="float32", seed=0):
@@ -115,7 +117,9 @@ def test_cells_stand_large_numbers():
     for kind in KINDS:
         cell = make_cell(kind, np.random.default_rng(0))
         with np.errstate(over="raise", invalid="raise"):
-            assert np.isfinite(cell(np.full((2, ATOM), 1e6, np.float32) * np.array([[1], [-1]], np.float32))).all()
+            assert np.isfinite(
+                cell(np.full((2, ATOM), 1e6, np.float32) * np.array([[1], [-1]], np.float32))
+            ).all()
 
 
 # --- the file ----------------------------------------------------------------------------------------------------------
@@ -144,7 +148,13 @@ def test_tables_with_cells_come_back(kind, stored, engine, tmp_path, monkeypatch
 def test_scores_and_search_equal_the_dense_rows(kind, engine, tmp_path, monkeypatch):
     monkeypatch.setenv("FEATHERBED_KERNELS", engine)
     rng = np.random.default_rng(3)
-    few = Band(5, Identity(), None, Matrix.encode(normal(rng, 5, 3), "float32"), members=Members.of(np.arange(2, 45, 9), 45))
+    few = Band(
+        5,
+        Identity(),
+        None,
+        Matrix.encode(normal(rng, 5, 3), "float32"),
+        members=Members.of(np.arange(2, 45, 9), 45),
+    )
     PackedTable([few, cell_band(kind)], 3, padding_idx=7).save(tmp_path / "t")
     packed = fb.check(tmp_path / "t")
     rows = np.empty((45, 3), np.float32)
@@ -155,13 +165,24 @@ def test_scores_and_search_equal_the_dense_rows(kind, engine, tmp_path, monkeypa
     np.testing.assert_allclose(packed.logits(queries), queries @ rows.T, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(packed.logits(queries[0]), queries[0] @ rows.T, rtol=1e-4, atol=1e-5)
     ids, scores = packed.search(queries, 6)
-    np.testing.assert_allclose(scores, -np.sort(-(queries @ rows.T), axis=1)[:, :6], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.take_along_axis(queries @ rows.T, ids, 1), scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        scores, -np.sort(-(queries @ rows.T), axis=1)[:, :6], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.take_along_axis(queries @ rows.T, ids, 1), scores, rtol=1e-4, atol=1e-5
+    )
     lengths = np.linalg.norm(rows, axis=1)
-    cosines = queries @ rows.T / np.where(lengths, lengths, 1) / np.linalg.norm(queries, axis=1)[:, None]
+    cosines = (
+        queries @ rows.T / np.where(lengths, lengths, 1) / np.linalg.norm(queries, axis=1)[:, None]
+    )
     scores = packed.search(queries, 6, metric="cosine")[1]
     np.testing.assert_allclose(scores, -np.sort(-cosines, axis=1)[:, :6], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(packed.bag([[2, 7, 9], [0, 1, 44]]), rows[[[2, 7, 9], [0, 1, 44]]].sum(1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        packed.bag([[2, 7, 9], [0, 1, 44]]),
+        rows[[[2, 7, 9], [0, 1, 44]]].sum(1),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_cells_stand_on_every_layout_they_fit(tmp_path):
@@ -180,7 +201,9 @@ def test_cells_stand_on_every_layout_they_fit(tmp_path):
         ("mlp", Every(), values, "sum"),
     ]
     for kind, codes, weights, combine in fits:
-        atoms = Matrix.encode(normal(rng, 9 if isinstance(codes, Identity) else ATOMS, ATOM), "float32")
+        atoms = Matrix.encode(
+            normal(rng, 9 if isinstance(codes, Identity) else ATOMS, ATOM), "float32"
+        )
         bare = Band(9, codes, weights, atoms, combine)
         cell = make_cell(kind, rng, ATOM * (2 if (kind, combine) == ("mlp", "concat") else 1))
         plus = Band(9, Identity(), None, Matrix.encode(normal(rng, 9, cell.width), "float16"))
@@ -191,15 +214,22 @@ def test_cells_stand_on_every_layout_they_fit(tmp_path):
         expected = (cell(bare.combined(ids, ids)) + plus.dictionary.dense()) * norms.dense()
         packed = fb.check(tmp_path / "t")
         np.testing.assert_allclose(packed[:], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(packed.logits(np.ones(cell.width)), expected.sum(1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            packed.logits(np.ones(cell.width)), expected.sum(1), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_inspect_names_the_cell(tmp_path):
     for kind, shape in (("mlp", "4 x 5"), ("recurrent", "4 x 16"), ("lstm", "5 x 20")):
         cell_table(kind, stored="int8").save(tmp_path / "t")
         text = CliRunner().invoke(app, ["inspect", str(tmp_path / "t")]).output
-        assert f"cell {kind} to width {shape[-1] if kind == 'mlp' else shape[0]}, weight {shape} in int8" in text
-        found = json.loads(CliRunner().invoke(app, ["inspect", str(tmp_path / "t"), "--json"]).output)
+        assert (
+            f"cell {kind} to width {shape[-1] if kind == 'mlp' else shape[0]}, weight {shape} in int8"
+            in text
+        )
+        found = json.loads(
+            CliRunner().invoke(app, ["inspect", str(tmp_path / "t"), "--json"]).output
+        )
         assert found["bands"][0]["cell"]["kind"] == kind
         assert sum(found["parts"].values()) == (tmp_path / "t").stat().st_size
     fb.save(fb.DenseTable(3, 2), tmp_path / "t")
@@ -214,7 +244,9 @@ def test_cells_need_no_torch(tmp_path):
         "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.safetensors')):\n"
         "    table = fb.check(path); print(path.stem, *table[3].tolist(), table.search(table[3], 1)[0][0])"
     )
-    shown = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[0] for line in shown.splitlines()] == sorted(KINDS)
     for line in shown.splitlines():
         kind, *numbers, best = line.split()
@@ -244,7 +276,9 @@ def test_cells_that_do_not_fit_are_not_written(tmp_path):
     refuse("lstm", "input null", lambda band: setattr(band.cell, "input", None))
     refuse("lstm", r"an input \[5, 24\]", lambda band: setattr(band.cell, "input", wide))
     for kind in ("recurrent", "lstm"):
-        refuse(kind, "found fixed codes combined by sum", lambda band: setattr(band, "combine", "sum"))
+        refuse(
+            kind, "found fixed codes combined by sum", lambda band: setattr(band, "combine", "sum")
+        )
 
 
 def test_few_bytes_cannot_make_a_cell_hold_much(tmp_path, monkeypatch):
@@ -255,7 +289,10 @@ def test_few_bytes_cannot_make_a_cell_hold_much(tmp_path, monkeypatch):
     def table(count, atom, width):
         codes = Fixed.encode(np.zeros((2000, count), np.int64), None, 1)
         cell = make_cell("lstm", rng, atom, width, "int2")
-        return PackedTable([Band(2000, codes, None, Matrix.encode(normal(rng, 1, atom), "int2"), "concat", cell)], width)
+        return PackedTable(
+            [Band(2000, codes, None, Matrix.encode(normal(rng, 1, atom), "int2"), "concat", cell)],
+            width,
+        )
 
     with pytest.raises(fb.ArgumentError, match="4096 atoms of width 257"):
         table(4096, 257, 1).save(tmp_path / "t")

@@ -20,7 +20,10 @@ def invoke(*words):
 def run(*words):
     """Run the program as a person does; return exit code, standard output and standard error."""
     found = subprocess.run(
-        [sys.executable, "-m", "featherbed.cli", *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "featherbed.cli", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return found.returncode, found.stdout, found.stderr
 
@@ -36,7 +39,9 @@ def test_lookup_by_id_and_key(words):
     packed = fb.load(words)
     shown = invoke("lookup", words, "3", "word4", "key:7", "--digits", "9").output.splitlines()
     assert [line.split("\t")[0] for line in shown] == ["3", "word4", "key:7"]
-    rows = np.array([[float(x) for x in line.split("\t")[1].split()] for line in shown], dtype=np.float32)
+    rows = np.array(
+        [[float(x) for x in line.split("\t")[1].split()] for line in shown], dtype=np.float32
+    )
     np.testing.assert_allclose(rows, packed[[3, 4, 29]], rtol=1e-6)
     found = json.loads(invoke("lookup", words, "3", "--json").output)
     np.testing.assert_allclose(found["3"], packed[3], rtol=1e-6)
@@ -44,7 +49,9 @@ def test_lookup_by_id_and_key(words):
 
 def test_search_leaves_the_row_itself_out(words):
     packed = fb.load(words)
-    best = [line.split("\t") for line in invoke("search", words, "word4", "-k", "3").output.splitlines()]
+    best = [
+        line.split("\t") for line in invoke("search", words, "word4", "-k", "3").output.splitlines()
+    ]
     ids, _ = packed.search(packed[4], 30, metric="cosine")
     expected = [int(i) for i in ids if i != 4][:3]
     assert [int(line[1]) for line in best] == expected
@@ -59,7 +66,9 @@ def test_inspect_tells_every_byte(words):
     assert "AnchorTable(anchors=5" in text
     found = json.loads(invoke("inspect", words, "--json").output)
     assert sum(found["parts"].values()) == found["bytes"]["file"] == words.stat().st_size
-    assert found["bytes"]["keys"] == sum(n for name, n in found["parts"].items() if name.startswith("keys."))
+    assert found["bytes"]["keys"] == sum(
+        n for name, n in found["parts"].items() if name.startswith("keys.")
+    )
 
 
 def test_inspect_draws_codes_per_row(tmp_path):
@@ -109,15 +118,22 @@ def test_lookup_imports_neither_torch_nor_numba(words):
         "import sys\nfrom featherbed.cli import main\nsys.argv = ['featherbed', 'lookup', sys.argv[1], '3']\n"
         "try: main()\nexcept SystemExit: pass\nprint([m for m in ('torch', 'numba') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code, str(words)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(words)], capture_output=True, text=True, check=True
+    )
     assert found.stdout.splitlines()[-1] == "[]"
 
 
 def test_demo_without_torch_tells_what_to_install():
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['featherbed', 'demo']; from featherbed.cli import main; main()"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 2
-    assert found.stderr.strip() == 'error: featherbed demo needs torch: pip install "featherbed[train]"'
+    assert (
+        found.stderr.strip()
+        == 'error: featherbed demo needs torch: pip install "featherbed[train]"'
+    )
 
 
 def test_version():
@@ -127,7 +143,14 @@ def test_version():
 def test_demo_compares_and_proves(tmp_path):
     code, out, err = run("demo", "--folder", tmp_path / "kept")
     assert code == 0, err
-    for line in ("dense d=16", "dense d=4", "dense d=16 as int4", "12 anchors", "every row is equal", "Smallest file"):
+    for line in (
+        "dense d=16",
+        "dense d=4",
+        "dense d=16 as int4",
+        "12 anchors",
+        "every row is equal",
+        "Smallest file",
+    ):
         assert line in " ".join(out.split())
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert len(kept) == 10

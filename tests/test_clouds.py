@@ -17,7 +17,9 @@ def test_axes_are_those_of_the_covariance():
     values = np.sort(np.linalg.eigvalsh(np.cov(rows.T)))[::-1][:3]
     np.testing.assert_allclose(found.var(0, ddof=1), values)
     np.testing.assert_allclose(np.cov(found.T) - np.diag(values), 0, atol=1e-9)
-    np.testing.assert_allclose(principal_axes(-rows), -found, atol=1e-9)  # signs follow the axes, not the data's order
+    np.testing.assert_allclose(
+        principal_axes(-rows), -found, atol=1e-9
+    )  # signs follow the axes, not the data's order
     assert principal_axes(rows[:, :2]).shape == (200, 3), "two columns leave the third axis at zero"
 
 
@@ -35,9 +37,15 @@ def test_distances_by_hand():
 def test_the_page_holds_all_it_needs_and_shows_names_as_text():
     clouds = {"without": RNG.normal(size=(4, 5)), "with": RNG.normal(size=(4, 5))}
     names = ["<script>alert(1)</script>", "Heat (1995)", "Clue", "Big"]
-    page = clouds_page(clouds, names, ["a", "b", "b", "b"], {"with": {"same actor": 1.25}}, title="Films & more")
-    own = re.sub(r"<script\b[^>]*>.*?</script>", "<script>", page, flags=re.S)  # plotly's own text names addresses
-    assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", own), "the page asks for something it does not hold"
+    page = clouds_page(
+        clouds, names, ["a", "b", "b", "b"], {"with": {"same actor": 1.25}}, title="Films & more"
+    )
+    own = re.sub(
+        r"<script\b[^>]*>.*?</script>", "<script>", page, flags=re.S
+    )  # plotly's own text names addresses
+    assert not re.search(r"<(script|link|img|iframe)\b[^>]*(src|href)=", own), (
+        "the page asks for something it does not hold"
+    )
     assert "<script>alert(1)" not in page and "Heat (1995)" in page
     assert page.count('"hovertemplate":"%{text}') == 4, "a trace for each group in each cloud"
     assert "<td>1.250</td>" in page and "Films &amp; more" in page

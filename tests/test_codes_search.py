@@ -21,7 +21,11 @@ def matrix(rows, columns, kind="float32"):
 
 def coded(choices=K, count=S, parts=True, padding=None, rows=V, atoms=None):
     codes = Fixed.encode(RNG.integers(choices, size=(rows, count)), None, choices, parts=parts)
-    atoms = matrix(choices * (count if parts else 1), W) if atoms is None else Matrix.encode(atoms, "float32")
+    atoms = (
+        matrix(choices * (count if parts else 1), W)
+        if atoms is None
+        else Matrix.encode(atoms, "float32")
+    )
     return PackedTable([Band(rows, codes, None, atoms, "concat")], count * W, padding_idx=padding)
 
 
@@ -30,7 +34,14 @@ def two_bands(padding=None):
     hot = np.sort(RNG.permutation(V)[:300])
     cold = np.setdiff1d(np.arange(V), hot)
     bands = [
-        Band(len(own), Fixed.encode(codes[own], None, K, parts=True), None, matrix(S * K, W), "concat", members=members)
+        Band(
+            len(own),
+            Fixed.encode(codes[own], None, K, parts=True),
+            None,
+            matrix(S * K, W),
+            "concat",
+            members=members,
+        )
         for own, members in ((hot, Members.of(hot, V)), (cold, None))
     ]
     return PackedTable(bands, S * W, padding_idx=padding), codes
@@ -59,10 +70,15 @@ def short_blocks(request, monkeypatch):
 @pytest.mark.parametrize("metric", ["dot", "cosine"])
 @pytest.mark.parametrize("padding", [None, 5])
 def test_search_equals_sorting_all_scores(k, metric, padding, engine, short_blocks):
-    packed = coded(padding=padding, atoms=RNG.integers(-1, 2, size=(S * K, W)))  # small whole numbers: many ties
+    packed = coded(
+        padding=padding, atoms=RNG.integers(-1, 2, size=(S * K, W))
+    )  # small whole numbers: many ties
     queries = RNG.integers(-2, 3, size=(4, S * W)).astype(np.float32)
     queries[3] = 0  # every score is a tie
-    for asked in (queries, queries[1:2]):  # the products behind the scores of one query and of four may round otherwise
+    for asked in (
+        queries,
+        queries[1:2],
+    ):  # the products behind the scores of one query and of four may round otherwise
         scores = packed.logits(asked)
         if metric == "cosine":
             scale = np.sqrt(np.einsum("nd,nd->n", asked, asked))[:, None]
@@ -93,8 +109,12 @@ def test_search_over_rows_that_are_not_numbers(k, engine, short_blocks):
 
 
 def test_many_queries_and_rising_scores(engine):
-    rows = np.arange(40_000, dtype=np.float32)[:, None] // 3  # every block holds better rows than those before
-    packed = PackedTable([Band(len(rows), Identity(), dictionary=Matrix.encode(rows, "float32"))], 1)
+    rows = (
+        np.arange(40_000, dtype=np.float32)[:, None] // 3
+    )  # every block holds better rows than those before
+    packed = PackedTable(
+        [Band(len(rows), Identity(), dictionary=Matrix.encode(rows, "float32"))], 1
+    )
     ids, _ = packed.search(np.array([[1.0], [-1.0]] * 100), 4)
     assert ids[0].tolist() == [39999, 39996, 39997, 39998]
     assert ids[1].tolist() == [0, 1, 2, 3]
@@ -105,31 +125,45 @@ def layers():
     """Bands that score through codes, and bands that must not."""
     turn = Affine(matrix(S * W, 11), RNG.normal(size=11).astype(np.float32))
     own = Fixed.encode(RNG.integers(K, size=(V, 4)), None, K, parts=True)
-    blocks = Band(V, Fixed.encode(RNG.integers(9, size=(V, S)), None, 9), None, matrix(9, W, "int8"), "concat")
+    blocks = Band(
+        V, Fixed.encode(RNG.integers(9, size=(V, S)), None, 9), None, matrix(9, W, "int8"), "concat"
+    )
     row_of = np.repeat(np.arange(V), 2)
-    ragged = Ragged.encode(V, row_of, RNG.integers(K, size=2 * V), RNG.normal(size=2 * V), K, "int8")
+    ragged = Ragged.encode(
+        V, row_of, RNG.integers(K, size=2 * V), RNG.normal(size=2 * V), K, "int8"
+    )
     weighted = Fixed.encode(RNG.integers(K, size=(V, S)), RNG.normal(size=(V, S)), K, "float16")
     norms = Matrix.encode(RNG.random((V, 1)) + 0.5, "float16")
     cell = Cell("mlp", matrix(S * W, S * W), np.zeros(S * W, np.float32))
     through = {
         "blocks": blocks,
         "layered": Band(V, own, None, matrix(4 * K, S * W), affine=turn, plus=blocks),
-        "layered with lengths": Band(V, own, None, matrix(4 * K, S * W), affine=turn, plus=blocks, norms=norms),
+        "layered with lengths": Band(
+            V, own, None, matrix(4 * K, S * W), affine=turn, plus=blocks, norms=norms
+        ),
         "ragged and blocks": Band(V, ragged, None, matrix(K, S * W), plus=blocks),
         "weighted blocks": Band(V, weighted, None, matrix(K, W), "concat", norms=norms),
     }
-    through["three layers"] = Band(V, own, None, matrix(4 * K, S * W), plus=through["ragged and blocks"], norms=norms)
+    through["three layers"] = Band(
+        V, own, None, matrix(4 * K, S * W), plus=through["ragged and blocks"], norms=norms
+    )
     celled = Band(V, blocks.codes, None, blocks.dictionary, "concat", cell=cell)
     rows = {
         "a cell": celled,
         "a cell below": Band(V, own, None, matrix(4 * K, S * W), plus=celled),
         "product": Band(V, own, None, matrix(4 * K, S * W), "product"),
-        "rows below": Band(V, own, None, matrix(4 * K, S * W), plus=Band(V, Every(), matrix(V, S * W, "int8"))),
+        "rows below": Band(
+            V, own, None, matrix(4 * K, S * W), plus=Band(V, Every(), matrix(V, S * W, "int8"))
+        ),
     }
-    return [(name, band, True) for name, band in through.items()] + [(name, band, False) for name, band in rows.items()]
+    return [(name, band, True) for name, band in through.items()] + [
+        (name, band, False) for name, band in rows.items()
+    ]
 
 
-@pytest.mark.parametrize(("name", "band", "coded_"), layers(), ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("name", "band", "coded_"), layers(), ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_layers_score_as_their_rows_do(name, band, coded_, engine, monkeypatch):
     dim = 11 if band.affine else S * W
     packed = PackedTable([band], dim, padding_idx=7)
@@ -185,7 +219,9 @@ def test_rows_with_a_prefix(shape, engine):
     codes = stored(packed)
     for j in range(codes.shape[1] + 1):
         prefix = codes[17, :j]
-        np.testing.assert_array_equal(packed.rows_with(prefix), np.flatnonzero((codes[:, :j] == prefix).all(1)))
+        np.testing.assert_array_equal(
+            packed.rows_with(prefix), np.flatnonzero((codes[:, :j] == prefix).all(1))
+        )
     padded = PackedTable(packed.bands, packed.dim, padding_idx=17)
     assert 17 not in padded.rows_with(codes[17])
 
@@ -212,7 +248,9 @@ def test_hamming_search(shape, padding, k, engine, short_blocks):
 def test_codes_with_values_and_layers(engine):
     codes = RNG.integers(K, size=(V, S))
     weighted = Fixed.encode(codes, RNG.normal(size=(V, S)), K, "int8")
-    below = Band(V, Fixed.encode(RNG.integers(9, size=(V, 3)), None, 9), None, matrix(9, 2), "concat")
+    below = Band(
+        V, Fixed.encode(RNG.integers(9, size=(V, 3)), None, 9), None, matrix(9, 2), "concat"
+    )
     packed = PackedTable([Band(V, weighted, None, matrix(K, 6), plus=below)], 6)
     np.testing.assert_array_equal(packed.codes_of(np.arange(V)), codes)
     ids, distances = packed.near_codes(codes[5], 30)
@@ -226,7 +264,9 @@ def test_codes_of_several_bands(padding, engine):
     packed, codes = two_bands(padding)
     np.testing.assert_array_equal(packed.codes_of(np.arange(V)), codes)
     others = np.arange(V) if padding is None else np.delete(np.arange(V), padding)
-    np.testing.assert_array_equal(packed.rows_with(codes[8, :2]), others[(codes[others, :2] == codes[8, :2]).all(1)])
+    np.testing.assert_array_equal(
+        packed.rows_with(codes[8, :2]), others[(codes[others, :2] == codes[8, :2]).all(1)]
+    )
     ids, distances = packed.near_codes(codes[[8, 9]], 25)
     for row, own in enumerate((8, 9)):
         expected = (codes[others] != codes[own]).sum(1)
@@ -269,7 +309,13 @@ def test_what_has_no_codes_says_so():
         with pytest.raises(fb.ArgumentError, match=r"identity.*'fixed'"):
             call()
     bands = [
-        Band(2, Fixed.encode(np.zeros((2, 3), int), None, 2), None, matrix(2, 2), members=Members.of(np.array([0, 1]), 4)),
+        Band(
+            2,
+            Fixed.encode(np.zeros((2, 3), int), None, 2),
+            None,
+            matrix(2, 2),
+            members=Members.of(np.array([0, 1]), 4),
+        ),
         Band(2, Fixed.encode(np.zeros((2, 2), int), None, 2), None, matrix(2, 2)),
     ]
     with pytest.raises(fb.ArgumentError, match="2 and 3 codes"):

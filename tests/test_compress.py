@@ -46,12 +46,16 @@ def clustered(rows=1200, dim=16, seed=0):
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((40, dim))
     lengths = np.exp(0.3 * rng.standard_normal((rows, 1)))
-    return (lengths * (centres[rng.integers(0, 40, rows)] + 0.4 * rng.standard_normal((rows, dim)))).astype(np.float32)
+    return (
+        lengths * (centres[rng.integers(0, 40, rows)] + 0.4 * rng.standard_normal((rows, dim)))
+    ).astype(np.float32)
 
 
 def job_of(matrix, weights=None):
     rows = Rows(matrix, weights)
-    job = Job(rows, (rows.weights / rows.lengths() ** 2).astype(np.float32), np.random.default_rng(0))
+    job = Job(
+        rows, (rows.weights / rows.lengths() ** 2).astype(np.float32), np.random.default_rng(0)
+    )
     job.rank = effective_rank(job)
     return job
 
@@ -61,7 +65,9 @@ def relative(matrix, table):
 
 
 def run(*words, **more):
-    return subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **more)
+    return subprocess.run(
+        [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **more
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +107,12 @@ def test_a_method_by_name_stays_within_its_bytes(matrix, name, tmp_path):
 
 
 def test_the_docs_name_every_method_of_codes():
-    section = (Path(__file__).parent.parent / "docs" / "serving.md").read_text().split("## Codes")[1].split("```")[0]
+    section = (
+        (Path(__file__).parent.parent / "docs" / "serving.md")
+        .read_text()
+        .split("## Codes")[1]
+        .split("```")[0]
+    )
     assert all(f"`{name}`" in section for name in METHODS if not name.startswith("int"))
 
 
@@ -122,7 +133,9 @@ def test_refinement_lowers_the_error(matrix, name):
 
 
 def test_more_bytes_are_never_worse_by_much(matrix):
-    errors = [relative(matrix, fb.compress(matrix, ratio=ratio, method="layered")) for ratio in (3, 5, 8)]
+    errors = [
+        relative(matrix, fb.compress(matrix, ratio=ratio, method="layered")) for ratio in (3, 5, 8)
+    ]
     assert errors[0] < errors[1] < errors[2]
 
 
@@ -140,7 +153,10 @@ def test_codes_are_the_best_there_are(parts):
 @pytest.mark.parametrize("parts", [1, 2])
 def test_atoms_solve_the_weighted_normal_equations(parts):
     rng = np.random.default_rng(0)
-    rows, codes = rng.standard_normal((300, 4)).astype(np.float32), rng.integers(0, 8, (300, parts)).astype(np.int32)
+    rows, codes = (
+        rng.standard_normal((300, 4)).astype(np.float32),
+        rng.integers(0, 8, (300, parts)).astype(np.int32),
+    )
     weights = rng.random(300).astype(np.float32)
     atoms = least_squares(codes, rows, weights, 8)
     hot = np.zeros((300, 16))
@@ -158,12 +174,25 @@ def test_layers_add_up_and_lengths_multiply(tmp_path):
         return Matrix.encode(rng.standard_normal(shape).astype(np.float32), "float32")
 
     first, second = rng.integers(0, 8, (50, 3)), rng.integers(0, 4, (50, 2))
-    atoms, shared, weight, norms, bias = stored(24, 6), stored(4, 3), stored(6, 5), stored(50, 1), stored(1, 5).dense()[0]
+    atoms, shared, weight, norms, bias = (
+        stored(24, 6),
+        stored(4, 3),
+        stored(6, 5),
+        stored(50, 1),
+        stored(1, 5).dense()[0],
+    )
     plus = Band(50, Fixed.encode(second, None, 4), dictionary=shared, combine="concat")
     band = Band(
-        50, Fixed.encode(first, None, 8, parts=True), dictionary=atoms, affine=Affine(weight, bias), norms=norms, plus=plus
+        50,
+        Fixed.encode(first, None, 8, parts=True),
+        dictionary=atoms,
+        affine=Affine(weight, bias),
+        norms=norms,
+        plus=plus,
     )
-    inside = sum(atoms.dense()[8 * j + first[:, j]] for j in range(3)) + shared.dense()[second].reshape(50, 6)
+    inside = sum(atoms.dense()[8 * j + first[:, j]] for j in range(3)) + shared.dense()[
+        second
+    ].reshape(50, 6)
     want = (inside @ weight.dense() + bias) * norms.dense()
     table = PackedTable([band], 5)
     table.save(tmp_path / "t.safetensors")
@@ -177,11 +206,18 @@ def test_layers_add_up_and_lengths_multiply(tmp_path):
 def test_hostile_layers_are_refused(tmp_path):
     from featherbed.packed.header import describe, rebuild
 
-    plus = Band(5, Fixed.encode(np.zeros((5, 1), int), None, 4), dictionary=Matrix.encode(np.ones((4, 3)), "float32"))
+    plus = Band(
+        5,
+        Fixed.encode(np.zeros((5, 1), int), None, 4),
+        dictionary=Matrix.encode(np.ones((4, 3)), "float32"),
+    )
     table = PackedTable(
         [
             Band(
-                5, Fixed.encode(np.zeros((5, 1), int), None, 4), dictionary=Matrix.encode(np.ones((4, 3)), "float32"), plus=plus
+                5,
+                Fixed.encode(np.zeros((5, 1), int), None, 4),
+                dictionary=Matrix.encode(np.ones((4, 3)), "float32"),
+                plus=plus,
             )
         ],
         3,
@@ -191,12 +227,19 @@ def test_hostile_layers_are_refused(tmp_path):
         meta = json.loads(json.dumps(describe(table)))
         change(meta["bands"][0])
         with pytest.raises(fb.FormatError):
-            rebuild(meta, lambda name, kind, shape: np.zeros(shape, {"U32": np.uint32, "F32": np.float32}[kind]))
+            rebuild(
+                meta,
+                lambda name, kind, shape: np.zeros(
+                    shape, {"U32": np.uint32, "F32": np.float32}[kind]
+                ),
+            )
 
     broken(lambda band: band["plus"].update(rows=4))
     broken(lambda band: band["plus"].update(members=True))
     broken(lambda band: band["plus"]["dictionary"].update(columns=2))
-    broken(lambda band: band.update(norms={"kind": "float32", "rows": 5, "columns": 2, "scale": None}))
+    broken(
+        lambda band: band.update(norms={"kind": "float32", "rows": 5, "columns": 2, "scale": None})
+    )
 
     def nest(band):
         for _ in range(12):
@@ -217,15 +260,19 @@ def test_recall_is_what_it_says():
         np.fill_diagonal(scores, -np.inf)
         return np.argsort(-scores, axis=1)[:, :10]
 
-    want = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(nearest(rows), nearest(other), strict=True)])
+    want = np.mean(
+        [len(set(a) & set(b)) / 10 for a, b in zip(nearest(rows), nearest(other), strict=True)]
+    )
     found = judge(lambda ids: other[ids])
     assert found["recall"] == pytest.approx(want, abs=1e-9)
     assert found["error"] == pytest.approx(((rows - other) ** 2).sum() / (rows**2).sum(), rel=1e-4)
     assert judge(lambda ids: rows[ids])["recall"] == 1
-    assert overlap(rows, rows @ np.random.default_rng(2).standard_normal((8, 8)).astype(np.float32)) == pytest.approx(
-        1, abs=1e-4
+    assert overlap(
+        rows, rows @ np.random.default_rng(2).standard_normal((8, 8)).astype(np.float32)
+    ) == pytest.approx(1, abs=1e-4)
+    assert (
+        overlap(rows, np.random.default_rng(3).standard_normal(rows.shape).astype(np.float32)) < 0.2
     )
-    assert overlap(rows, np.random.default_rng(3).standard_normal(rows.shape).astype(np.float32)) < 0.2
 
 
 @pytest.mark.parametrize("count", [1, 7, 99, 60_000, 10**6])
@@ -253,17 +300,23 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["measure"] == "recall"
     assert "of it keys" in (tmp_path / "report.txt").read_text()
     again = fb.compress(matrix, ratio=4, generator=3)
-    assert np.array_equal(again[np.arange(50)], small[np.arange(50)]), "the same seed gives the same table"
+    assert np.array_equal(again[np.arange(50)], small[np.arange(50)]), (
+        "the same seed gives the same table"
+    )
 
 
 @pytest.mark.parametrize("large", [10**6, 1000], ids=["several finalists", "one finalist"])
 def test_a_sample_stands_for_a_large_matrix(monkeypatch, large):
     monkeypatch.setattr(choose, "LEARN", 1000)
     monkeypatch.setattr(choose, "LARGE", large)
-    monkeypatch.setattr(choose, "SAMPLE_NUMBERS", 1)  # the sample is then the 6,000 rows that are compared at least
+    monkeypatch.setattr(
+        choose, "SAMPLE_NUMBERS", 1
+    )  # the sample is then the 6,000 rows that are compared at least
     matrix = clustered(7000)
     told = []
-    small = fb.compress(matrix, ratio=8, tell=lambda what, share: told.append((what.split(":")[0], share)))
+    small = fb.compress(
+        matrix, ratio=8, tell=lambda what, share: told.append((what.split(":")[0], share))
+    )
     stages = [point["stage"] for point in small.report.data["curve"]]
     assert stages.count("full") == (3 if large > len(matrix) else 0)
     assert stages.count("refined") == 1
@@ -329,7 +382,9 @@ def test_bad_rows_are_named(matrix, what, tmp_path):
     with pytest.raises(fb.DataError, match=message):
         fb.compress(bad, ratio=4)
     np.save(tmp_path / "bad.npy", bad)
-    done = run("compress", tmp_path / "bad.npy", "--ratio", "4", "--out", tmp_path / "out.safetensors")
+    done = run(
+        "compress", tmp_path / "bad.npy", "--ratio", "4", "--out", tmp_path / "out.safetensors"
+    )
     assert done.returncode == 2
     assert message in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.npy"]
@@ -439,13 +494,33 @@ def test_settings_that_do_not_go_together(matrix, tmp_path):
     ):
         with pytest.raises(fb.ArgumentError, match=message):
             fb.compress(matrix, ratio=2, method=method)
-    for method in ("kd:parts=0,bits=6", "kd:parts=6,bits=99", "kd:composer=foo", "kd:choices=4", "hot+opq:parts=3", "product"):
+    for method in (
+        "kd:parts=0,bits=6",
+        "kd:parts=6,bits=99",
+        "kd:composer=foo",
+        "kd:choices=4",
+        "hot+opq:parts=3",
+        "product",
+    ):
         done = run(
-            "compress", tmp_path / "m.npy", "--ratio", "4", "--method", method, "--out", tmp_path / "o.safetensors", "--quiet"
+            "compress",
+            tmp_path / "m.npy",
+            "--ratio",
+            "4",
+            "--method",
+            method,
+            "--out",
+            tmp_path / "o.safetensors",
+            "--quiet",
         )
-        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), (method, done.stderr)
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), (
+            method,
+            done.stderr,
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["m.npy"]
-    assert fb.compress(matrix, ratio=3, method="kd: parts=4, bits=5").made_by["composer"] == "linear"
+    assert (
+        fb.compress(matrix, ratio=3, method="kd: parts=4, bits=5").made_by["composer"] == "linear"
+    )
     assert fb.compress(matrix, ratio=3, method="layered+norms:blocks=5").made_by["width"] % 5 == 0
 
 
@@ -470,15 +545,44 @@ def test_settings_that_are_asked_for(matrix):
 def test_the_command_and_the_gate(matrix, tmp_path):
     np.save(tmp_path / "m.npy", matrix)
     out, page = tmp_path / "m.safetensors", tmp_path / "m.html"
-    done = run("compress", tmp_path / "m.npy", "--ratio", "8", "--out", out, "--report", page, "--method", "int4")
+    done = run(
+        "compress",
+        tmp_path / "m.npy",
+        "--ratio",
+        "8",
+        "--out",
+        out,
+        "--report",
+        page,
+        "--method",
+        "int4",
+    )
     assert done.returncode == 2, "int4 rows take an eighth, and their scales more"
     assert "bytes" in done.stderr
-    done = run("compress", tmp_path / "m.npy", "--ratio", "4", "--out", out, "--report", page, "--method", "layered")
+    done = run(
+        "compress",
+        tmp_path / "m.npy",
+        "--ratio",
+        "4",
+        "--out",
+        out,
+        "--report",
+        page,
+        "--method",
+        "layered",
+    )
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size <= matrix.nbytes // 4
     assert "<html" in page.read_text()
-    floor = json.loads(run("gate", out, "--against", tmp_path / "m.npy", "--recall", "0", "--json").stdout)["recall"]
-    assert run("gate", out, "--against", tmp_path / "m.npy", "--recall", round(floor - 0.01, 3)).returncode == 0
+    floor = json.loads(
+        run("gate", out, "--against", tmp_path / "m.npy", "--recall", "0", "--json").stdout
+    )["recall"]
+    assert (
+        run(
+            "gate", out, "--against", tmp_path / "m.npy", "--recall", round(floor - 0.01, 3)
+        ).returncode
+        == 0
+    )
     failed = run("gate", out, "--against", tmp_path / "m.npy", "--recall", round(floor + 0.01, 3))
     assert failed.returncode == 1
     assert "below" in failed.stderr
@@ -486,7 +590,12 @@ def test_the_command_and_the_gate(matrix, tmp_path):
     np.save(tmp_path / "other.npy", matrix[:, :3])
     assert run("gate", out, "--against", tmp_path / "other.npy", "--recall", "0.1").returncode == 2
     assert run("compress", tmp_path / "m.npy", "--out", out).returncode == 2
-    assert run("compress", tmp_path / "m.npy", "--ratio", "4", "--budget", "9KB", "--out", out).returncode == 2
+    assert (
+        run(
+            "compress", tmp_path / "m.npy", "--ratio", "4", "--budget", "9KB", "--out", out
+        ).returncode
+        == 2
+    )
 
 
 def test_the_headline_counts_the_keys(matrix, tmp_path):
@@ -494,7 +603,16 @@ def test_the_headline_counts_the_keys(matrix, tmp_path):
     (tmp_path / "m.txt").write_text("\n".join(lines) + "\n")
     out = tmp_path / "m.safetensors"
     done = run(
-        "compress", tmp_path / "m.txt", "--ratio", "4", "--method", "int4", "--out", out, "--report", tmp_path / "m.json"
+        "compress",
+        tmp_path / "m.txt",
+        "--ratio",
+        "4",
+        "--method",
+        "int4",
+        "--out",
+        out,
+        "--report",
+        tmp_path / "m.json",
     )
     assert done.returncode == 0, done.stderr
     chosen = json.loads((tmp_path / "m.json").read_text())["chosen"]
@@ -520,8 +638,13 @@ def test_the_time_left_follows_the_pace():
         pass
     assert [what for what, _ in told] == ["reading", "part 0", "part 1", "part 2", "part 2", "last"]
     assert told[0][1] == 0, "nothing is known without a plan"
-    found = [now_ * (1 - share) / share for (_, share), now_ in zip(told[1:], (1, 21, 41, 51, 61), strict=True)]
-    assert found[0] == pytest.approx(31, abs=0.1), "before anything is measured, a second for every 1e9"
+    found = [
+        now_ * (1 - share) / share
+        for (_, share), now_ in zip(told[1:], (1, 21, 41, 51, 61), strict=True)
+    ]
+    assert found[0] == pytest.approx(31, abs=0.1), (
+        "before anything is measured, a second for every 1e9"
+    )
     assert found[1] == pytest.approx(20 * 21 / 11 + 1, abs=0.1), "then by the pace measured"
     assert 10 < found[3] < 12, "and by what a step tells itself"
     assert found[4] == pytest.approx(1)

@@ -97,7 +97,9 @@ def test_each_row_is_read_once_neighbours_together_in_the_order_of_the_file(tmp_
     path = saved(table("float32 rows"), tmp_path)
     rows, seen = open_rows(path), []
     fill = RowFile._fill
-    monkeypatch.setattr(RowFile, "_fill", lambda self, view, pieces: (seen.append(pieces), fill(self, view, pieces)))
+    monkeypatch.setattr(
+        RowFile, "_fill", lambda self, view, pieces: (seen.append(pieces), fill(self, view, pieces))
+    )
     rows[[9, 3, 9, 4, 5, 600]]
     start = path.stat().st_size - V * 40
     assert seen == [[(start + 120, 0, 120), (start + 360, 120, 160), (start + 24000, 160, 200)]]
@@ -140,10 +142,16 @@ def test_prefetched_rows_are_waited_for_and_used_once(path, monkeypatch):
     ids, other = torch.tensor([[3, 11, 3]]), torch.tensor([4])
     rows.prefetch(ids)
     rows.prefetch(ids)
-    np.testing.assert_array_equal(rows(other), fb.load(path)[[4]])  # does not wait for what it did not ask for
+    np.testing.assert_array_equal(
+        rows(other), fb.load(path)[[4]]
+    )  # does not wait for what it did not ask for
     threading.Timer(0.05, go.set).start()
     np.testing.assert_array_equal(rows(ids), fb.load(path)[ids.numpy()])
-    assert len(calls) == 2 and calls[0].startswith("featherbed-rows") and calls[1] == threading.main_thread().name
+    assert (
+        len(calls) == 2
+        and calls[0].startswith("featherbed-rows")
+        and calls[1] == threading.main_thread().name
+    )
     rows(ids)
     assert calls[2:] == [threading.main_thread().name]
 
@@ -154,7 +162,9 @@ def test_no_more_batches_are_held_than_asked_for(path):
         rows.prefetch(torch.arange(start, start + 3))
     assert len(rows._background._batches) == 2
     for start in range(5):
-        np.testing.assert_array_equal(rows(torch.arange(start, start + 3)), fb.load(path)[start : start + 3])
+        np.testing.assert_array_equal(
+            rows(torch.arange(start, start + 3)), fb.load(path)[start : start + 3]
+        )
     assert not rows._background._batches
 
 
@@ -181,7 +191,9 @@ def test_copies_open_the_file_again(path):
         assert other.packed is not rows.packed and other.dtype == torch.bfloat16
         assert torch.equal(other(torch.arange(V)), rows(torch.arange(V)))
     path.unlink()
-    assert torch.equal(rows(torch.tensor([1])), DiskRows.forward(rows, torch.tensor([1])))  # an open file stays
+    assert torch.equal(
+        rows(torch.tensor([1])), DiskRows.forward(rows, torch.tensor([1]))
+    )  # an open file stays
     with pytest.raises(FileNotFoundError, match="no such file"):
         pickle.loads(written)
 
@@ -204,8 +216,12 @@ class Items(torch.utils.data.Dataset):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_worker_processes(path):
     rows = DiskRows(path)
-    rows.prefetch(torch.tensor([0, 0]))  # the parent's thread, and a batch that no child will ever be given
-    loader = DataLoader(Items(rows), batch_size=12, num_workers=1, multiprocessing_context="fork", timeout=60)
+    rows.prefetch(
+        torch.tensor([0, 0])
+    )  # the parent's thread, and a batch that no child will ever be given
+    loader = DataLoader(
+        Items(rows), batch_size=12, num_workers=1, multiprocessing_context="fork", timeout=60
+    )
     (found,) = loader
     np.testing.assert_array_equal(found, fb.load(path)[[[i, 2 * i] for i in range(12)]])
 
@@ -229,7 +245,9 @@ def test_bags(path):
     expected = mapped.bag(ids.numpy(), per_sample_weights=weights.numpy())
     np.testing.assert_array_equal(rows.bag(ids, per_sample_weights=weights), expected)
     starts = torch.tensor([0, 3, 3])
-    np.testing.assert_array_equal(rows.bag(ids.reshape(-1), starts), mapped.bag(ids.numpy().reshape(-1), starts.numpy()))
+    np.testing.assert_array_equal(
+        rows.bag(ids.reshape(-1), starts), mapped.bag(ids.numpy().reshape(-1), starts.numpy())
+    )
     with pytest.raises(fb.ArgumentError, match="gradient"):
         rows.bag(ids, per_sample_weights=weights.requires_grad_())
 
@@ -253,7 +271,9 @@ def test_it_stands_in_a_model(path):
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(ids), model(ids))
 
 
-@pytest.mark.parametrize("ids", [torch.tensor([0, V]), torch.tensor([-1]), torch.tensor([1.0]), [1, 2]])
+@pytest.mark.parametrize(
+    "ids", [torch.tensor([0, V]), torch.tensor([-1]), torch.tensor([1.0]), [1, 2]]
+)
 def test_bad_ids(path, ids):
     rows = DiskRows(path)
     for call in (rows, rows.prefetch, rows.bag):
@@ -273,7 +293,10 @@ def test_bad_files(path, tmp_path):
         DiskRows(tmp_path / "nowhere.safetensors")
     with pytest.raises(IsADirectoryError, match="folder"):
         DiskRows(tmp_path)
-    for name, message in (("somebody-else-s", "not written by featherbed"), ("truncated", "safetensors")):
+    for name, message in (
+        ("somebody-else-s", "not written by featherbed"),
+        ("truncated", "safetensors"),
+    ):
         shutil.copy(FOLDER / "hostile" / f"{name}.safetensors", tmp_path / "bad.safetensors")
         with pytest.raises(fb.FormatError, match=message):
             DiskRows(tmp_path / "bad.safetensors")
@@ -307,14 +330,18 @@ def test_a_file_replaced_while_it_is_opened(path, tmp_path, monkeypatch):
 def test_codes_that_lie(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")
     codes = Fixed.encode(RNG.integers(7, size=(40, 3)), None, 8)
-    lying = PackedTable([Band(40, codes, None, Matrix.encode(RNG.normal(size=(7, 2)), "float32"))], 2)
+    lying = PackedTable(
+        [Band(40, codes, None, Matrix.encode(RNG.normal(size=(7, 2)), "float32"))], 2
+    )
     lying.bands[0].codes.stream[:] = 2**32 - 1
     with pytest.raises(fb.FormatError, match="out of range"):
         open_rows(saved(lying, tmp_path))[[1, 2]]
     at = np.repeat(np.arange(40), 2)
     ragged = Ragged.encode(40, at, RNG.integers(7, size=80), RNG.normal(size=80), 7, "int8")
     ragged.directory[1] = 79
-    lying = PackedTable([Band(40, ragged, None, Matrix.encode(RNG.normal(size=(7, 2)), "float32"))], 2)
+    lying = PackedTable(
+        [Band(40, ragged, None, Matrix.encode(RNG.normal(size=(7, 2)), "float32"))], 2
+    )
     with pytest.raises(fb.FormatError, match="outside the stored entries"):
         open_rows(saved(lying, tmp_path))[[17, 20]]
 
@@ -339,9 +366,22 @@ print(peak() - before, "numba" in sys.modules)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_memory_follows_the_rows_asked_for_not_the_file(tmp_path):
-    levels = np.zeros((1 << 21, 64), dtype=np.uint8)  # 128 MB in the file; every page of it is cached
-    packed = PackedTable([Band(1 << 21, Every(), Matrix("int8", levels.shape, levels, np.ones(64, np.float32), axis=1))], 64)
+    levels = np.zeros(
+        (1 << 21, 64), dtype=np.uint8
+    )  # 128 MB in the file; every page of it is cached
+    packed = PackedTable(
+        [
+            Band(
+                1 << 21,
+                Every(),
+                Matrix("int8", levels.shape, levels, np.ones(64, np.float32), axis=1),
+            )
+        ],
+        64,
+    )
     path = saved(packed, tmp_path)
-    found = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
+    )
     grown, numba = found.stdout.split()
     assert float(grown) < 30 and numba == "False"

@@ -24,7 +24,9 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages(fb.__path__, "featherbed.
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
-    for kind, block in re.findall(r"```(python|console)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+    for kind, block in re.findall(
+        r"```(python|console)\n(.*?)```", page.read_text(), flags=re.DOTALL
+    ):
         if kind == "python":
             exec(compile(block, str(page), "exec"), names)
             continue
@@ -38,13 +40,17 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+            assert (page.parent / target).exists(), (
+                f"{page.name} links to {target}, which is not there"
+            )
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name, getfixture):
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs={"getfixture": getfixture}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testmod(
+        module, extraglobs={"getfixture": getfixture}, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
     assert result.failed == 0
 
 
@@ -72,7 +78,15 @@ def test_the_grammar_names_every_method_and_behaviour():
 
 def test_every_public_name_is_in_the_docs():
     pages = "".join(page.read_text() for page in [*PAGES, ROOT / "CHANGELOG.md"])
-    hidden = {"FeatherbedError", "MissingExtra", "NotPackable", "DataError", "IdError", "UnknownKeyError", "ArgumentError"}
+    hidden = {
+        "FeatherbedError",
+        "MissingExtra",
+        "NotPackable",
+        "DataError",
+        "IdError",
+        "UnknownKeyError",
+        "ArgumentError",
+    }
     missing = [n for n in fb.__all__ if n not in pages and n not in hidden and n != "__version__"]
     assert not missing
 

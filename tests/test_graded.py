@@ -30,7 +30,9 @@ def some(seed, most_rows=40):
     of = np.repeat(np.arange(grades), rows)
     levels = (rng.integers(0, 256, (sum(rows), columns)) % (1 << bits)[of]).astype(np.uint8)
     scales = rng.uniform(0.5, 2, bits.shape).astype(np.float16).astype(np.float32)
-    matrix = np.where(bits[of] > 0, scales[of] * (levels - ((1 << bits[of]) - 1) / 2), 0).astype(np.float32)
+    matrix = np.where(bits[of] > 0, scales[of] * (levels - ((1 << bits[of]) - 1) / 2), 0).astype(
+        np.float32
+    )
     return levels, bits, rows, scales, matrix
 
 
@@ -44,18 +46,27 @@ def test_levels_come_back_whole_and_row_by_row(seed):
     levels, bits, rows, scales, matrix = some(seed)
     graded = Graded.encode(levels, bits, rows, scales)
     index = np.random.default_rng(seed).integers(0, len(matrix), 3)
-    assert np.array_equal(graded._decode(index), matrix[index])  # at random, before anything is kept
+    assert np.array_equal(
+        graded._decode(index), matrix[index]
+    )  # at random, before anything is kept
     assert np.array_equal(graded.rows(index), matrix[index])
     assert np.array_equal(graded.rows(slice(1, None, 2)), matrix[1::2])
     assert np.array_equal(graded.dense(), matrix)
-    assert len(graded.data) == stream_bytes(graded.grades) == -(-int(bits.sum(1) @ np.array(rows)) // 8)
+    assert (
+        len(graded.data)
+        == stream_bytes(graded.grades)
+        == -(-int(bits.sum(1) @ np.array(rows)) // 8)
+    )
     assert len(graded.scale) == np.count_nonzero(bits)
 
 
 def test_levels_may_come_grade_by_grade():
     levels, bits, rows, scales, _ = some(3)
     parts = np.split(levels, np.cumsum(rows)[:-1])
-    assert np.array_equal(Graded.encode(parts, bits, rows, scales).data, Graded.encode(levels, bits, rows, scales).data)
+    assert np.array_equal(
+        Graded.encode(parts, bits, rows, scales).data,
+        Graded.encode(levels, bits, rows, scales).data,
+    )
 
 
 def test_few_rows_are_decoded_alone_and_many_are_kept():
@@ -86,7 +97,9 @@ def test_rounding_leaves_what_even_steps_must(width):
 
 
 def test_scales_belong_to_their_grade_and_column():
-    matrix = np.concatenate([RNG.normal(size=(500, 3)), 100 * RNG.normal(size=(500, 3))]).astype(np.float32)
+    matrix = np.concatenate([RNG.normal(size=(500, 3)), 100 * RNG.normal(size=(500, 3))]).astype(
+        np.float32
+    )
     matrix[:, 2] /= 1000
     back = Graded.round(matrix, np.full((2, 3), 4), [500, 500]).dense()
     left = [
@@ -132,7 +145,9 @@ def test_what_cannot_be_is_refused():
 
 def metadata(path):
     whole = path.read_bytes()
-    return json.loads(json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]["featherbed"])
+    return json.loads(
+        json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"]["featherbed"]
+    )
 
 
 def test_files_of_graded_rows_are_version_2_and_short(tmp_path):
@@ -141,12 +156,19 @@ def test_files_of_graded_rows_are_version_2_and_short(tmp_path):
     fb.save(packed, tmp_path / "t")
     fields = metadata(tmp_path / "t")
     assert fields["version"] == 2
-    assert set(fields["bands"][0]) == {"rows", "codes", "values", "combine"}  # what is null or false is left out
+    assert set(fields["bands"][0]) == {
+        "rows",
+        "codes",
+        "values",
+        "combine",
+    }  # what is null or false is left out
     assert fields["padding_idx"] == 0
     loaded = fb.check(tmp_path / "t")
     matrix[0] = 0
     assert np.array_equal(loaded[:], matrix)
-    np.testing.assert_allclose(loaded.logits(np.ones(matrix.shape[1])), matrix.sum(1), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(
+        loaded.logits(np.ones(matrix.shape[1])), matrix.sum(1), rtol=1e-5, atol=1e-4
+    )
     assert describe(loaded) == describe(packed)
     fb.save(fb.DenseTable(4, 2), tmp_path / "other")
     assert metadata(tmp_path / "other")["version"] == 1
@@ -168,9 +190,18 @@ def test_the_example_of_the_specification():
 
 
 def test_graded_values_go_with_a_rotation_a_layer_and_members(tmp_path):
-    first, second = (Graded.round(RNG.normal(size=(30, 4)), RNG.integers(0, 5, (2, 4)), [10, 20]) for _ in range(2))
+    first, second = (
+        Graded.round(RNG.normal(size=(30, 4)), RNG.integers(0, 5, (2, 4)), [10, 20])
+        for _ in range(2)
+    )
     turn = Matrix.encode(np.linalg.qr(RNG.normal(size=(4, 4)))[0], "float16")
-    band = Band(30, Every(), first, affine=Affine(turn, np.ones(4, np.float32)), plus=Band(30, Every(), second))
+    band = Band(
+        30,
+        Every(),
+        first,
+        affine=Affine(turn, np.ones(4, np.float32)),
+        plus=Band(30, Every(), second),
+    )
     fb.save(PackedTable([band], 4), tmp_path / "t")
     expected = (first.dense() + second.dense()) @ turn.dense() + 1
     np.testing.assert_allclose(fb.check(tmp_path / "t")[:], expected, rtol=1e-5, atol=1e-5)
@@ -178,7 +209,10 @@ def test_graded_values_go_with_a_rotation_a_layer_and_members(tmp_path):
 
 def test_file_size_is_known_before_writing(tmp_path):
     levels, bits, rows, scales, _ = some(11)
-    tables = [table_of(Graded.encode(levels, bits, rows, scales)), fb.AnchorTable(300, 4, anchors=3).pack()]
+    tables = [
+        table_of(Graded.encode(levels, bits, rows, scales)),
+        fb.AnchorTable(300, 4, anchors=3).pack(),
+    ]
     for packed in tables:
         fb.save(packed, tmp_path / "t")
         bare = (tmp_path / "t").stat().st_size
@@ -209,7 +243,9 @@ def test_inspect_tells_the_grades(tmp_path):
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{"bits": 3, "grades": 3}, {"bits": 1.3, "grades": 9, "sparse": True}])
+@pytest.mark.parametrize(
+    "more", [{"bits": 3, "grades": 3}, {"bits": 1.3, "grades": 9, "sparse": True}]
+)
 def test_the_table_is_one(more):
     check_table(lambda **settings: GradedTable(50, 8, **more, **settings))
 
@@ -222,7 +258,9 @@ def test_the_spec_makes_one():
 
 def test_bits_are_within_the_budget_and_go_where_they_save_most():
     counts = 1000 / torch.arange(1, 1001)
-    matrix = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0)) * 2.0 ** -torch.arange(8)
+    matrix = torch.randn(
+        1000, 8, generator=torch.Generator().manual_seed(0)
+    ) * 2.0 ** -torch.arange(8)
     table = GradedTable.from_dense(matrix, bits=2, grades=4, counts=counts)
     spent = int(table.widths.sum(axis=1) @ np.array(table.grade_rows))
     assert 0.97 * 16_000 < spent <= 16_000
@@ -267,7 +305,9 @@ def test_training_moves_rows_and_scales():
 
 
 def test_columns_without_bits_give_nothing_and_learn_nothing():
-    matrix = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1.0, 1e-6])
+    matrix = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 1.0, 1e-6]
+    )
     table = GradedTable.from_dense(matrix, bits=2, grades=1)
     assert table.widths[0, 2] == 0
     rows = table(torch.arange(100))

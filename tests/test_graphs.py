@@ -19,10 +19,20 @@ from scipy.sparse import csr_array
 
 import featherbed as fb
 from featherbed.errors import ArgumentError, DataError, FormatError, MissingExtra
-from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts, edge_file, lists, nearest, wordnet
+from featherbed.graphs import (
+    Graph,
+    cooccurrence,
+    cooccurrence_counts,
+    edge_file,
+    lists,
+    nearest,
+    wordnet,
+)
 from featherbed.tasks.data import open_text, read_movielens
 
-counting = import_module("featherbed.graphs.cooccurrence")  # the package's attribute of that name is the function
+counting = import_module(
+    "featherbed.graphs.cooccurrence"
+)  # the package's attribute of that name is the function
 
 
 def edges(graph):
@@ -51,7 +61,9 @@ def test_a_graph_is_its_set_of_pairs():
         near = defaultdict(list)
         for i, j in sorted([*expected, *((j, i) for i, j in expected)]):
             near[i].append(j)
-        assert [graph.neighbours(i).tolist() for i in range(objects)] == [near[i] for i in range(objects)]
+        assert [graph.neighbours(i).tolist() for i in range(objects)] == [
+            near[i] for i in range(objects)
+        ]
         assert graph.degrees.tolist() == [len(near[i]) for i in range(objects)]
         dense = graph.matrix.toarray()
         assert dense.dtype == bool
@@ -100,7 +112,9 @@ def test_a_directed_graph_is_its_set_of_arcs():
 def test_symmetric_says_what_the_relation_is_and_not_how_it_was_made():
     assert Graph.from_edges(3, [[0, 1], [1, 0]], symmetric=False).symmetric
     assert Graph.from_edges(3, [[0, 1], [1, 0]], symmetric=False).edges == 1
-    circle = Graph.from_edges(3, [[0, 1], [1, 2], [2, 0]], symmetric=False)  # as many arcs in as out, everywhere
+    circle = Graph.from_edges(
+        3, [[0, 1], [1, 2], [2, 0]], symmetric=False
+    )  # as many arcs in as out, everywhere
     assert not circle.symmetric
     assert circle.edges == 3
     assert circle.neighbours(2).tolist() == [0]
@@ -157,7 +171,9 @@ def test_a_cap_leaves_no_room(most):
     assert graph.degrees.max() <= most
     full = set(np.flatnonzero(graph.degrees == most).tolist())
     assert all(i in full or j in full for i, j in expected - kept)
-    assert edges(Graph.from_edges(30, pairs[::-1, ::-1], most=most)) == kept  # whatever the order of pairs
+    assert (
+        edges(Graph.from_edges(30, pairs[::-1, ::-1], most=most)) == kept
+    )  # whatever the order of pairs
     assert edges(Graph.from_edges(30, pairs).capped(most, seed=1)) != kept
     assert Graph.from_edges(30, pairs).capped(100).edges == len(expected)
     order = rng.permutation(sorted(expected))
@@ -173,7 +189,10 @@ def test_a_cap_of_arcs_keeps_some_of_each_object():
     assert set(map(tuple, graph.pairs().tolist())) <= set(map(tuple, whole.pairs().tolist()))
     both = Graph.from_edges(20, pairs[:60])
     every = np.concatenate([both.pairs(), both.pairs()[:, ::-1]])
-    for few in (both.capped(2, symmetric=False), Graph.from_edges(20, every, symmetric=False, most=2)):
+    for few in (
+        both.capped(2, symmetric=False),
+        Graph.from_edges(20, every, symmetric=False, most=2),
+    ):
         assert not few.symmetric
         assert few.degrees.tolist() == np.minimum(both.degrees, 2).tolist()
         assert {(min(arc), max(arc)) for arc in few.pairs().tolist()} <= edges(both)
@@ -198,7 +217,9 @@ def test_union():
 
 
 def test_a_matrix_may_hold_weights_zeros_and_a_diagonal():
-    matrix = csr_array(([2.0, 0.5, 0.0, 0.0, 7.0], ([0, 1, 1, 2, 2], [1, 0, 2, 1, 2])), shape=(3, 3))
+    matrix = csr_array(
+        ([2.0, 0.5, 0.0, 0.0, 7.0], ([0, 1, 1, 2, 2], [1, 0, 2, 1, 2])), shape=(3, 3)
+    )
     assert edges(Graph(matrix)) == {(0, 1)}
     twice = csr_array((np.ones(4), np.array([1, 1, 0, 0]), np.array([0, 2, 4])), shape=(2, 2))
     assert Graph(twice).edges == 1
@@ -240,7 +261,13 @@ def test_matrices_that_are_no_relation():
 
 
 def test_settings_of_edges_that_cannot_work():
-    for settings in ({"most": 0}, {"most": True}, {"most": 2.0}, {"symmetric": 1}, {"most": 1, "seed": None}):
+    for settings in (
+        {"most": 0},
+        {"most": True},
+        {"most": 2.0},
+        {"symmetric": 1},
+        {"most": 1, "seed": None},
+    ):
         with pytest.raises(ArgumentError, match=next(reversed(settings))):
             Graph.from_edges(3, [[0, 1]], **settings)
 
@@ -262,7 +289,9 @@ def test_non_edges_are_all_the_others_equally_often(count):
     left = set(combinations(range(7), 2)) - taken
     assert set(found) == left
     mean = 40_000 / len(left)
-    assert sum((n - mean) ** 2 / mean for n in found.values()) < len(left) - 1 + 5 * math.sqrt(2 * len(left))  # chi squared
+    assert sum((n - mean) ** 2 / mean for n in found.values()) < len(left) - 1 + 5 * math.sqrt(
+        2 * len(left)
+    )  # chi squared
 
 
 def test_non_edges_follow_their_seed_and_find_the_last_free_pair():
@@ -270,7 +299,9 @@ def test_non_edges_follow_their_seed_and_find_the_last_free_pair():
     assert np.array_equal(graph.non_edges(20, 3), graph.non_edges(20, np.random.default_rng(3)))
     assert not np.array_equal(graph.non_edges(20, 3), graph.non_edges(20, 4))
     full = csr_array(1 - np.eye(300))
-    assert set(map(tuple, Graph(full - _pair(300, 7, 190)).non_edges(100, 0).tolist())) == {(7, 190)}
+    assert set(map(tuple, Graph(full - _pair(300, 7, 190)).non_edges(100, 0).tolist())) == {
+        (7, 190)
+    }
     for complete in (Graph(full), Graph.from_edges(1, [])):
         with pytest.raises(ArgumentError, match="is complete"):
             complete.non_edges(1, 0)
@@ -322,7 +353,10 @@ def test_counts_are_exact(window, objects):
     assert found.nnz == np.count_nonzero(expected)
     one = np.concatenate(texts)
     counts = cooccurrence_counts(one.astype(np.uint16), objects, window=window)
-    assert np.array_equal(counts[: len(expected), : len(expected)].toarray(), brute_counts([one], len(expected), window))
+    assert np.array_equal(
+        counts[: len(expected), : len(expected)].toarray(),
+        brute_counts([one], len(expected), window),
+    )
     some = cooccurrence_counts(one, objects, window=window, min_count=3)
     assert np.array_equal(some.data, counts.data[counts.data >= 3])
     assert (some != counts.multiply(counts >= 3)).nnz == 0
@@ -330,7 +364,9 @@ def test_counts_are_exact(window, objects):
 
 def test_high_ids_and_unsigned_ones():
     top = (1 << 20) - 1
-    counts = cooccurrence_counts([np.array([top, 0], dtype=np.uint64), np.array([0, top], dtype=np.int32)], top + 1)
+    counts = cooccurrence_counts(
+        [np.array([top, 0], dtype=np.uint64), np.array([0, top], dtype=np.int32)], top + 1
+    )
     assert counts[0, top] == counts[top, 0] == 2
     assert counts.nnz == 2
     assert cooccurrence_counts(np.array([65535, 65534, 65535]), 65536, window=2)[65534, 65535] == 2
@@ -461,13 +497,17 @@ def sets(*pairs):
 def test_each_relation_of_a_small_wordnet(tiny):
     synonyms = sets("dog/hot dog", "dog/Dog", "Dog/hot dog", "warm/heat", "cool/chill")
     antonyms = sets("heat/cool", "ample/galore")
-    above = sets("dog/animal", "Dog/animal", "hot dog/animal", "lassie/dog", "lassie/Dog", "lassie/hot dog")
+    above = sets(
+        "dog/animal", "Dog/animal", "hot dog/animal", "lassie/dog", "lassie/Dog", "lassie/hot dog"
+    )
     actions = sets("heat/change", "warm/change")
     assert named(wordnet(WORDS, tiny, ["synonyms"]), WORDS) == synonyms
     assert named(wordnet(WORDS, tiny, ["antonyms"]), WORDS) == antonyms
     assert named(wordnet(WORDS, tiny, ["hypernyms"]), WORDS) == above | actions
     # this small net points down only once, and not from "change": each direction is read for itself
-    assert named(wordnet(WORDS, tiny, ["hyponyms"]), WORDS) == sets("dog/animal", "Dog/animal", "hot dog/animal")
+    assert named(wordnet(WORDS, tiny, ["hyponyms"]), WORDS) == sets(
+        "dog/animal", "Dog/animal", "hot dog/animal"
+    )
     everything = wordnet(WORDS, tiny)
     assert named(everything, WORDS) == synonyms | antonyms | above | actions
     assert everything.objects == len(WORDS)
@@ -510,7 +550,11 @@ def test_broken_wordnet_files(tiny, tmp_path):
         tar.add(tiny / "data.noun", "data.noun")
     with pytest.raises(DataError, match=r"holds no data\.verb, data\.adj, data\.adv"):
         wordnet(WORDS, tmp_path / "few.tar")
-    for line in ("garbage", "00000100 05 n zz dog 0 000 | x", "00000100 05 n 01 dog 0 003 @ 00000200 n 0000 | x"):
+    for line in (
+        "garbage",
+        "00000100 05 n zz dog 0 000 | x",
+        "00000100 05 n 01 dog 0 003 @ 00000200 n 0000 | x",
+    ):
         (tiny / "data.adv").write_text(f"{LICENCE}{line}\n")
         with pytest.raises(DataError, match=r"data\.adv, line 2 is no WordNet synset"):
             wordnet(WORDS, tiny)
@@ -536,12 +580,27 @@ def test_wordnet_says_what_is_wrong(tiny, words, relations, message):
 
 
 def test_known_facts_of_wordnet(data):
-    words = ["hot", "cold", "dog", "canine", "domestic_animal", "car", "automobile", "Barack Obama", "einstein", "physicist"]
+    words = [
+        "hot",
+        "cold",
+        "dog",
+        "canine",
+        "domestic_animal",
+        "car",
+        "automobile",
+        "Barack Obama",
+        "einstein",
+        "physicist",
+    ]
     words += ["tree", "green", "good", "bad", "walk", "animal", "quickly", "slowly", "zzyzx"]
     archive = data / "wordnet"
-    assert named(wordnet(words, archive, ["antonyms"]), words) == sets("hot/cold", "good/bad", "quickly/slowly")
+    assert named(wordnet(words, archive, ["antonyms"]), words) == sets(
+        "hot/cold", "good/bad", "quickly/slowly"
+    )
     assert named(wordnet(words, archive, ["synonyms"]), words) == sets("car/automobile")
-    above = sets("dog/canine", "dog/domestic_animal", "einstein/physicist", "animal/domestic_animal")
+    above = sets(
+        "dog/canine", "dog/domestic_animal", "einstein/physicist", "animal/domestic_animal"
+    )
     above |= sets("tree/dog")  # to tree an animal is to dog it up a tree
     assert named(wordnet(words, archive, ["hypernyms"]), words) == above
     assert named(wordnet(words, archive, ["hyponyms"]), words) == above
@@ -577,7 +636,14 @@ def test_conceptnet(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_two_columns(tmp_path, separator, end):
     path = tmp_path / "edges.txt"
-    lines = ["# a comment", f"u1{separator}u3", "", f"u3{separator}u1", f"u2{separator}u9", f"u2{separator}u3"]
+    lines = [
+        "# a comment",
+        f"u1{separator}u3",
+        "",
+        f"u3{separator}u1",
+        f"u2{separator}u9",
+        f"u2{separator}u3",
+    ]
     path.write_bytes(end.join(lines).encode())
     missing = Counter()
     graph = edge_file(path, ["u1", "u2", "u3", "U1"], unknown=missing)
@@ -613,7 +679,12 @@ def test_files_and_settings_that_cannot_work(tmp_path):
     for settings in ({"relations": ["Synonym"]}, {"min_weight": 1.0}):
         with pytest.raises(ArgumentError, match="has two columns"):
             edge_file(path, ["a"], **settings)
-    for settings in ({"relations": "Synonym"}, {"relations": []}, {"min_weight": math.nan}, {"min_weight": True}):
+    for settings in (
+        {"relations": "Synonym"},
+        {"relations": []},
+        {"min_weight": math.nan},
+        {"min_weight": True},
+    ):
         with pytest.raises(ArgumentError, match=r"relations=|min_weight="):
             edge_file(path, ["a"], **settings)
     with pytest.raises(DataError, match="cannot be read"):
@@ -649,7 +720,9 @@ def test_shared_attributes_against_brute_force():
             graph = Graph.from_attributes(30, (ids, values), largest=largest, most=most)
             assert edges(graph) <= expected
             assert graph.degrees.max() <= most
-            assert edges(Graph.from_attributes(30, (ids, values), largest=largest, most=most)) == edges(graph)
+            assert edges(
+                Graph.from_attributes(30, (ids, values), largest=largest, most=most)
+            ) == edges(graph)
     assert edges(Graph.from_attributes(30, (ids, values), most=2, seed=1)) != edges(
         Graph.from_attributes(30, (ids, values), most=2)
     )
@@ -683,7 +756,10 @@ def test_common_values_with_a_cap(most):
 
 
 def test_pairs_beyond_memory_are_never_made():
-    with pytest.raises(ArgumentError, match=r"relate 5,000,000,000 pairs \(one is shared by 100,000 objects\).*give largest="):
+    with pytest.raises(
+        ArgumentError,
+        match=r"relate 5,000,000,000 pairs \(one is shared by 100,000 objects\).*give largest=",
+    ):
         Graph.from_attributes(100_000, ["token"] * 100_000)
     assert Graph.from_attributes(100_000, ["token"] * 100_000, most=6).edges == 300_000
 
@@ -709,7 +785,9 @@ def test_attributes_that_cannot_work(attributes, settings, message):
 
 def test_movies_that_share_an_actor(data):
     place = {key: number for number, key in enumerate(read_movielens(data / "ml-1m").item_keys)}
-    rows = [line.rstrip("\n").split("\t") for line in open_text(data / "kg-ml-1m" / "movie_actor.tsv")][1:]
+    rows = [
+        line.rstrip("\n").split("\t") for line in open_text(data / "kg-ml-1m" / "movie_actor.tsv")
+    ][1:]
     rows = [(place[movie], actor) for movie, actor in rows if movie in place]
     cast = tuple(map(list, zip(*rows, strict=True)))
     graph = Graph.from_attributes(len(place), cast)
@@ -720,7 +798,9 @@ def test_movies_that_share_an_actor(data):
     for movie, actor in rows:
         actors[movie].add(actor)
     for movie in range(0, 3706, 200):
-        assert graph.neighbours(movie).tolist() == [i for i in range(3706) if i != movie and actors[movie] & actors[i]]
+        assert graph.neighbours(movie).tolist() == [
+            i for i in range(3706) if i != movie and actors[movie] & actors[i]
+        ]
     few = Graph.from_attributes(len(place), cast, most=10)
     assert few.degrees.max() == 10
     assert edges(few) < edges(graph)
@@ -769,7 +849,9 @@ def test_nearest_against_brute_force(metric, k, block, monkeypatch):
     for most in (1, 2, 4):
         assert edges(Graph.nearest(vectors, k, metric=metric, most=most)) == greedy(order, most)
         few = Graph.nearest(vectors, k, metric=metric, symmetric=False, most=most)
-        assert [few.neighbours(i).tolist() for i in range(60)] == [sorted(row[:most]) for row in expected]
+        assert [few.neighbours(i).tolist() for i in range(60)] == [
+            sorted(row[:most]) for row in expected
+        ]
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30, 1e200])
@@ -787,13 +869,17 @@ def test_nearest_of_vectors_that_are_alike():
     graph = Graph.nearest(np.ones((50, 3)), 4, symmetric=False)
     assert set(graph.degrees.tolist()) == {4}
     assert Graph.nearest(np.zeros((5, 2)), 4, metric="l2").edges == 10
-    assert Graph.nearest(np.array([[1, 0], [2, 0], [1, 3]], dtype=np.int8), 1, symmetric=False).pairs().tolist()[0] == [0, 1]
+    assert Graph.nearest(
+        np.array([[1, 0], [2, 0], [1, 3]], dtype=np.int8), 1, symmetric=False
+    ).pairs().tolist()[0] == [0, 1]
 
 
 def test_nearest_among_many_by_cells(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((60, 16))
-    vectors = (centres[rng.integers(60, size=3000)] + 0.3 * rng.standard_normal((3000, 16))).astype(np.float16)
+    vectors = (centres[rng.integers(60, size=3000)] + 0.3 * rng.standard_normal((3000, 16))).astype(
+        np.float16
+    )
     exact = Graph.nearest(vectors, 5, symmetric=False)
     monkeypatch.setattr(nearest, "EXACT", 2999)
     np.save(tmp_path / "vectors.npy", vectors)
@@ -831,7 +917,9 @@ def test_vectors_that_cannot_work(vectors, k, settings, message):
 
 def test_nearest_without_faiss(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(MissingExtra, match=r'Graph.nearest needs faiss: pip install "featherbed\[compress\]"'):
+    with pytest.raises(
+        MissingExtra, match=r'Graph.nearest needs faiss: pip install "featherbed\[compress\]"'
+    ):
         Graph.nearest(np.eye(3), 1)
 
 
@@ -844,13 +932,20 @@ def test_nearest_without_faiss(monkeypatch):
 def test_a_graph_comes_back_from_its_file(tmp_path, symmetric, mmap):
     rng = np.random.default_rng(0)
     for objects, count in ((1, 0), (5, 0), (7, 12), (40, 200)):
-        graph = Graph.from_edges(objects, rng.integers(objects, size=(count, 2)), symmetric=symmetric)
+        graph = Graph.from_edges(
+            objects, rng.integers(objects, size=(count, 2)), symmetric=symmetric
+        )
         path = tmp_path / "graph.safetensors"
         graph.save(path)
         found = Graph.load(str(path), mmap=mmap)
         assert repr(found) == repr(graph)
         assert found.symmetric == graph.symmetric
-        for loaded in (found, pickle.loads(pickle.dumps(found)), copy.deepcopy(found), Graph(found.matrix)):
+        for loaded in (
+            found,
+            pickle.loads(pickle.dumps(found)),
+            copy.deepcopy(found),
+            Graph(found.matrix),
+        ):
             assert np.array_equal(loaded.matrix.indptr, graph.matrix.indptr)
             assert np.array_equal(loaded.matrix.indices, graph.matrix.indices)
             assert loaded.matrix.indices.dtype == np.int32
@@ -883,11 +978,18 @@ def test_a_loaded_graph_is_no_copy(tmp_path, monkeypatch):
 
 def write_container(path, arrays, about=None):
     """A safetensors file made by hand; starts and neighbours come as lists or arrays."""
-    header, data = {"__metadata__": {"format": "featherbed", "featherbed": json.dumps(about or {"graph": 1})}}, b""
+    header, data = (
+        {"__metadata__": {"format": "featherbed", "featherbed": json.dumps(about or {"graph": 1})}},
+        b"",
+    )
     for name, array in arrays.items():
         array = np.asarray(array)
         kind = {"u": "U", "i": "I", "f": "F"}[array.dtype.kind] + str(8 * array.itemsize)
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        header[name] = {
+            "dtype": kind,
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -901,7 +1003,11 @@ def u32(*values):
 @pytest.mark.parametrize(
     ("starts", "neighbours", "message"),
     [
-        (u32(0, 1, 2, 2), u32(1, 3), "object 1 has the neighbour 3: neighbours are others of the 3 objects"),
+        (
+            u32(0, 1, 2, 2),
+            u32(1, 3),
+            "object 1 has the neighbour 3: neighbours are others of the 3 objects",
+        ),
         (u32(0, 1, 2, 2), u32(1, -1), "object 1 has the neighbour -1"),
         (u32(0, 1, 2, 2), u32(1, 1), "object 1 has the neighbour 1: neighbours are others"),
         (u32(0, 2, 3, 4), u32(2, 1, 0, 0), "the neighbours of object 0 are not sorted, each once"),
@@ -909,7 +1015,11 @@ def u32(*values):
         (u32(0, 2, 1, 2), u32(1, 0), "object 1 has a negative number of neighbours"),
         (u32(0, -1, 1, 2), u32(1, 0), "object 0 has a negative number of neighbours"),
         (u32(1, 1, 2, 2), u32(1, 0), "starts go from 1 to 2"),
-        (u32(0, 1, 2, 3), u32(1, 0), "starts go from 0 to 3, not from 0 to the number of neighbours, 2"),
+        (
+            u32(0, 1, 2, 3),
+            u32(1, 0),
+            "starts go from 0 to 3, not from 0 to the number of neighbours, 2",
+        ),
         (u32(0), u32(), "with V from 1"),
         (u32([0, 1], [1, 2]), u32(1, 0), "with V from 1"),
         (u32(0, 1, 2), u32([1], [0]), "must be U32 or U64"),

@@ -30,7 +30,9 @@ def make(anchors=4, rows=ROWS, width=WIDTH, seed=0, **settings):
 
 def yogi(*tables, lam=1e-3):
     parameters = [p for table in tables for p in table.parameters()]
-    return fb.Yogi(parameters, lr=0.02, penalties={table.transform: fb.NonNegativeL1(lam) for table in tables})
+    return fb.Yogi(
+        parameters, lr=0.02, penalties={table.transform: fb.NonNegativeL1(lam) for table in tables}
+    )
 
 
 def adam(*tables, lam=1e-3):
@@ -74,7 +76,9 @@ def same(one, other):
 def objectives(growth, table, targets):
     """Step through objectives that are exactly the targets, for a table without weights; return the decisions and K's."""
     share = PRICE["lambda1"] - PRICE["lambda2"]
-    found = [growth.step(lambda target=target: target - share * table.anchor_count) for target in targets]
+    found = [
+        growth.step(lambda target=target: target - share * table.anchor_count) for target in targets
+    ]
     assert [one.objective for one in found] == list(targets)
     return [one.decision for one in found], [one.anchors for one in found]
 
@@ -99,7 +103,9 @@ def test_the_objective_is_loss_plus_weights_plus_anchors_over_all_tables(rule):
     found = growth.step(lambda: 1.25)
     nonzeros = sum(int((np.asarray(table.transform.detach()) != 0).sum()) for table in tables)
     assert nonzeros == 30 * 5 - 17 + 17 * 4 == found.nonzeros == growth.nonzeros()
-    assert found.objective == pytest.approx(1.25 + 0.002 * nonzeros + (0.03 - 0.002) * (5 + 5), abs=1e-12)
+    assert found.objective == pytest.approx(
+        1.25 + 0.002 * nonzeros + (0.03 - 0.002) * (5 + 5), abs=1e-12
+    )
     assert (found.anchors, found.loss, growth.history) == (5, 1.25, [found])
 
 
@@ -113,13 +119,38 @@ TRENDS = {
         "keep keep grow grow shrink shrink grow keep",
         [4, 4, 4, 5, 6, 5, 4, 5],
     ),
-    "all equal grows": ({"window": 3, "anchors": 4}, [1, 1, 1, 1], "keep keep grow grow", [4, 4, 4, 5]),
+    "all equal grows": (
+        {"window": 3, "anchors": 4},
+        [1, 1, 1, 1],
+        "keep keep grow grow",
+        [4, 4, 4, 5],
+    ),
     "window 2": ({"window": 2, "anchors": 4}, [2, 1, 3, 2], "keep grow shrink grow", [4, 4, 5, 4]),
     "window 4": ({"window": 4, "anchors": 4}, [4, 3, 2, 1], "keep keep keep grow", [4, 4, 4, 4]),
-    "up and down keeps": ({"window": 3, "anchors": 4}, [2, 1, 2, 1, 2], "keep keep keep keep keep", [4] * 5),
-    "at least one": ({"window": 2, "anchors": 2}, [1, 2, 3, 4], "keep shrink keep keep", [2, 2, 1, 1]),
-    "at most max": ({"window": 2, "anchors": 4, "max_anchors": 5}, [4, 3, 2, 1], "keep grow keep keep", [4, 4, 5, 5]),
-    "equal at the most shrinks": ({"window": 2, "anchors": 4, "max_anchors": 4}, [1, 1, 1], "keep shrink grow", [4, 4, 3]),
+    "up and down keeps": (
+        {"window": 3, "anchors": 4},
+        [2, 1, 2, 1, 2],
+        "keep keep keep keep keep",
+        [4] * 5,
+    ),
+    "at least one": (
+        {"window": 2, "anchors": 2},
+        [1, 2, 3, 4],
+        "keep shrink keep keep",
+        [2, 2, 1, 1],
+    ),
+    "at most max": (
+        {"window": 2, "anchors": 4, "max_anchors": 5},
+        [4, 3, 2, 1],
+        "keep grow keep keep",
+        [4, 4, 5, 5],
+    ),
+    "equal at the most shrinks": (
+        {"window": 2, "anchors": 4, "max_anchors": 4},
+        [1, 1, 1],
+        "keep shrink grow",
+        [4, 4, 3],
+    ),
     "several at a time": (
         {"window": 2, "anchors": 4, "max_anchors": 8, "delta": 3},
         [4, 3, 2, 5, 6, 7, 8],
@@ -171,7 +202,11 @@ def test_the_trend_rule_takes_a_number_and_the_trial_rule_a_function():
 def shown(table):
     """K as everything shows it."""
     packed = table.pack()
-    counts = {len(table.state_dict()["atoms"]), table.state_dict()["transform.weight"].shape[1], table.anchors}
+    counts = {
+        len(table.state_dict()["atoms"]),
+        table.state_dict()["transform.weight"].shape[1],
+        table.anchors,
+    }
     counts |= {packed.bands[0].dictionary.shape[0], table.anchor_count}
     weights = int(torch.count_nonzero(table.transform))
     assert table.parameter_count() == weights + table.anchor_count * table.embedding_dim
@@ -240,7 +275,11 @@ def test_an_anchor_that_comes_back_at_once_is_as_if_it_had_never_left(kind, spar
     table = make(5, sparse=sparse)
     optimizer = kind(table)
     train(table, optimizer, 25)
-    parameters, before, rows = [*table.parameters()], snapshot(table, optimizer), table.weight.detach().clone()
+    parameters, before, rows = (
+        [*table.parameters()],
+        snapshot(table, optimizer),
+        table.weight.detach().clone(),
+    )
     assert len(before) == 6  # two parameters with a momentum and a scale each
     leaving = departures(table)[nth]
     leaving.leave(optimizer)
@@ -269,7 +308,9 @@ def test_steps_leave_an_anchor_alone_that_has_left(kind, sparse):
         axis = 1 if name.startswith("transform") else 0
         assert torch.equal(value.select(axis, place), after[name].select(axis, place)), name
         assert not torch.equal(value, after[name]), name
-    less = (trained[:, others.index(heir)] - leaving.share * before["transform"][:, place]).clamp(min=0)
+    less = (trained[:, others.index(heir)] - leaving.share * before["transform"][:, place]).clamp(
+        min=0
+    )
     torch.testing.assert_close(after["transform"][:, heir], less, rtol=0, atol=1e-12)
     rest = [k for k in others if k != heir]
     assert torch.equal(after["transform"][:, rest], trained[:, [others.index(k) for k in rest]])
@@ -302,7 +343,10 @@ def test_anchors_leave_in_the_order_of_what_they_cost(nonnegative, seed):
     assert [one.place for one in found] == sorted(expected, key=lambda k: expected[k][0])
     assert found[0].place == 2
     for one in found[1:]:
-        assert (one.heir, one.share) == (expected[one.place][1], pytest.approx(expected[one.place][2], abs=1e-9))
+        assert (one.heir, one.share) == (
+            expected[one.place][1],
+            pytest.approx(expected[one.place][2], abs=1e-9),
+        )
 
 
 def test_a_duplicate_costs_nothing_and_its_heir_takes_its_weights():
@@ -315,7 +359,9 @@ def test_a_duplicate_costs_nothing_and_its_heir_takes_its_weights():
     assert (second.place, second.heir, second.share) == (3, 1, pytest.approx(2.0))
     first.leave(None)
     torch.testing.assert_close(table.weight.detach(), rows, rtol=0, atol=1e-12)
-    torch.testing.assert_close(table.transform[:, 2].detach(), before[:, 3] + 0.5 * before[:, 1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        table.transform[:, 2].detach(), before[:, 3] + 0.5 * before[:, 1], rtol=0, atol=1e-12
+    )
     assert table.anchor_count == 3
 
 
@@ -327,7 +373,9 @@ def test_opposite_anchors_are_heirs_only_where_weights_may_be_negative():
         rows = table.weight.detach().clone()
         first = departures(table)[0]
         first.leave(None)
-        assert first.share == (0.0 if nonnegative else pytest.approx(-0.5 if first.place == 0 else -2.0))
+        assert first.share == (
+            0.0 if nonnegative else pytest.approx(-0.5 if first.place == 0 else -2.0)
+        )
         assert torch.allclose(table.weight, rows) == (not nonnegative)
     assert departures(make(1)) == []
 
@@ -339,7 +387,9 @@ def test_opposite_anchors_are_heirs_only_where_weights_may_be_negative():
 def test_a_new_anchor_starts_where_the_gradients_of_the_rows_ask_for_it(sparse):
     table = make(4, sparse=sparse)
     growth = fb.Growth(table, None, delta=2, rule="trend", **CHEAP)
-    gradients = [torch.randn(7, WIDTH, generator=seeded(n), dtype=torch.float64) + 0.3 for n in range(3)]
+    gradients = [
+        torch.randn(7, WIDTH, generator=seeded(n), dtype=torch.float64) + 0.3 for n in range(3)
+    ]
     for gradient in gradients:
         (table(torch.arange(7)) * gradient).sum().backward()  # the rows' gradient is exactly this
     with torch.no_grad():
@@ -390,8 +440,14 @@ def test_scales_of_new_anchors_are_the_mean_of_the_others_and_momenta_zero(kind,
             if name.startswith(side):
                 assert torch.equal(after[name].narrow(axis, 0, 4), old), name
         assert not after[f"{side}.{momentum}"].narrow(axis, 4, 2).any()
-        mean = before[f"{side}.{scale}"].mean(axis, keepdim=True).expand_as(after[f"{side}.{scale}"].narrow(axis, 4, 2))
-        torch.testing.assert_close(after[f"{side}.{scale}"].narrow(axis, 4, 2), mean, rtol=0, atol=0)
+        mean = (
+            before[f"{side}.{scale}"]
+            .mean(axis, keepdim=True)
+            .expand_as(after[f"{side}.{scale}"].narrow(axis, 4, 2))
+        )
+        torch.testing.assert_close(
+            after[f"{side}.{scale}"].narrow(axis, 4, 2), mean, rtol=0, atol=0
+        )
     train(table, optimizer, 5, seed=1)
     assert table.transform[:, 4:].any()
 
@@ -442,7 +498,9 @@ def test_what_raised_the_objective_is_undone(kind, sparse):
         after = snapshot(table, optimizer)
         assert table.anchor_count == 5
         if due > 0:  # the new one is gone, the others are as they were trained
-            same({k: v.narrow(1 if k.startswith("t") else 0, 0, 5) for k, v in before.items()}, after)
+            same(
+                {k: v.narrow(1 if k.startswith("t") else 0, 0, 5) for k, v in before.items()}, after
+            )
         elif due == 0:  # absences were measured, and nothing is changed by that
             same(before, after)
     assert decisions.count("undo") >= 4
@@ -457,7 +515,9 @@ def test_an_anchor_that_only_costs_is_taken_out_where_learning_is_slow():
     growth = fb.Growth(table, None, **CHEAP)
     found = [growth.step(lambda: (table.weight - target).square().mean()) for _ in range(2)]
     assert [(one.anchors, one.decision) for one in found] == [(3, "keep"), (2, "shrink")]
-    assert found[1].objective == pytest.approx(found[0].objective - 1e-6 * (ROWS - 1) - 1e-3, abs=1e-12)
+    assert found[1].objective == pytest.approx(
+        found[0].objective - 1e-6 * (ROWS - 1) - 1e-3, abs=1e-12
+    )
 
 
 def test_an_evaluation_that_fails_leaves_the_table_as_it_was():
@@ -491,7 +551,9 @@ def test_tied_tables_change_together():
     for epoch in range(25):
         train(tables if epoch % 2 else tables[::-1], optimizer, 2, seed=epoch)
         counts.append([table.anchor_count for table in tables])
-        growth.step(lambda: 0.1 * abs(tables[0].anchor_count - 6) + 0.1 * abs(tables[1].anchor_count - 6))
+        growth.step(
+            lambda: 0.1 * abs(tables[0].anchor_count - 6) + 0.1 * abs(tables[1].anchor_count - 6)
+        )
         counts.append([table.anchor_count for table in tables])
     assert all(one == other for one, other in counts)
     assert counts[-1] == [6, 6]
@@ -511,18 +573,27 @@ def test_one_lookup_changes_all_tied_tables():
 def test_row_sparse_gradients_grow_as_dense_ones_do(rule):
     tables = [make(4, sparse=sparse, rows=60, max_anchors=7) for sparse in (False, True)]
     optimizers = [yogi(table) for table in tables]
-    growths = [fb.Growth(t, o, rule=rule, window=2, **CHEAP) for t, o in zip(tables, optimizers, strict=True)]
+    growths = [
+        fb.Growth(t, o, rule=rule, window=2, **CHEAP)
+        for t, o in zip(tables, optimizers, strict=True)
+    ]
     seen = set()
     for epoch, best in enumerate([7] * 8 + [3] * 12 + [6] * 6):
         for table, optimizer, growth in zip(tables, optimizers, growths, strict=True):
             train(table, optimizer, 4, seed=epoch)
             growth.step(lambda table=table, best=best: 0.1 * abs(table.anchor_count - best))
         assert tables[0].anchor_count == tables[1].anchor_count
-        torch.testing.assert_close(tables[0].weight.detach(), tables[1].weight.detach(), rtol=0, atol=1e-6)
-        torch.testing.assert_close(tables[0].transform.detach(), tables[1].transform.detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            tables[0].weight.detach(), tables[1].weight.detach(), rtol=0, atol=1e-6
+        )
+        torch.testing.assert_close(
+            tables[0].transform.detach(), tables[1].transform.detach(), rtol=0, atol=1e-6
+        )
         seen.add(tables[0].anchor_count)
     assert len(seen) >= 3
-    assert [one.decision for one in growths[0].history] == [one.decision for one in growths[1].history]
+    assert [one.decision for one in growths[0].history] == [
+        one.decision for one in growths[1].history
+    ]
 
 
 # --- starting over ---
@@ -600,7 +671,9 @@ def test_anchors_come_back_to_a_table_that_has_got_more_rows(kind, sparse):
     train(table, optimizer, 3, seed=1)
     leaving.come_back(optimizer)
     assert table.transform.shape == (ROWS + 2, 4)
-    assert torch.equal(table.transform[:ROWS, leaving.place].detach(), before["transform"][:, leaving.place])
+    assert torch.equal(
+        table.transform[:ROWS, leaving.place].detach(), before["transform"][:, leaving.place]
+    )
     assert not table.transform[ROWS:, leaving.place].any()
     train(table, optimizer, 3, seed=2)
     before, kept = snapshot(table, optimizer), table.start_over(optimizer, seeded(1))
@@ -622,7 +695,11 @@ def learn(table, optimizer, growth, epochs):
         train(table, optimizer, 3, seed=epoch)
         best = 7 if epoch < 8 else 4
         loss = 0.1 * abs(table.anchor_count - best)
-        growth.step(lambda best=best, loss=loss: loss if growth.rule == "trend" else 0.1 * abs(table.anchor_count - best))
+        growth.step(
+            lambda best=best, loss=loss: (
+                loss if growth.rule == "trend" else 0.1 * abs(table.anchor_count - best)
+            )
+        )
 
 
 @pytest.mark.parametrize("rule", ["trial", "trend"])
@@ -630,7 +707,9 @@ def learn(table, optimizer, growth, epochs):
 def test_growth_goes_on_from_a_checkpoint_bit_for_bit(kind, sparse, rule):
     table = make(5, sparse=sparse, max_anchors=7)
     optimizer, generator, files, ends = kind(table), seeded(9), {}, 24
-    growth = fb.Growth(table, optimizer, rule=rule, window=2, restarts=2, generator=generator, **CHEAP)
+    growth = fb.Growth(
+        table, optimizer, rule=rule, window=2, restarts=2, generator=generator, **CHEAP
+    )
     for epoch in range(ends):
         learn(table, optimizer, growth, [epoch])
         files[epoch] = io.BytesIO()
@@ -691,7 +770,11 @@ def test_a_table_takes_in_a_state_of_another_number_of_anchors(anchors, sparse):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda table: pickle.loads(pickle.dumps(table))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "how",
+    [copy.deepcopy, lambda table: pickle.loads(pickle.dumps(table))],
+    ids=["deepcopy", "pickle"],
+)
 def test_copies_are_tables_of_their_own(how, sparse):
     table = make(4, sparse=sparse)
     optimizer = yogi(table)
@@ -735,14 +818,20 @@ def test_owners_are_found_inside_each_other():
 def test_resize_keeps_the_parameter_and_fills_as_fresh_state_is_filled(wrapped):
     table = make(4)
     optimizer = fb.Yogi(table.parameters(), initial_accumulator=0.125)
-    optimizer = fb.Proximal(optimizer, {table.transform: fb.NonNegativeL1(0.0)}) if wrapped else optimizer
+    optimizer = (
+        fb.Proximal(optimizer, {table.transform: fb.NonNegativeL1(0.0)}) if wrapped else optimizer
+    )
     train(table, optimizer, 3)
     parameter, before = table.atoms, snapshot(table, optimizer)
     resize(parameter, lambda old, fill: torch.cat([old, old.new_full((1, WIDTH), fill)]), optimizer)
     assert table.atoms is parameter
     assert parameter.grad is None
     kept = kept_for(parameter, optimizer)
-    for found, old, fill in ((parameter, "atoms", 0.0), (kept["m"], "atoms.m", 0.0), (kept["v"], "atoms.v", 0.125)):
+    for found, old, fill in (
+        (parameter, "atoms", 0.0),
+        (kept["m"], "atoms.m", 0.0),
+        (kept["v"], "atoms.v", 0.125),
+    ):
         assert torch.equal(found[:4], before[old])
         assert bool((found[4] == fill).all())
 
@@ -789,7 +878,14 @@ def test_bad_settings_are_refused(settings, words):
 
 def test_bad_tables_are_refused():
     table = make(4)
-    for tables in ([], None, 3, torch.nn.Embedding(3, 2), [fb.AnchorTable(9, 4, anchors=2)], [table, None]):
+    for tables in (
+        [],
+        None,
+        3,
+        torch.nn.Embedding(3, 2),
+        [fb.AnchorTable(9, 4, anchors=2)],
+        [table, None],
+    ):
         with pytest.raises(fb.ArgumentError, match=r"one or several fb\.GrowingAnchorTable"):
             fb.Growth(tables, None, **PRICE)
     with pytest.raises(fb.ArgumentError, match=r"as many anchors each, not \[4, 5\]"):
@@ -845,7 +941,9 @@ def planted(rows=2000, width=12, anchors=8):
     generator = seeded(0)
     atoms = torch.randn(anchors, width, generator=generator) / width**0.5
     chosen = torch.rand(rows, anchors, generator=generator).argsort(1)[:, :2]
-    weights = torch.zeros(rows, anchors).scatter_(1, chosen, 0.5 + torch.rand(rows, 2, generator=generator))
+    weights = torch.zeros(rows, anchors).scatter_(
+        1, chosen, 0.5 + torch.rand(rows, 2, generator=generator)
+    )
     exact = weights @ atoms
     return exact + 0.01 * exact.std() * torch.randn(rows, width, generator=generator)
 
@@ -853,8 +951,12 @@ def planted(rows=2000, width=12, anchors=8):
 @pytest.mark.parametrize("start", [3, 16])
 def test_trials_find_the_planted_number_of_anchors(start):
     rows = planted()
-    table = fb.GrowingAnchorTable(2000, 12, anchors=start, init=fb.HalfNormal(0.3), generator=seeded(1))
-    optimizer = fb.Yogi(table.parameters(), lr=0.02, penalties={table.transform: fb.NonNegativeL1(3e-4)})
+    table = fb.GrowingAnchorTable(
+        2000, 12, anchors=start, init=fb.HalfNormal(0.3), generator=seeded(1)
+    )
+    optimizer = fb.Yogi(
+        table.parameters(), lr=0.02, penalties={table.transform: fb.NonNegativeL1(3e-4)}
+    )
     growth, order = fb.Growth(table, optimizer, lambda1=3e-2, lambda2=1e-5), seeded(2)
 
     def evaluate():

@@ -24,7 +24,9 @@ LAYOUTS = ("ragged", "fixed", "all")
 
 def sparse(rows=90, anchors=7, share=0.3, seed=0, signed=False):  # -> float32 [V, K]
     rng = np.random.default_rng(seed)
-    values = rng.normal(size=(rows, anchors)) if signed else rng.integers(1, 12, size=(rows, anchors))
+    values = (
+        rng.normal(size=(rows, anchors)) if signed else rng.integers(1, 12, size=(rows, anchors))
+    )
     found = np.where(rng.random((rows, anchors)) < share, values, 0).astype(np.float32)
     found[[3, rows // 2]] = 0
     return found
@@ -39,7 +41,11 @@ def packed_of(transform, layout, kind="float32", **more):
 
 def ranked(transform, skip=()):
     """Every entry that is not 0, largest first, then by id, then by anchor."""
-    found = [(-abs(float(w)), i, k, float(w)) for (i, k), w in np.ndenumerate(transform) if w and (i, k) not in skip]
+    found = [
+        (-abs(float(w)), i, k, float(w))
+        for (i, k), w in np.ndenumerate(transform)
+        if w and (i, k) not in skip
+    ]
     return [(i, k, w) for _, i, k, w in sorted(found)]
 
 
@@ -47,7 +53,9 @@ def plain(entries):
     return [(entry.id, entry.anchor, entry.weight) for entry in entries]
 
 
-@pytest.mark.parametrize(("layout", "signed", "block"), list(itertools.product(LAYOUTS, (False, True), (64, 1 << 18))))
+@pytest.mark.parametrize(
+    ("layout", "signed", "block"), list(itertools.product(LAYOUTS, (False, True), (64, 1 << 18)))
+)
 def test_objects_and_pairs_are_those_of_the_dense_transform(layout, signed, block, monkeypatch):
     monkeypatch.setattr(inside, "HELD", block)
     transform = sparse(signed=signed)
@@ -106,14 +114,18 @@ def test_the_padding_row_is_no_object():
         assert inside.largest_pairs(packed, 1)[0].id != 0
         assert inside.clusters_of(packed)[0] == -1
         assert inside.zero_rows(packed).objects == 89
-        assert inside.zero_rows(packed_of(transform, layout, padding_idx=3)).ids.tolist().count(3) == 0
+        assert (
+            inside.zero_rows(packed_of(transform, layout, padding_idx=3)).ids.tolist().count(3) == 0
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_sums_of_a_softmax_mixture_are_no_anchors(layout, tmp_path):
     table = MixtureTable(60, 5, anchors=(4, 3), generator=torch.Generator().manual_seed(0))
     transform = sparse(60, 7)
-    transform[(transform != 0)[:, 4:].all(1), 4] = 0  # a set without a zero would count from its smallest weight
+    transform[(transform != 0)[:, 4:].all(1), 4] = (
+        0  # a set without a zero would count from its smallest weight
+    )
     with torch.no_grad():
         table.transform.copy_(torch.from_numpy(transform))
     fb.save(table.pack(layout=layout), tmp_path / "mixed.safetensors")
@@ -152,7 +164,9 @@ def test_purity_counts_objects_of_several_groups():
     assert found.share == pytest.approx(purity_by_loops(clusters, groups))
     kept = [g for c, g in zip(clusters, groups, strict=True) if c >= 0 and g]
     assert found.objects == len(kept) < 90
-    assert found.baseline == pytest.approx(max(sum(n in g for g in kept) for n in names) / len(kept))
+    assert found.baseline == pytest.approx(
+        max(sum(n in g for g in kept) for n in names) / len(kept)
+    )
     assert found.baseline <= found.share
     assert sum(size for _, _, size in found.majority.values()) == found.objects
     assert inside.purity([0, 0, 1], ["ab", "ab", "ba"]).share == 1.0, "a word is one group"
@@ -172,15 +186,22 @@ def test_films_cluster_by_genre(data):
     sparse_linalg = pytest.importorskip("scipy.sparse.linalg")
     matrices = pytest.importorskip("scipy.sparse")
     ratings = read_movielens(data / "ml-1m")
-    genre_of = dict((line.rstrip("\n").split("::"))[::2] for line in open_text(data / "ml-1m" / "movies.dat", "latin-1"))
+    genre_of = dict(
+        (line.rstrip("\n").split("::"))[::2]
+        for line in open_text(data / "ml-1m" / "movies.dat", "latin-1")
+    )
     genres = [genre_of[key].split("|") for key in ratings.item_keys]
     seen = np.bincount(ratings.items)
     weight = 1 / np.sqrt(seen[ratings.items])
     watched = matrices.csr_matrix((weight, (ratings.items, ratings.users)))
     left, sizes, _ = sparse_linalg.svds(watched, k=16, random_state=0)
-    packed = fb.AnchorTable.from_dense(torch.from_numpy((left * sizes).astype(np.float32)), anchors=15).pack()
+    packed = fb.AnchorTable.from_dense(
+        torch.from_numpy((left * sizes).astype(np.float32)), anchors=15
+    ).pack()
     found = inside.purity(packed, genres)
-    shuffled = inside.purity(np.random.default_rng(0).permutation(inside.clusters_of(packed)), genres)
+    shuffled = inside.purity(
+        np.random.default_rng(0).permutation(inside.clusters_of(packed)), genres
+    )
     assert found.objects == 3706
     assert shuffled.share < 0.45
     assert found.baseline == pytest.approx(0.403, abs=5e-4)
@@ -191,9 +212,13 @@ def many(rows, anchors, each):
     """A table of many rows with ``each`` weights a row, made without the dense transform."""
     rng = np.random.default_rng(0)
     row_of = np.repeat(np.arange(rows), each)
-    indices = rng.integers(anchors // each, size=rows * each) + np.tile(np.arange(each), rows) * (anchors // each)
+    indices = rng.integers(anchors // each, size=rows * each) + np.tile(np.arange(each), rows) * (
+        anchors // each
+    )
     codes = Ragged.encode(rows, row_of, indices, rng.random(rows * each), anchors, "float16")
-    return PackedTable([Band(rows, codes, dictionary=Matrix.encode(np.ones((anchors, 16)), "float32"))], 16)
+    return PackedTable(
+        [Band(rows, codes, dictionary=Matrix.encode(np.ones((anchors, 16)), "float32"))], 16
+    )
 
 
 def dense_values(rows, anchors):
@@ -202,7 +227,9 @@ def dense_values(rows, anchors):
     return PackedTable([Band(rows, Every(), Matrix.encode(values, "float32"), atoms)], 16)
 
 
-@pytest.mark.parametrize("make", [lambda v: many(v, 1000, 4), lambda v: dense_values(v, 40)], ids=["ragged", "all"])
+@pytest.mark.parametrize(
+    "make", [lambda v: many(v, 1000, 4), lambda v: dense_values(v, 40)], ids=["ragged", "all"]
+)
 def test_many_rows_are_read_in_blocks(make):
     few, packed = make(20_000), make(200_000)
     for look in (
@@ -231,7 +258,9 @@ def test_the_report_holds_it_all_as_text_and_as_data(tmp_path):
     assert again == found
     assert found["anchors"] == 7
     assert [one["anchor"] for one in found["objects"]] == [0, 1, 2]
-    assert found["objects"][1]["induces"] == [entry._asdict() for entry in inside.objects_of(packed, 1, 2)]
+    assert found["objects"][1]["induces"] == [
+        entry._asdict() for entry in inside.objects_of(packed, 1, 2)
+    ]
     assert found["pairs"] == [entry._asdict() for entry in inside.largest_pairs(packed, 4)]
     assert found["zero_rows"]["first"][0] == {"id": 3, "key": "film 3", "count": 3}
     text = inside.anchors_text(found)
@@ -300,12 +329,25 @@ def test_inspect_with_counts_groups_and_prices(tmp_path, monkeypatch):
     (tmp_path / "counts.txt").write_text("5\n4\n3\n1\n")
     (tmp_path / "groups.txt").write_text("drama\ndrama|crime\ncrime\n\n")
     prices = ["--loss", "0.5", "--lambda1", "0.1", "--lambda2", "0.01"]
-    command = ["inspect", "t.safetensors", "--anchors", "--counts", "counts.txt", "--groups", "groups.txt", *prices]
+    command = [
+        "inspect",
+        "t.safetensors",
+        "--anchors",
+        "--counts",
+        "counts.txt",
+        "--groups",
+        "groups.txt",
+        *prices,
+    ]
     text = CliRunner().invoke(app, command).output
     assert "100.0% of objects" in text and "3 (1)" in text
     assert "0.72 = 0.5 + 0.01 x 4 + (0.1 - 0.01) x 2" in text
     data = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)["inside"]
     assert data["objective"]["value"] == pytest.approx(0.5 + 0.04 + 0.18)
     for wrong in (["--loss", "1"], ["--counts", "groups.txt"], [*prices[:4], "--lambda2", "0.2"]):
-        assert isinstance(CliRunner().invoke(app, [*command[:3], *wrong]).exception, fb.FeatherbedError)
-    assert isinstance(CliRunner().invoke(app, ["inspect", "t.safetensors", *prices]).exception, ArgumentError)
+        assert isinstance(
+            CliRunner().invoke(app, [*command[:3], *wrong]).exception, fb.FeatherbedError
+        )
+    assert isinstance(
+        CliRunner().invoke(app, ["inspect", "t.safetensors", *prices]).exception, ArgumentError
+    )

@@ -42,20 +42,32 @@ def teach(table, matrix, steps=150, lr=0.05, extra=True):
 def matrix():
     generator = torch.Generator().manual_seed(1)
     centres = torch.randn(12, 8, generator=generator)
-    return centres[torch.randint(12, (60,), generator=generator)] + 0.2 * torch.randn(60, 8, generator=generator)
+    return centres[torch.randint(12, (60,), generator=generator)] + 0.2 * torch.randn(
+        60, 8, generator=generator
+    )
 
 
 @pytest.mark.parametrize("composer", COMPOSERS)
-@pytest.mark.parametrize("more", [{}, {"shared": True, "code_dim": 5}, {"output_norm": True, "code_dim": 11}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"shared": True, "code_dim": 5}, {"output_norm": True, "code_dim": 11}], ids=str
+)
 def test_every_composer_is_a_table(composer, more):
-    check_table(lambda **settings: fb.KDTable(50, 8, choices=4, parts=5, composer=composer, **more, **settings))
+    check_table(
+        lambda **settings: fb.KDTable(
+            50, 8, choices=4, parts=5, composer=composer, **more, **settings
+        )
+    )
 
 
 @pytest.mark.parametrize(
-    "more", [{"pool": "sum"}, {"logit_norm": False}, {"unique": True}, {"choices": 3, "parts": 1}], ids=str
+    "more",
+    [{"pool": "sum"}, {"logit_norm": False}, {"unique": True}, {"choices": 3, "parts": 1}],
+    ids=str,
 )
 def test_every_setting_is_a_table(more):
-    check_table(lambda **settings: fb.KDTable(50, 8, **({"choices": 4, "parts": 5} | more), **settings))
+    check_table(
+        lambda **settings: fb.KDTable(50, 8, **({"choices": 4, "parts": 5} | more), **settings)
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,19 +86,29 @@ def test_every_product_table_is_a_table(more):
     check_table(lambda **settings: fb.ProductTable(50, 8, choices=4, parts=4, **more, **settings))
 
 
-@pytest.mark.parametrize("relax", [fb.Softmax(), fb.StraightThrough(), fb.StraightThrough(noise=True, entropy=0.01)], ids=repr)
+@pytest.mark.parametrize(
+    "relax",
+    [fb.Softmax(), fb.StraightThrough(), fb.StraightThrough(noise=True, entropy=0.01)],
+    ids=repr,
+)
 @pytest.mark.parametrize("composer", COMPOSERS)
 def test_training_learns_the_rows(matrix, relax, composer):
     table = kd(composer=composer, relax=relax, choices=8, code_dim=8)
     losses = teach(table, matrix)
     assert np.mean(losses[-10:]) < 0.4 * losses[0]
-    before = ((kd(composer=composer, relax=relax, choices=8, code_dim=8).eval().weight - matrix) ** 2).mean()
-    assert ((table.eval().weight - matrix) ** 2).mean() < before, "the hard codes must have learnt it too"
+    before = (
+        (kd(composer=composer, relax=relax, choices=8, code_dim=8).eval().weight - matrix) ** 2
+    ).mean()
+    assert ((table.eval().weight - matrix) ** 2).mean() < before, (
+        "the hard codes must have learnt it too"
+    )
 
 
 @pytest.mark.parametrize("variant", ["softmax", "centroid"])
 def test_product_tables_learn(matrix, variant):
-    table = fb.ProductTable(60, 8, choices=8, parts=4, variant=variant, generator=torch.Generator().manual_seed(0))
+    table = fb.ProductTable(
+        60, 8, choices=8, parts=4, variant=variant, generator=torch.Generator().manual_seed(0)
+    )
     losses = teach(table, matrix)
     assert np.mean(losses[-10:]) < 0.4 * losses[0]
     assert table.auxiliary() is None, "what was added is asked for once"
@@ -145,7 +167,9 @@ def test_an_online_guide_teaches_and_is_dropped():
     (gradient,) = torch.autograd.grad(added, table.guidance.rows, allow_unused=True)
     assert gradient is None, "the guide is not drawn to the codes"
     packed = table.eval().pack()
-    torch.testing.assert_close(torch.from_numpy(packed[np.arange(60)]), table.weight.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.from_numpy(packed[np.arange(60)]), table.weight.detach(), rtol=1e-5, atol=1e-6
+    )
     assert packed.nbytes < guide.nbytes / 2
 
 
@@ -163,11 +187,15 @@ def test_a_pretrained_guide_draws_the_rows_to_it(matrix, autoencode):
     far = ((fresh.eval().weight - matrix) ** 2).mean()
     assert ((table.eval().weight - matrix) ** 2).mean() < 0.5 * far
     assert ("guidance.encoder" in dict(table.named_parameters())) == autoencode
-    assert "guidance.matrix" not in table.state_dict(), "the matrix is the user's, checkpoints do not hold it"
+    assert "guidance.matrix" not in table.state_dict(), (
+        "the matrix is the user's, checkpoints do not hold it"
+    )
 
 
 def test_codes_are_taken_in_float32_whatever_autocast_says():
-    table = fb.ProductTable(400, 16, choices=16, parts=4, generator=torch.Generator().manual_seed(0)).eval()
+    table = fb.ProductTable(
+        400, 16, choices=16, parts=4, generator=torch.Generator().manual_seed(0)
+    ).eval()
     plain = table.codes_of()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(table.codes_of(), plain)
@@ -180,7 +208,9 @@ def test_codes_are_taken_in_float32_whatever_autocast_says():
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
 def test_every_row_is_exported_as_evaluated(composer, kind, tmp_path):
     table = kd(200, 8, composer=composer, choices=5, output_norm=True, guide=fb.Online())
-    for _ in range(5):  # running statistics that are not those of a fresh table, and ids that were never seen
+    for _ in range(
+        5
+    ):  # running statistics that are not those of a fresh table, and ids that were never seen
         table(torch.arange(100))
     table.eval()
     fb.save(table.pack(dictionary=kind), tmp_path / "t.safetensors")
@@ -207,7 +237,9 @@ def test_health_counts_what_is_there():
 
 
 def product_with_wide_queries():  # near copies of keys of two numbers can be the same key in float32
-    return fb.ProductTable(60, 8, choices=4, parts=4, query_dim=8, generator=torch.Generator().manual_seed(0))
+    return fb.ProductTable(
+        60, 8, choices=4, parts=4, query_dim=8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize("make", [kd, product_with_wide_queries], ids=["kd", "product"])
@@ -218,7 +250,9 @@ def test_dead_choices_are_revived(make):
     before = table.eval().weight.detach()
     assert table.revive(torch.Generator().manual_seed(0)) == 3 * table.parts
     assert table.health().used == (4,) * table.parts
-    assert (table.weight - before).abs().max() < 0.5, "a revived choice begins where a living one is"
+    assert (table.weight - before).abs().max() < 0.5, (
+        "a revived choice begins where a living one is"
+    )
 
 
 def test_balanced_codes_fill_every_choice_alike():
@@ -239,14 +273,18 @@ def test_unique_codes_are_unique_and_change_little():
     table.assign(torch.arange(60), torch.zeros(60, 6, dtype=torch.int64))
     packed = table.eval().pack()
     assert table.health().duplicates == 0
-    np.testing.assert_allclose(packed[np.arange(60)], table.weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        packed[np.arange(60)], table.weight.detach().numpy(), rtol=1e-5, atol=1e-6
+    )
     responses = torch.tensor([[3.0, 1.5, 0.0], [2.0, 1.9, 0.0]])
     assert free_code(responses, {(0, 0)}) == (0, 1)
     assert free_code(responses, {(0, 0), (0, 1)}) == (1, 0)
 
 
 def test_unique_codes_may_use_every_code():
-    assert kd(243, choices=3, parts=5, unique=True).health().duplicates == 0  # where log 243 / log 3 comes out below 5
+    assert (
+        kd(243, choices=3, parts=5, unique=True).health().duplicates == 0
+    )  # where log 243 / log 3 comes out below 5
 
 
 def test_a_guide_has_the_dtype_of_its_table():
@@ -258,8 +296,12 @@ def test_a_guide_has_the_dtype_of_its_table():
 def test_rows_of_a_semantic_id():
     table = kd(60, 8, choices=3, parts=3)
     codes = table.codes_of()
-    assert table.rows_with(codes[7]).tolist() == [i for i in range(60) if torch.equal(codes[i], codes[7])]
-    assert set(table.rows_with(codes[7][:1]).tolist()) == set((codes[:, 0] == codes[7, 0]).nonzero()[:, 0].tolist())
+    assert table.rows_with(codes[7]).tolist() == [
+        i for i in range(60) if torch.equal(codes[i], codes[7])
+    ]
+    assert set(table.rows_with(codes[7][:1]).tolist()) == set(
+        (codes[:, 0] == codes[7, 0]).nonzero()[:, 0].tolist()
+    )
     with pytest.raises(fb.ArgumentError, match="3 parts"):
         table.rows_with([0, 1, 2, 0])
     with pytest.raises(fb.IdError, match="whole numbers, got str"):
@@ -269,7 +311,9 @@ def test_rows_of_a_semantic_id():
 def test_sparse_logits_get_row_sparse_gradients(matrix):
     table = kd(sparse=True, choices=8)
     codes, others = fb.split_codes(table)
-    optimizer = fb.Several(torch.optim.Adam(others, lr=0.05), torch.optim.SparseAdam(codes, lr=0.05))
+    optimizer = fb.Several(
+        torch.optim.Adam(others, lr=0.05), torch.optim.SparseAdam(codes, lr=0.05)
+    )
     table(torch.tensor([3, 3, 9])).sum().backward()
     assert table.code_logits.grad.is_sparse
     before = table.code_logits.detach().clone()
@@ -277,7 +321,9 @@ def test_sparse_logits_get_row_sparse_gradients(matrix):
     moved = (table.code_logits.detach() != before).any(1).nonzero()[:, 0].tolist()
     assert moved == [3, 9]
     twin = copy.deepcopy(optimizer)
-    assert [len(group["params"]) for group in twin.param_groups] == [len(group["params"]) for group in optimizer.param_groups]
+    assert [len(group["params"]) for group in twin.param_groups] == [
+        len(group["params"]) for group in optimizer.param_groups
+    ]
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
     assert optimizer.state[table.code_logits]["step"] == 1
@@ -292,7 +338,9 @@ def test_lemma_1_counts_the_parameters():
         table = fb.KDTable(rows, 16, choices=choices, parts=parts, code_dim=code_dim, unique=True)
         vectors = choices * parts * code_dim
         assert table.parameter_count() == vectors + code_dim * 16 + 16
-        assert vectors <= choices / math.log(choices) * code_dim * (math.log(rows) + math.log(choices))
+        assert vectors <= choices / math.log(choices) * code_dim * (
+            math.log(rows) + math.log(choices)
+        )
 
 
 def test_proposition_1_linear_codes_are_a_sparse_binary_factorisation():
@@ -306,7 +354,11 @@ def test_proposition_1_linear_codes_are_a_sparse_binary_factorisation():
 
 def test_proposition_2_the_recurrent_table_has_the_higher_rank():
     def rank(composer):
-        table = kd(60, 40, choices=3, parts=4, code_dim=40, composer=composer, unique=True).double().eval()
+        table = (
+            kd(60, 40, choices=3, parts=4, code_dim=40, composer=composer, unique=True)
+            .double()
+            .eval()
+        )
         return int(torch.linalg.matrix_rank(table.weight.detach()))
 
     bound = 4 * (3 - 1) + 1
@@ -324,7 +376,10 @@ def test_few_rows_are_coded_too(rows, choices, parts):
         (fb.KDTable, {"shared": True}),
         (fb.KDTable, {"code_dim": 3}),
         (fb.ProductTable, {"additive": True}),
-        (fb.ProductTable, {"variant": "centroid"} if 32 % parts == 0 else {"additive": True, "shared": True}),
+        (
+            fb.ProductTable,
+            {"variant": "centroid"} if 32 % parts == 0 else {"additive": True, "shared": True},
+        ),
     ):
         table = make.from_dense(matrix, **shape, **more).eval()
         assert torch.isfinite(table.weight).all()
@@ -338,8 +393,14 @@ def test_few_rows_are_coded_too(rows, choices, parts):
     ("make", "says"),
     [
         (lambda: kd(choices=1), "at least 2"),
-        (lambda: fb.KDTable.from_dense(torch.full((6, 8), 1e20), choices=4, parts=4), "scale it down"),
-        (lambda: fb.ProductTable.from_dense(torch.full((6, 8), 1e20), choices=4, parts=4), "scale it down"),
+        (
+            lambda: fb.KDTable.from_dense(torch.full((6, 8), 1e20), choices=4, parts=4),
+            "scale it down",
+        ),
+        (
+            lambda: fb.ProductTable.from_dense(torch.full((6, 8), 1e20), choices=4, parts=4),
+            "scale it down",
+        ),
         (lambda: kd(guide=fb.Pretrained(torch.nn.Embedding(60, 8))), "its weight"),
         (lambda: kd(guide=fb.Pretrained(torch.zeros(60, 8, dtype=torch.int64))), "torch.int64"),
         (lambda: kd(guide=fb.Pretrained(torch.full((60, 8), math.nan))), "NaN or infinity"),
@@ -350,7 +411,10 @@ def test_few_rows_are_coded_too(rows, choices, parts):
         (lambda: fb.Temperature(rate=math.nan), "rate >= 0"),
         (lambda: fb.Softmax(entropy="x"), "at least 0"),
         (lambda: fb.ProductTable(10, 8, choices=4, parts=4, temperature="x"), "above 0"),
-        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant="centroid", commitment="x"), "at least 0"),
+        (
+            lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant="centroid", commitment="x"),
+            "at least 0",
+        ),
         (lambda: kd().balance(-0.5), "slack=-0.5"),
         (lambda: kd().rows_with([0.5]), "whole numbers"),
         (lambda: fb.make_table("kd:choices=4,parts=4,unique=maybe", 60, 8), "true or false"),
@@ -384,18 +448,35 @@ def test_bad_settings_say_what_to_do(make, says):
 
 
 def test_specs_make_coded_tables():
-    table = fb.make_table("kd:choices=8,parts=4,relax=straightthrough(entropy=0.1),guide=online(keep=0.3)", 100, 16)
+    table = fb.make_table(
+        "kd:choices=8,parts=4,relax=straightthrough(entropy=0.1),guide=online(keep=0.3)", 100, 16
+    )
     assert table.relax == fb.StraightThrough(entropy=0.1)
     assert table.guide == fb.Online(keep=0.3)
-    assert isinstance(fb.make_table("product:choices=8,parts=4,variant=centroid", 100, 16), fb.ProductTable)
+    assert isinstance(
+        fb.make_table("product:choices=8,parts=4,variant=centroid", 100, 16), fb.ProductTable
+    )
 
 
 def test_every_line_of_table_1_runs(data, tmp_path, monkeypatch):
     script = Path(__file__).parent.parent / "experiments" / "kd" / "run.py"
     monkeypatch.setenv("FEATHERBED_DATA", str(data))
-    names = ["full", "cr", "cr-ste", "cr-ste-temperature", "cr-ste-entropy", "cr-ste-entropy-pdg", "cr-ste-entropy-pdg-auto"]
+    names = [
+        "full",
+        "cr",
+        "cr-ste",
+        "cr-ste-temperature",
+        "cr-ste-entropy",
+        "cr-ste-entropy-pdg",
+        "cr-ste-entropy-pdg-auto",
+    ]
     words = ["--words", "1600", "--epochs", "1", "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, script, "ptb.toml", *names, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script, "ptb.toml", *names, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     for name in names:
         result = json.loads((tmp_path / "results" / f"ptb-{name}.json").read_text())

@@ -33,13 +33,17 @@ def matrix(rows, columns, kind="float32", scales="row"):
 
 def fixed(kind, count=5, choices=K, parts=False):
     values = None if kind is None else RNG.normal(size=(V, count))
-    return Fixed.encode(RNG.integers(choices, size=(V, count)), values, choices, kind or "float32", parts)
+    return Fixed.encode(
+        RNG.integers(choices, size=(V, count)), values, choices, kind or "float32", parts
+    )
 
 
 def ragged(kind):
     counts = RNG.integers(0, 9, size=V)
     row_of = np.repeat(np.arange(V), counts)
-    return Ragged.encode(V, row_of, RNG.integers(K, size=len(row_of)), RNG.normal(size=len(row_of)), K, kind)
+    return Ragged.encode(
+        V, row_of, RNG.integers(K, size=len(row_of)), RNG.normal(size=len(row_of)), K, kind
+    )
 
 
 LAYOUTS = {
@@ -82,7 +86,9 @@ for kind in ("float32", "float16", "int8", "int4", "int3", "int2"):
     LAYOUTS[f"ragged {kind}"] = lambda kind=kind: [Band(V, ragged(kind), None, matrix(K, D))]
 for kind in ("int8", "int4", "int3", "int2"):
     for scales in ("row", "column"):
-        LAYOUTS[f"{kind} by {scales}"] = lambda kind=kind, scales=scales: [Band(V, Every(), matrix(V, D, kind, scales))]
+        LAYOUTS[f"{kind} by {scales}"] = lambda kind=kind, scales=scales: [
+            Band(V, Every(), matrix(V, D, kind, scales))
+        ]
 
 
 def turn():
@@ -92,7 +98,15 @@ def turn():
 def layered(plus=None, norms=None):
     blocks = Band(V, fixed(None, 5, 16), None, matrix(16, 2, "int8", "column"), "concat")
     summed = fixed(None, 6, 8, parts=True)
-    return Band(V, summed, None, matrix(48, D), affine=turn(), norms=norms, plus=blocks if plus is None else plus)
+    return Band(
+        V,
+        summed,
+        None,
+        matrix(48, D),
+        affine=turn(),
+        norms=norms,
+        plus=blocks if plus is None else plus,
+    )
 
 
 def cell():
@@ -123,19 +137,33 @@ def close(mine, theirs):  # a matrix product adds in another order for another n
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
     packed = table(name, padding=11)
-    products = ("dense values", "affine", "rotated", "layered", "layered norms", "layered rows", "recurrent")
+    products = (
+        "dense values",
+        "affine",
+        "rotated",
+        "layered",
+        "layered norms",
+        "layered rows",
+        "recurrent",
+    )
     same = close if name in products else np.testing.assert_array_equal
     ids = np.concatenate([RNG.integers(V, size=3000), [0, V - 1, 11]])
     queries = RNG.normal(size=(3, packed.dim)).astype(np.float32)
     engine("numpy")
-    rows, scores, best = packed[ids], packed.logits(queries), packed.search(queries, 7, metric="cosine")
+    rows, scores, best = (
+        packed[ids],
+        packed.logits(queries),
+        packed.search(queries, 7, metric="cosine"),
+    )
     packed.save(tmp_path / "t.safetensors")
     fb.check(tmp_path / "t.safetensors")
     for other in (packed, fb.load(tmp_path / "t.safetensors")):
         engine("numba")
         same(other[ids], rows)
         np.testing.assert_allclose(other.logits(queries), scores, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(other.search(queries, 7, metric="cosine")[1], best[1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            other.search(queries, 7, metric="cosine")[1], best[1], rtol=1e-5, atol=1e-5
+        )
         np.testing.assert_allclose(other.logits(queries[0]), scores[0], rtol=1e-5, atol=1e-5)
         for one in (0, 11, V - 1):
             same(other[one], rows[list(ids).index(one)])
@@ -146,7 +174,15 @@ def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
 @pytest.mark.parametrize("kind", ["int8", "int4", "int3", "int2"])
 @pytest.mark.parametrize("scales", ["row", "column"])
 def test_levels_of_every_width(kind, scales, engine):
-    for width in (1, 5, 31, 32, 33, 64, 100):  # 32 levels are decoded at a time, the rest one by one
+    for width in (
+        1,
+        5,
+        31,
+        32,
+        33,
+        64,
+        100,
+    ):  # 32 levels are decoded at a time, the rest one by one
         stored = matrix(50, width, kind, scales)
         ids = RNG.integers(50, size=300)
         engine("numpy")
@@ -164,14 +200,22 @@ def test_bags_equal_torch_in_both_engines(engine):
     for name in ("numpy", "numba"):
         engine(name)
         for mode in ("sum", "mean"):
-            expected = F.embedding_bag(torch.from_numpy(ids), dense, torch.from_numpy(cuts), mode=mode, padding_idx=11)
+            expected = F.embedding_bag(
+                torch.from_numpy(ids), dense, torch.from_numpy(cuts), mode=mode, padding_idx=11
+            )
             close(packed.bag(ids, cuts, mode=mode), expected.numpy())
             flat = RNG.integers(V, size=(40, 100))
             expected = F.embedding_bag(torch.from_numpy(flat), dense, mode=mode, padding_idx=11)
             close(packed.bag(flat, mode=mode), expected.numpy())
         last = np.append(cuts, len(ids))
         factors = torch.from_numpy(weights)
-        expected = F.embedding_bag(torch.from_numpy(ids), dense, torch.from_numpy(cuts), mode="sum", per_sample_weights=factors)
+        expected = F.embedding_bag(
+            torch.from_numpy(ids),
+            dense,
+            torch.from_numpy(cuts),
+            mode="sum",
+            per_sample_weights=factors,
+        )
         close(packed.bag(ids, last, weights, include_last_offset=True), expected.numpy())
         assert packed.bag(ids[:0], [0, 0]).shape == (2, D)
     packed._chunk = 300  # bags that reach over several pieces
@@ -208,10 +252,17 @@ def test_out_of_range_codes_are_found_by_both(engine):
 
 @pytest.mark.parametrize("parts", [True, False])
 def test_out_of_range_codes_laid_side_by_side_are_found_by_both(parts, engine):
-    packed = PackedTable([Band(V, fixed(None, 4, 32, parts=parts), None, matrix(80 if parts else 20, 3), "concat")], 12)
+    packed = PackedTable(
+        [Band(V, fixed(None, 4, 32, parts=parts), None, matrix(80 if parts else 20, 3), "concat")],
+        12,
+    )
     for name in ("numpy", "numba"):
         engine(name)
-        for call in (lambda: packed[np.arange(V)], lambda: packed.logits(np.ones(12)), lambda: packed.codes_of(np.arange(V))):
+        for call in (
+            lambda: packed[np.arange(V)],
+            lambda: packed.logits(np.ones(12)),
+            lambda: packed.codes_of(np.arange(V)),
+        ):
             with pytest.raises(fb.FormatError, match="out of range"):
                 call()
 
@@ -223,7 +274,9 @@ def test_eight_threads_at_once(engine):
     pool.set_threads(3)
     try:
         with ThreadPoolExecutor(8) as many:
-            for ids, rows in many.map(lambda _: (i := RNG.integers(V, size=5000), packed[i]), range(200)):
+            for ids, rows in many.map(
+                lambda _: (i := RNG.integers(V, size=5000), packed[i]), range(200)
+            ):
                 np.testing.assert_array_equal(rows, expected[ids])
     finally:
         pool.set_threads(None)
@@ -325,9 +378,14 @@ def test_a_crew_is_let_go(engine):
         np.testing.assert_array_equal(packed[ids], expected)
     pool.set_threads(None)
     deadline = time.monotonic() + 60
-    while any(thread.name.startswith("featherbed") for thread in threading.enumerate()) and time.monotonic() < deadline:
+    while (
+        any(thread.name.startswith("featherbed") for thread in threading.enumerate())
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featherbed")]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("featherbed")
+    ]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -339,7 +397,9 @@ def test_copies_of_a_used_table_stand_alone(name, engine):
     for twin in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
         for band in packed.bands:  # the copy must not look here any more
             for _, array in band.arrays():
-                assert not any(np.shares_memory(array, other) for b in twin.bands for _, other in b.arrays())
+                assert not any(
+                    np.shares_memory(array, other) for b in twin.bands for _, other in b.arrays()
+                )
             assert "_plan" not in next(iter(twin.bands)).__dict__
         close(twin[ids], expected)
 
@@ -353,7 +413,9 @@ def test_a_used_table_survives_the_way_to_another_process(engine, tmp_path):
         "import pickle, sys, numpy as np\n"
         "packed = pickle.load(open(sys.argv[1], 'rb')); print(packed[np.arange(len(packed)).repeat(10)].sum())"
     )
-    found = subprocess.run([sys.executable, "-c", code, tmp_path / "p"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "p"], capture_output=True, text=True, check=True
+    )
     assert float(found.stdout) == pytest.approx(float(expected.sum()), rel=1e-4)
 
 
@@ -395,6 +457,10 @@ def test_works_where_torch_and_numba_cannot_be_imported(missing, tmp_path):
     path = tmp_path / "t.safetensors"
     fb.save(packed, path, keys=[f"k{i}" for i in range(V)])
     code = WITHOUT.format(missing=missing, path=str(path))
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
-    assert float(found.stdout) == pytest.approx(float(packed[np.arange(V).repeat(20)].sum()), rel=1e-5)
+    assert float(found.stdout) == pytest.approx(
+        float(packed[np.arange(V).repeat(20)].sum()), rel=1e-5
+    )

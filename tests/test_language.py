@@ -23,7 +23,14 @@ from featherbed.tasks.word_model import AllRows
 from featherbed.tasks.word_tables import WordTable, make_word_table
 
 WORDS = 12
-SPECS = ["dense", "anchor:anchors=4", "anchor:anchors=10,slots=3", "lowrank:rank=3", "hashed:buckets=7", "selected:keep=5"]
+SPECS = [
+    "dense",
+    "anchor:anchors=4",
+    "anchor:anchors=10,slots=3",
+    "lowrank:rank=3",
+    "hashed:buckets=7",
+    "selected:keep=5",
+]
 
 
 def chain(count=5000):
@@ -35,8 +42,19 @@ def chain(count=5000):
 
 
 def recipe(spec="dense", **given):
-    words = {key: given.pop(key) for key in ("lam", "nonzeros", "by", "domain", "sse") if key in given}
-    small = {"hidden": 16, "layers": 1, "epochs": 3, "batch": 10, "length": 12, "dropout": 0.0, "lr": 0.02, "clip": 1.0}
+    words = {
+        key: given.pop(key) for key in ("lam", "nonzeros", "by", "domain", "sse") if key in given
+    }
+    small = {
+        "hidden": 16,
+        "layers": 1,
+        "epochs": 3,
+        "batch": 10,
+        "length": 12,
+        "dropout": 0.0,
+        "lr": 0.02,
+        "clip": 1.0,
+    }
     return LanguageRecipe(words=WordTable(spec, dim=16, start=0.3, **words), **(small | given))
 
 
@@ -59,7 +77,9 @@ def test_tied_tables_have_the_loss_and_gradients_of_dense_rows(spec):
     rows = model.table.weight.detach().clone().requires_grad_()
     hidden, _ = model.lstm(F.embedding(ids, rows))
     wanted = F.cross_entropy(F.linear(hidden, rows, model.bias).flatten(0, 1), targets.flatten())
-    by_rows, bias, *inner = torch.autograd.grad(wanted, [rows, model.bias, *model.lstm.parameters()])
+    by_rows, bias, *inner = torch.autograd.grad(
+        wanted, [rows, model.bias, *model.lstm.parameters()]
+    )
     held = [p for p in model.table.parameters() if p.requires_grad]
     through = torch.autograd.grad(model.table.weight, held, by_rows, allow_unused=True)
     found = model.losses(ids, targets)
@@ -76,10 +96,14 @@ def test_logits_go_through_fewer_atoms_than_columns():
     shapes = {spec: AllRows.of(fb.make_table(spec, WORDS, 16)).values.shape for spec in SPECS}
     assert shapes["anchor:anchors=4"] == (WORDS, 4)
     assert shapes["lowrank:rank=3"] == (WORDS, 3)
-    assert {shapes[spec] for spec in ("dense", "anchor:anchors=10,slots=3", "hashed:buckets=7")} == {(WORDS, 16)}
+    assert {
+        shapes[spec] for spec in ("dense", "anchor:anchors=10,slots=3", "hashed:buckets=7")
+    } == {(WORDS, 16)}
     table = fb.make_table("anchor:anchors=4", WORDS, 16)
     hidden = torch.randn(5, 16)
-    assert torch.allclose(AllRows.of(table).logits(hidden, torch.zeros(WORDS)), table.logits(hidden), atol=1e-5)
+    assert torch.allclose(
+        AllRows.of(table).logits(hidden, torch.zeros(WORDS)), table.logits(hidden), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("model", ["lstm", "awd"])
@@ -121,7 +145,11 @@ def test_words_are_dropped_everywhere_or_nowhere(spec):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_shared_ids_are_replaced_in_training_only(tied):
-    shared = fb.SSE(fb.DenseTable.from_dense(torch.eye(WORDS)), p=1.0, generator=torch.Generator().manual_seed(0))
+    shared = fb.SSE(
+        fb.DenseTable.from_dense(torch.eye(WORDS)),
+        p=1.0,
+        generator=torch.Generator().manual_seed(0),
+    )
     model = LanguageModel(shared, hidden=WORDS, tied=tied)
     ids = text()
     rows = model.rows_of(ids, model.all_rows())
@@ -181,7 +209,9 @@ def test_perplexity_of_a_known_chain_is_two():
 def test_recipes_learn_a_chain(spec):
     fitted = fit(recipe(spec, epochs=5))
     history = fitted.result.history
-    assert fitted.result.metrics["validation"]["perplexity"] < (6 if spec[:2] in ("ha", "se", "kd") else 3)
+    assert fitted.result.metrics["validation"]["perplexity"] < (
+        6 if spec[:2] in ("ha", "se", "kd") else 3
+    )
     assert history[0]["tokens_per_second"] > 0
     assert fitted.result.metrics["validation"]["perplexity"] == pytest.approx(
         min(row["validation_perplexity"] for row in history), rel=1e-5
@@ -208,7 +238,9 @@ def test_awd_models_learn_by_every_rule(optimizer):
     assert fit(asked).result.metrics["validation"]["perplexity"] < 4
 
 
-@pytest.mark.parametrize("spec", ["anchor:anchors=6", "anchor:anchors=6,slots=3", "mixture:anchors=3,sets=2"])
+@pytest.mark.parametrize(
+    "spec", ["anchor:anchors=6", "anchor:anchors=6,slots=3", "mixture:anchors=3,sets=2"]
+)
 def test_weights_of_anchors_have_a_rate_of_their_own(spec):
     ends = {}
     for rate in (None, 1e-9):
@@ -218,7 +250,9 @@ def test_weights_of_anchors_have_a_rate_of_their_own(spec):
             float((getattr(fitted.made.table, name) - getattr(begun, name)).abs().max().detach())
             for name in ("transform", "atoms")
         ]
-        assert sum(len(group["params"]) for group in fitted.optimizer.param_groups) == len(list(fitted.model.parameters()))
+        assert sum(len(group["params"]) for group in fitted.optimizer.param_groups) == len(
+            list(fitted.model.parameters())
+        )
     assert ends[1e-9][0] < 1e-3 < ends[None][0]  # weights stay where they began, all else is learnt
     assert ends[1e-9][1] > 1e-3
 
@@ -226,22 +260,38 @@ def test_weights_of_anchors_have_a_rate_of_their_own(spec):
 def test_a_budget_of_weights_is_kept():
     fitted = fit(recipe("anchor:anchors=6", nonzeros=30, lam=1e-5, epochs=4))
     assert int(torch.count_nonzero(fitted.made.table.transform)) <= 30
-    assert fitted.result.metrics["validation"]["perplexity"] == pytest.approx(perplexity(fitted.model, chain().validation))
+    assert fitted.result.metrics["validation"]["perplexity"] == pytest.approx(
+        perplexity(fitted.model, chain().validation)
+    )
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {"spec": "anchor:anchors=10,slots=3", "lam": 1e-5, "dropout": 0.2, "sse": 0.1},
-        {"spec": "anchor:anchors=6", "model": "awd", "layers": 2, "random_length": True, "nonzeros": 40},
-        {"spec": "anchor:anchors=10,slots=3", "optimizer": "ntasgd", "lr": 3.0, "lam": 1e-5, "patience": 9},
+        {
+            "spec": "anchor:anchors=6",
+            "model": "awd",
+            "layers": 2,
+            "random_length": True,
+            "nonzeros": 40,
+        },
+        {
+            "spec": "anchor:anchors=10,slots=3",
+            "optimizer": "ntasgd",
+            "lr": 3.0,
+            "lam": 1e-5,
+            "patience": 9,
+        },
     ],
     ids=["slots", "awd", "averaged"],
 )
 def test_resumed_training_ends_as_uninterrupted(given, tmp_path, monkeypatch):
     given = {"epochs": 4, **given}
     small = chain(2000)
-    monkeypatch.setattr(Averaged, "observe", lambda self, value: self.start())  # after the first epoch, whatever the value
+    monkeypatch.setattr(
+        Averaged, "observe", lambda self, value: self.start()
+    )  # after the first epoch, whatever the value
     whole = fit(recipe(**given), small, checkpoints=Checkpoints(tmp_path / "whole"))
     calls, record = [], fb.tasks.training.Training.record
 
@@ -262,17 +312,23 @@ def test_resumed_training_ends_as_uninterrupted(given, tmp_path, monkeypatch):
     names = ("train_perplexity", "validation_perplexity", "parameters")
     for a, b in zip(whole.result.history, second.result.history, strict=True):
         assert [a[name] for name in names] == [b[name] for name in names]
-    for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+    for a, b in zip(
+        whole.model.state_dict().values(), second.model.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("spec", ["anchor:anchors=10,slots=3", "anchor:anchors=6", "lowrank:rank=6", "hashed:buckets=9"])
+@pytest.mark.parametrize(
+    "spec", ["anchor:anchors=10,slots=3", "anchor:anchors=6", "lowrank:rank=6", "hashed:buckets=9"]
+)
 def test_tables_are_fitted_to_plain_rows_after_the_first_epochs(spec):
     found = fit(recipe(spec, epochs=4, dense_epochs=2))
     plain = fit(recipe(epochs=4))
     names = ("train_perplexity", "validation_perplexity")
     for own, row in zip(found.result.history[:2], plain.result.history[:2], strict=True):
-        assert [own[name] for name in names] == [row[name] for name in names], "the first epochs are those of plain rows"
+        assert [own[name] for name in names] == [row[name] for name in names], (
+            "the first epochs are those of plain rows"
+        )
     assert [row["epoch"] for row in found.result.history] == [0, 1, 2, 3]
     assert type(found.made.table) is type(fb.make_table(spec, WORDS, 16))
     assert found.result.history[-1]["parameters"] == found.made.table.parameter_count()
@@ -286,7 +342,9 @@ def test_a_fit_starts_where_plain_rows_end(monkeypatch):
 
     def kept(first, asked, corpus, seed):
         made, model = real(first, asked, corpus, seed)
-        started.append((perplexity(first.model, corpus.validation), perplexity(model, corpus.validation)))
+        started.append(
+            (perplexity(first.model, corpus.validation), perplexity(model, corpus.validation))
+        )
         return made, model
 
     monkeypatch.setattr(fb.tasks.language, "fitted_to", kept)
@@ -315,7 +373,9 @@ def test_a_fit_to_plain_rows_is_resumed_in_either_stage(epoch, tmp_path, monkeyp
     assert len(first.result.history) == epoch
     second = fit(asked, small, checkpoints=Checkpoints(tmp_path / "parts"))
     assert not second.result.interrupted
-    for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+    for a, b in zip(
+        whole.model.state_dict().values(), second.model.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b)
     Checkpoints(tmp_path / "parts").clear()
     assert not (tmp_path / "parts").exists()
@@ -336,7 +396,10 @@ def test_what_cannot_be_fitted_to_plain_rows(spec, given, message):
 
 
 def test_seeds_decide():
-    ends = [fit(recipe("anchor:anchors=6", epochs=1, dropout=0.2), seed=seed).result.history[0] for seed in (0, 0, 1)]
+    ends = [
+        fit(recipe("anchor:anchors=6", epochs=1, dropout=0.2), seed=seed).result.history[0]
+        for seed in (0, 0, 1)
+    ]
     found = [row["validation_perplexity"] for row in ends]
     assert found[0] == found[1] != found[2]
 
@@ -363,13 +426,17 @@ def test_averages_are_means_of_the_iterates():
     assert sparse.any(), "the case that a mean is not as sparse as the last iterate must occur"
     with averaged.swapped():
         assert torch.allclose(table.atoms, atoms.mean(0), atol=1e-6)
-        assert torch.allclose(table.transform, torch.where(transforms[-1] == 0, 0.0, transforms.mean(0)), atol=1e-6)
+        assert torch.allclose(
+            table.transform, torch.where(transforms[-1] == 0, 0.0, transforms.mean(0)), atol=1e-6
+        )
         with pytest.raises(fb.ArgumentError, match="leave the block"):
             averaged.step()
         stored = copy.deepcopy((table.state_dict(), averaged.state_dict()))
     assert torch.equal(table.transform, transforms[-1])
     other = fb.AnchorTable(20, 6, anchors=5, slots=2, scan_every=2)
-    again = Averaged(fb.SGD(other.parameters(), lr=0.1, penalties={other.transform: fb.NonNegativeL1(0.3)}))
+    again = Averaged(
+        fb.SGD(other.parameters(), lr=0.1, penalties={other.transform: fb.NonNegativeL1(0.3)})
+    )
     other.load_state_dict(stored[0])
     again.load_state_dict(stored[1])
     assert torch.equal(other.transform, transforms[-1])
@@ -379,7 +446,14 @@ def test_averages_are_means_of_the_iterates():
 
 def test_averaging_starts_when_validation_no_longer_falls():
     averaged = Averaged(fb.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), patience=2)
-    values = [9.0, 8.0, 7.0, 8.5, 7.5, 7.4]  # 7.4 is the first above the lowest of those more than two epochs old
+    values = [
+        9.0,
+        8.0,
+        7.0,
+        8.5,
+        7.5,
+        7.4,
+    ]  # 7.4 is the first above the lowest of those more than two epochs old
     assert [averaged.observe(value) for value in values] == [False] * 5 + [True]
     with averaged.swapped():
         assert averaged.last is None  # no step yet, so nothing to swap
@@ -403,7 +477,9 @@ def test_lines_are_documents_and_near_words_are_counted():
     lexicon = lexicon_of(corpus)
     counts = lexicon.documents()
     assert counts.shape == (int((corpus.train[:-1] == 0).sum()) + 1, WORDS)
-    assert np.array_equal(np.asarray(counts.sum(0)).ravel(), np.bincount(corpus.train, minlength=WORDS))
+    assert np.array_equal(
+        np.asarray(counts.sum(0)).ravel(), np.bincount(corpus.train, minlength=WORDS)
+    )
     near = lexicon.cooccurrence().toarray()
     assert np.array_equal(near, near.T)
     asked = recipe("anchor:anchors=4", by="tfidf", domain=("cooccurrence",), lam=1e-4, epochs=1)
@@ -419,13 +495,18 @@ def test_continuations_follow_the_chain_and_never_write_unknown_words():
     assert sum(step in (1, 2) for step in steps) >= 36
     texts = [continuation(fitted.model, words, "3", 20, seed=seed) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
-    likely = [continuation(fitted.model, words, "3", 20, seed=seed, temperature=0) for seed in (0, 1)]
+    likely = [
+        continuation(fitted.model, words, "3", 20, seed=seed, temperature=0) for seed in (0, 1)
+    ]
     assert likely[0] == likely[1]
     named = continuation(fitted.model, corpus.words, "unheard of", 200)
     assert "<unk>" not in named
     assert "<eos>" not in named
     assert "\n" in named
-    assert continuation(LanguageModel(fb.DenseTable(1, 4), hidden=4), ("<unk>",), "x", 2) == "<unk> <unk>"
+    assert (
+        continuation(LanguageModel(fb.DenseTable(1, 4), hidden=4), ("<unk>",), "x", 2)
+        == "<unk> <unk>"
+    )
 
 
 @pytest.mark.parametrize(

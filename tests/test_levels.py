@@ -14,12 +14,22 @@ from featherbed.packed.report import file_size
 from featherbed.tables.graded import LEFT
 from featherbed.tasks.bayes import squared_error, variational
 from featherbed.tasks.data import Ratings, planted_ratings, read_movielens
-from featherbed.tasks.levels import allocate, best_rounding, fit_levels, grade_moments, grade_rows, graded_tables
+from featherbed.tasks.levels import (
+    allocate,
+    best_rounding,
+    fit_levels,
+    grade_moments,
+    grade_rows,
+    graded_tables,
+)
 from featherbed.tasks.splits import by_frequency, make_split
 
 SPLIT = by_frequency(make_split(planted_ratings(600, 300, 40_000, groups=6, dim=4, seed=1)))
 POSTERIOR = variational(SPLIT.train, 6, validation=SPLIT.validation)
-COUNTS = np.bincount(SPLIT.train.users, minlength=600), np.bincount(SPLIT.train.items, minlength=300)
+COUNTS = (
+    np.bincount(SPLIT.train.users, minlength=600),
+    np.bincount(SPLIT.train.items, minlength=300),
+)
 
 
 def rows_of(packed):
@@ -29,7 +39,9 @@ def rows_of(packed):
 def added_error(spreads, bits):
     kept = [(spread * (1 - LEFT[side])).sum(0) for spread, side in zip(spreads, bits, strict=True)]
     whole = [spread.sum(0) for spread in spreads]
-    return sum(whole[s][0] - kept[s][0] for s in (0, 1)) + np.sum((whole[0] * whole[1] - kept[0] * kept[1])[1:])
+    return sum(whole[s][0] - kept[s][0] for s in (0, 1)) + np.sum(
+        (whole[0] * whole[1] - kept[0] * kept[1])[1:]
+    )
 
 
 def test_grades_cut_rows_by_popularity():
@@ -55,7 +67,9 @@ def test_bits_are_nearly_the_best_there_are(budget):
     for chosen in product(range(6), repeat=6):
         widths = np.array(chosen)
         if widths @ lengths <= budget:
-            best = min(best, added_error(spreads, (widths[:4].reshape(2, 2), widths[4:].reshape(1, 2))))
+            best = min(
+                best, added_error(spreads, (widths[:4].reshape(2, 2), widths[4:].reshape(1, 2)))
+            )
     assert error <= best * 1.25
     assert sum(side.astype(int).sum(1) @ n for side, n in zip(bits, rows, strict=True)) <= budget
 
@@ -80,18 +94,29 @@ def test_levels_are_what_the_file_gives_back():
 
 def test_levels_end_where_no_single_move_helps():
     """With sure rows on the other side the fit is plain least squares: checked on every neighbour of every level."""
-    sure = replace(POSTERIOR, user_covariances=POSTERIOR.user_covariances * 0, item_covariances=POSTERIOR.item_covariances * 0)
+    sure = replace(
+        POSTERIOR,
+        user_covariances=POSTERIOR.user_covariances * 0,
+        item_covariances=POSTERIOR.item_covariances * 0,
+    )
     users, items, _ = best_rounding(sure, COUNTS, 2500)
-    fitted, _, _ = fit_levels(SPLIT.train, sure, users, replace(items, levels=items.levels.copy()), sweeps=1)
+    fitted, _, _ = fit_levels(
+        SPLIT.train, sure, users, replace(items, levels=items.levels.copy()), sweeps=1
+    )
     moved = replace(fitted, scales=users.scales)  # the scales the levels were chosen by
     other, matrix = items.dense(), moved.dense()
     for user in (0, 7, 300, 599):
         here = SPLIT.train.users == user
-        features, target = other[SPLIT.train.items[here]].copy(), SPLIT.train.values[here] - sure.mean
+        features, target = (
+            other[SPLIT.train.items[here]].copy(),
+            SPLIT.train.values[here] - sure.mean,
+        )
         target, features[:, 0] = target - features[:, 0], 1.0
 
         def cost(row, features=features, target=target):
-            return np.sum((target - features @ row) ** 2) + np.sum(sure.noise / sure.user_prior * row**2)
+            return np.sum((target - features @ row) ** 2) + np.sum(
+                sure.noise / sure.user_prior * row**2
+            )
 
         grade = moved.grades[user]
         for k in np.flatnonzero(moved.bits[grade]):
@@ -134,7 +159,9 @@ def test_the_budget_holds_to_the_byte(tmp_path, budget):
         fb.check(tmp_path / name)
         size += (tmp_path / name).stat().st_size
     assert size == notes["bytes"] == file_size(users) + file_size(items) <= budget
-    assert notes["validation"] == pytest.approx(squared_error(mean, rows_of(users), rows_of(items), SPLIT.validation), rel=1e-4)
+    assert notes["validation"] == pytest.approx(
+        squared_error(mean, rows_of(users), rows_of(items), SPLIT.validation), rel=1e-4
+    )
     if budget == 10**6:
         assert size < 12_000, "bytes that would be of no use are not taken"
         assert notes["validation"] < 1.01 * notes["dense"]
@@ -142,7 +169,8 @@ def test_the_budget_holds_to_the_byte(tmp_path, budget):
 
 def test_more_bytes_less_error():
     errors = [
-        graded_tables(SPLIT.train, SPLIT.validation, dim=6, budget=budget)[3]["validation"] for budget in (1100, 1800, 4000)
+        graded_tables(SPLIT.train, SPLIT.validation, dim=6, budget=budget)[3]["validation"]
+        for budget in (1100, 1800, 4000)
     ]
     assert errors[0] > errors[1] > errors[2]
 
@@ -160,7 +188,8 @@ def test_few_rows_and_any_width(dim):
 @pytest.mark.parametrize(("factor", "shift"), [(1e-4, 0.0), (1e5, -3e5), (20.0, 0.0)])
 def test_any_scale_of_ratings(factor, shift):
     scaled = [
-        replace(part, values=(part.values * factor + shift).astype(np.float32)) for part in (SPLIT.train, SPLIT.validation)
+        replace(part, values=(part.values * factor + shift).astype(np.float32))
+        for part in (SPLIT.train, SPLIT.validation)
     ]
     notes = graded_tables(*scaled, dim=6, budget=2500)[3]
     assert notes["bytes"] <= 2500
@@ -171,13 +200,17 @@ def test_any_scale_of_ratings(factor, shift):
 def test_without_validation_and_with_progress():
     seen = []
     nothing = SPLIT.validation.take(np.arange(0))
-    *_, notes = graded_tables(SPLIT.train, nothing, dim=4, budget=2000, progress=lambda what, error: seen.append(what))
+    *_, notes = graded_tables(
+        SPLIT.train, nothing, dim=4, budget=2000, progress=lambda what, error: seen.append(what)
+    )
     assert notes["validation"] is notes["dense"] is None
     assert set(seen) == {"rows", "levels"}
 
 
 def test_refusals():
-    with pytest.raises(ArgumentError, match=r"budget=300: the headers of the two files alone take \d+ bytes"):
+    with pytest.raises(
+        ArgumentError, match=r"budget=300: the headers of the two files alone take \d+ bytes"
+    ):
         graded_tables(SPLIT.train, SPLIT.validation, budget=300)
     train = SPLIT.train
     turned = Ratings(599 - train.users, train.items, train.values, train.user_keys, train.item_keys)
@@ -189,9 +222,15 @@ def test_fewer_bytes_than_int4_rows_on_movielens(data):
     ratings = read_movielens(data / "ml-1m")
     split = by_frequency(make_split(ratings.take(np.flatnonzero(ratings.users < 1000)), seed=0))
     dense = variational(split.train, 4, validation=split.validation)
-    int4 = [fb.QuantizedTable.from_dense(torch.tensor(x), bits=4, scales="column").pack() for x in (dense.users, dense.items)]
+    int4 = [
+        fb.QuantizedTable.from_dense(torch.tensor(x), bits=4, scales="column").pack()
+        for x in (dense.users, dense.items)
+    ]
     size = sum(map(file_size, int4))
     *tables, mean, notes = graded_tables(split.train, split.validation, dim=8, budget=size)
     assert notes["bytes"] <= size
-    ours, theirs = (squared_error(m, *map(rows_of, pair), split.validation) for m, pair in ((mean, tables), (dense.mean, int4)))
+    ours, theirs = (
+        squared_error(m, *map(rows_of, pair), split.validation)
+        for m, pair in ((mean, tables), (dense.mean, int4))
+    )
     assert ours < theirs - 0.005

@@ -24,7 +24,9 @@ def seeded(seed=0):
 
 def batch(table, *shape, seed=0, dtype=torch.float64):
     hidden = torch.randn(*shape, table.embedding_dim, generator=seeded(seed), dtype=dtype)
-    return hidden.requires_grad_(), torch.randint(table.num_embeddings, shape, generator=seeded(seed + 1))
+    return hidden.requires_grad_(), torch.randint(
+        table.num_embeddings, shape, generator=seeded(seed + 1)
+    )
 
 
 def dense(rows=40, width=6):
@@ -56,7 +58,9 @@ def test_probabilities_sum_to_one(kind, rows):
 
 def test_log_uniform_is_its_formula():
     p = fb.LogUniform(9).probability(torch.tensor([0, 3, 8]))
-    assert p.tolist() == pytest.approx([math.log((k + 2) / (k + 1)) / math.log(10) for k in (0, 3, 8)])
+    assert p.tolist() == pytest.approx(
+        [math.log((k + 2) / (k + 1)) / math.log(10) for k in (0, 3, 8)]
+    )
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -103,7 +107,9 @@ def test_expected_counts_of_distinct_ids(kind, rows, count):
         assert len(ids.unique()) == count
         seen[ids] += 1
         expected += sampler.log_expected(torch.arange(rows), tries).exp()
-    assert float((seen - expected).abs().max()) / runs < 0.04  # five times a coin's error, and the formula is no equality
+    assert (
+        float((seen - expected).abs().max()) / runs < 0.04
+    )  # five times a coin's error, and the formula is no equality
     assert float(expected.sum()) / runs == pytest.approx(count, rel=0.01)
 
 
@@ -118,14 +124,18 @@ def test_all_rows_are_expected_once(kind):
 def test_one_row(kind):
     ids, tries = kind(1, replace=True).draw(3)
     assert ids.tolist() == [0, 0, 0]
-    torch.testing.assert_close(kind(1, replace=True).log_expected(ids, tries).exp(), torch.full((3,), 3.0).double())
+    torch.testing.assert_close(
+        kind(1, replace=True).log_expected(ids, tries).exp(), torch.full((3,), 3.0).double()
+    )
 
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_all_samples_are_the_full_softmax(kind, biased):
     table = dense()
-    bias = nn.Parameter(torch.randn(40, generator=seeded(3), dtype=torch.float64)) if biased else None
+    bias = (
+        nn.Parameter(torch.randn(40, generator=seeded(3), dtype=torch.float64)) if biased else None
+    )
     loss = fb.SampledSoftmax(table, 40, kind(40), bias=bias)
     hidden, targets = batch(table, 3, 5)
     scores = hidden.flatten(0, 1) @ table.rows.T
@@ -133,7 +143,9 @@ def test_all_samples_are_the_full_softmax(kind, biased):
     sampled = loss(hidden, targets)
     torch.testing.assert_close(sampled, full)
     wanted = [hidden, *loss.parameters()]
-    for mine, theirs in zip(torch.autograd.grad(sampled, wanted), torch.autograd.grad(full, wanted), strict=True):
+    for mine, theirs in zip(
+        torch.autograd.grad(sampled, wanted), torch.autograd.grad(full, wanted), strict=True
+    ):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -219,13 +231,17 @@ def test_the_optimum_of_nce_is_the_log_probability(sampler):
 @pytest.mark.parametrize(("replace", "samples"), [(True, 32), (False, 7)])
 def test_the_optimum_of_sampled_softmax_is_the_distribution(replace, samples):
     sampler = fb.LogUniform(8, replace=replace, generator=seeded(2))
-    scores = learnt(lambda table: fb.SampledSoftmax(table, samples, sampler, remove_accidental=not replace))
+    scores = learnt(
+        lambda table: fb.SampledSoftmax(table, samples, sampler, remove_accidental=not replace)
+    )
     torch.testing.assert_close(scores.softmax(0), SHARES, atol=0.03, rtol=0)
 
 
 def test_hits_left_out_of_repeated_samples_would_favour_frequent_ids():  # which is why that is refused
     def refused(table):
-        loss = fb.SampledSoftmax(table, 32, fb.LogUniform(8, replace=True, generator=seeded(2)), remove_accidental=False)
+        loss = fb.SampledSoftmax(
+            table, 32, fb.LogUniform(8, replace=True, generator=seeded(2)), remove_accidental=False
+        )
         loss.remove_accidental = True
         return loss
 
@@ -256,7 +272,12 @@ def test_a_generator_decides_the_loss(kind, replace):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_copies_go_on_from_the_same_state(kind):
     table = dense()
-    loss = kind(table, 9, fb.Uniform(40, replace=kind is fb.NCE, generator=seeded()), bias=nn.Parameter(torch.zeros(40)))
+    loss = kind(
+        table,
+        9,
+        fb.Uniform(40, replace=kind is fb.NCE, generator=seeded()),
+        bias=nn.Parameter(torch.zeros(40)),
+    )
     hidden, targets = batch(table, 7)
     copies = [copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))]
     first, second, third = (each(hidden, targets) for each in (loss, *copies))
@@ -337,14 +358,26 @@ WITH = fb.SampledSoftmax(TABLE, 3)
         (lambda: fb.SampledSoftmax(TABLE, 11), "samples=11: there are only 10 distinct ids"),
         (lambda: fb.NCE(TABLE, 11, fb.Uniform(10)), "samples=11: there are only 10 distinct ids"),
         (lambda: fb.NCE(TABLE, 3, fb.Uniform(9)), "9 ids, the table has 10 rows"),
-        (lambda: fb.NCE(TABLE, 3, "uniform"), r"sampler='uniform': give an object such as fb.LogUniform\(10\)"),
-        (lambda: fb.SampledSoftmax(TABLE, 3, fb.Uniform(10, replace=True)), "remove_accidental=False, or a sampler with"),
+        (
+            lambda: fb.NCE(TABLE, 3, "uniform"),
+            r"sampler='uniform': give an object such as fb.LogUniform\(10\)",
+        ),
+        (
+            lambda: fb.SampledSoftmax(TABLE, 3, fb.Uniform(10, replace=True)),
+            "remove_accidental=False, or a sampler with",
+        ),
         (lambda: fb.SampledSoftmax(nn.Embedding(10, 4), 3), "table is of type Embedding"),
         (lambda: fb.NCE(TABLE, 3, bias=nn.Parameter(torch.zeros(9))), r"got shape \(9,\)"),
         (lambda: fb.NCE(TABLE, 3, bias=torch.zeros(10)), "got Tensor"),
-        (lambda: WITH(torch.ones(2, 4), torch.zeros(3).long()), r"targets have shape \(3,\).*shape \(2,\)"),
+        (
+            lambda: WITH(torch.ones(2, 4), torch.zeros(3).long()),
+            r"targets have shape \(3,\).*shape \(2,\)",
+        ),
         (lambda: WITH(torch.ones(2, 4), torch.zeros(2, 1).long()), r"targets have shape \(2, 1\)"),
-        (lambda: WITH(torch.ones(2, 5), torch.zeros(2).long()), r"hidden has shape \(2, 5\), the rows have width 4"),
+        (
+            lambda: WITH(torch.ones(2, 5), torch.zeros(2).long()),
+            r"hidden has shape \(2, 5\), the rows have width 4",
+        ),
         (lambda: WITH(torch.tensor(1.0), torch.tensor(0)), r"hidden has shape \(\)"),
         (lambda: WITH(torch.ones(2, 4).long(), torch.zeros(2).long()), "dtype torch.int64"),
         (lambda: WITH(torch.ones(0, 4), torch.zeros(0).long()), "empty"),
@@ -357,7 +390,8 @@ def test_bad_input_is_named(make, named):
 
 @pytest.mark.parametrize("mode", [True, False])
 @pytest.mark.parametrize(
-    ("targets", "named"), [([0, 10], "id 10"), ([-100, 0], "id -100"), ([0.0, 1.0], "float32"), ([True, False], "bool")]
+    ("targets", "named"),
+    [([0, 10], "id 10"), ([-100, 0], "id -100"), ([0.0, 1.0], "float32"), ([True, False], "bool")],
 )
 def test_bad_targets_are_the_tables_error(targets, named, mode):
     with pytest.raises(fb.IdError, match=named):
@@ -370,7 +404,13 @@ def test_rows_the_prox_would_set_back_may_be_left_out(kind, tied):
     def learn(whole):
         generator = torch.Generator().manual_seed(0)
         table = fb.AnchorTable(
-            60, 6, anchors=5, sparse=True, nonnegative=kind is fb.NonNegativeL1, dtype=torch.float64, generator=generator
+            60,
+            6,
+            anchors=5,
+            sparse=True,
+            nonnegative=kind is fb.NonNegativeL1,
+            dtype=torch.float64,
+            generator=generator,
         )
         with torch.no_grad():
             table.transform[10:] = 0
@@ -423,7 +463,10 @@ def whole(hidden, weight, bias, targets):
 def test_the_tied_loss_in_blocks_is_the_whole_one(monkeypatch, block, biased):
     monkeypatch.setattr("featherbed.losses.tied.BLOCK", block)
     made = seeded(3)
-    parts = [torch.randn(*shape, generator=made, dtype=torch.float64).requires_grad_() for shape in ((9, 4), (31, 4), (31,))]
+    parts = [
+        torch.randn(*shape, generator=made, dtype=torch.float64).requires_grad_()
+        for shape in ((9, 4), (31, 4), (31,))
+    ]
     hidden, weight, bias = parts[0], parts[1], parts[2] if biased else None
     targets = torch.randint(31, (9,), generator=made)
     given = parts if biased else parts[:2]
@@ -459,10 +502,34 @@ def test_large_scores_and_rounded_products():
 @pytest.mark.parametrize(
     ("hidden", "weight", "bias", "targets", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(5, 4), None, torch.zeros(2, dtype=torch.int64), r"give \[n, d\]"),
-        (torch.zeros(2, 3), torch.zeros(5, 3), None, torch.zeros(3, dtype=torch.int64), r"give \[n, d\]"),
-        (torch.zeros(0, 3), torch.zeros(5, 3), None, torch.zeros(0, dtype=torch.int64), "no positions"),
-        (torch.zeros(2, 3), torch.zeros(5, 3), torch.zeros(4), torch.zeros(2, dtype=torch.int64), "one number for each of 5"),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(5, 4),
+            None,
+            torch.zeros(2, dtype=torch.int64),
+            r"give \[n, d\]",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(5, 3),
+            None,
+            torch.zeros(3, dtype=torch.int64),
+            r"give \[n, d\]",
+        ),
+        (
+            torch.zeros(0, 3),
+            torch.zeros(5, 3),
+            None,
+            torch.zeros(0, dtype=torch.int64),
+            "no positions",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(5, 3),
+            torch.zeros(4),
+            torch.zeros(2, dtype=torch.int64),
+            "one number for each of 5",
+        ),
         (torch.zeros(2, 3), torch.zeros(5, 3), None, torch.tensor([0, 5]), "5"),
     ],
 )

@@ -25,7 +25,9 @@ def sparsified(table, share=0.3, scale=3.0, seed=2):
     shape = table.transform.shape
     with torch.no_grad():
         drawn = torch.rand(shape, generator=tensors) * scale
-        table.transform.copy_(torch.where(torch.rand(shape, generator=tensors) < share, drawn, torch.zeros(shape)))
+        table.transform.copy_(
+            torch.where(torch.rand(shape, generator=tensors) < share, drawn, torch.zeros(shape))
+        )
     return table
 
 
@@ -51,7 +53,11 @@ def by_hand(transform, atoms, sizes):  # float64 [V, K], [K, d] -> [V, d]
         {"anchors": 5},
         {"anchors": (3, 4, 1), "sparse": True},
         {"anchors": 4, "combine": "linear"},
-        {"anchors": (6, 2), "nonnegative": False, "inits": (fb.Xavier(), fb.Frequency(np.arange(50)))},
+        {
+            "anchors": (6, 2),
+            "nonnegative": False,
+            "inits": (fb.Xavier(), fb.Frequency(np.arange(50))),
+        },
     ],
     ids=["softmax", "sparse", "linear", "objects"],
 )
@@ -95,7 +101,9 @@ def test_the_linear_sum_is_one_anchor_table():
     assert mixed.parameter_count() == one.parameter_count()
     for settings in ({}, {"values": "int8", "dictionary": "float16"}, {"layout": "fixed"}):
         mine, other = mixed.pack(**settings).arrays, one.pack(**settings).arrays
-        assert {name: array.tobytes() for name, array in mine.items()} == {n: a.tobytes() for n, a in other.items()}
+        assert {name: array.tobytes() for name, array in mine.items()} == {
+            n: a.tobytes() for n, a in other.items()
+        }
 
 
 @pytest.mark.parametrize("layout", ["auto", "ragged", "fixed", "all"])
@@ -133,7 +141,9 @@ def test_training_with_sparse_gradients_is_training_with_dense_ones():
     tables, losses = [], []
     for sparse in (False, True):
         table, order = made(dtype=torch.float64, sparse=sparse), torch.Generator().manual_seed(3)
-        optimizer = fb.Yogi(table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(2e-3)})
+        optimizer = fb.Yogi(
+            table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(2e-3)}
+        )
         for _ in range(60):
             ids = torch.randint(40, (16,), generator=order)
             optimizer.zero_grad()
@@ -176,12 +186,18 @@ def test_a_fit_under_the_softmax_is_the_best_there_is():
     spread = (matrix - matrix.mean(0)).square().sum()
     for sizes in ((3, 2), (5,), (4, 1, 3)):
         table = MixtureTable.from_dense(matrix, anchors=sizes)
-        left = torch.linalg.svdvals((matrix - matrix.mean(0)).double())[sum(sizes) - len(sizes) :].square().sum()
+        left = (
+            torch.linalg.svdvals((matrix - matrix.mean(0)).double())[sum(sizes) - len(sizes) :]
+            .square()
+            .sum()
+        )
         error = (table.weight - matrix).square().sum()
         torch.testing.assert_close(error.double(), left, rtol=1e-3, atol=1e-4)
         assert error < 0.8 * spread, "the mean row alone is farther"
         assert bool((table.transform >= 0).all())
-    torch.testing.assert_close(MixtureTable.from_dense(matrix, anchors=7).weight, matrix, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        MixtureTable.from_dense(matrix, anchors=7).weight, matrix, rtol=1e-3, atol=1e-3
+    )
     lonely = MixtureTable.from_dense(matrix, anchors=1, sets=3)
     torch.testing.assert_close(lonely.weight, matrix.mean(0).expand(300, -1), rtol=1e-4, atol=1e-5)
 
@@ -189,20 +205,29 @@ def test_a_fit_under_the_softmax_is_the_best_there_is():
 def test_a_linear_fit_is_that_of_the_anchor_table():
     matrix = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
     for nonnegative in (True, False):
-        mixed = MixtureTable.from_dense(matrix, anchors=(3, 2), combine="linear", nonnegative=nonnegative)
-        assert torch.equal(mixed.weight, fb.AnchorTable.from_dense(matrix, anchors=5, nonnegative=nonnegative).weight)
+        mixed = MixtureTable.from_dense(
+            matrix, anchors=(3, 2), combine="linear", nonnegative=nonnegative
+        )
+        assert torch.equal(
+            mixed.weight,
+            fb.AnchorTable.from_dense(matrix, anchors=5, nonnegative=nonnegative).weight,
+        )
 
 
 def test_fits_of_constant_rows_and_of_more_anchors_than_directions():
     same = torch.full((20, 3), 1.5)
     torch.testing.assert_close(MixtureTable.from_dense(same, anchors=4).weight, same)
     few = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(MixtureTable.from_dense(few, anchors=(9, 6)).weight, few, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        MixtureTable.from_dense(few, anchors=(9, 6)).weight, few, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_a_simplex_holds_its_points(count):
-    points = torch.randn(50, count - 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points = torch.randn(
+        50, count - 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     weights, corners = enclosing_simplex(points)
     assert corners.shape == (count, count - 1)
     assert bool((weights > 0).all())
@@ -212,7 +237,9 @@ def test_a_simplex_holds_its_points(count):
 
 def test_a_spec_and_a_repr_make_it(monkeypatch):
     monkeypatch.setattr(spec, "METHODS", (*spec.METHODS, MixtureTable))
-    table = spec.make_table("mixture:sets=3,anchors=10,inits=xavier(gain=2.0),combine='softmax'", 100, 8)
+    table = spec.make_table(
+        "mixture:sets=3,anchors=10,inits=xavier(gain=2.0),combine='softmax'", 100, 8
+    )
     assert isinstance(table, MixtureTable)
     assert (table.set_sizes, table.inits[2].gain) == ((10, 10, 10), 2.0)
     again = eval(repr(table), {"MixtureTable": MixtureTable, "Xavier": fb.Xavier})

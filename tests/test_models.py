@@ -15,7 +15,9 @@ from featherbed.models import embedding
 from featherbed.models.embedding import PackedEmbedding, PackedHead, PackedTwin
 from featherbed.models.swap import compress_model, restore_model
 
-transformers = pytest.importorskip("transformers", reason="models of the transformers library: pip install featherbed[hf]")
+transformers = pytest.importorskip(
+    "transformers", reason="models of the transformers library: pip install featherbed[hf]"
+)
 
 from featherbed.models.pretrained import load_model  # noqa: E402
 
@@ -36,9 +38,10 @@ def no_progress_bars():
 
 def matrix(seed=0):
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal((30, DIM))[rng.integers(0, 30, ROWS)] + 0.4 * rng.standard_normal((ROWS, DIM))).astype(
-        np.float32
-    )
+    return (
+        rng.standard_normal((30, DIM))[rng.integers(0, 30, ROWS)]
+        + 0.4 * rng.standard_normal((ROWS, DIM))
+    ).astype(np.float32)
 
 
 def packed(method="int4", seed=0, **settings):
@@ -48,7 +51,11 @@ def packed(method="int4", seed=0, **settings):
 
 @pytest.fixture(scope="module", params=[*TABLES, "anchors"])
 def table(request):
-    return fb.AnchorTable(ROWS, DIM, anchors=20).pack() if request.param == "anchors" else packed(request.param)
+    return (
+        fb.AnchorTable(ROWS, DIM, anchors=20).pack()
+        if request.param == "anchors"
+        else packed(request.param)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +84,9 @@ def test_rows_are_those_of_a_dense_embedding(table, shape, scale):
     assert torch.equal(PackedEmbedding(table).weight, dense.weight)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 40), (0,)])  # few go through the codes, 80 by composed rows
+@pytest.mark.parametrize(
+    "shape", [(), (3,), (2, 40), (0,)]
+)  # few go through the codes, 80 by composed rows
 def test_scores_and_gradients_are_those_of_a_product(table, shape, monkeypatch):
     monkeypatch.setattr(embedding, "BLOCK", DIM * 250)  # three blocks
     hidden = torch.randn(*shape, DIM, requires_grad=True)
@@ -100,7 +109,9 @@ def test_half_the_bits_of_states_and_rows(plain, states):
     scores = head.logits(hidden)
     scores.float().sum().backward()
     assert scores.dtype == hidden.grad.dtype == torch.bfloat16
-    torch.testing.assert_close(scores.float(), hidden.detach().float() @ decoded(plain).T, atol=0.2, rtol=0.02)
+    torch.testing.assert_close(
+        scores.float(), hidden.detach().float() @ decoded(plain).T, atol=0.2, rtol=0.02
+    )
 
 
 def test_the_padding_row_is_zero():
@@ -116,7 +127,9 @@ def test_a_head_adds_its_bias_and_a_twin_its_scale(plain):
     kept, bias = PackedEmbedding(plain), nn.Parameter(torch.randn(ROWS))
     head, twin = PackedHead(kept, bias), PackedTwin(kept, scale=2)
     hidden, ids = torch.randn(2, 3, DIM), torch.randint(ROWS, (4,))
-    torch.testing.assert_close(head(hidden), F.linear(hidden, decoded(plain), bias), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        head(hidden), F.linear(hidden, decoded(plain), bias), atol=1e-4, rtol=1e-4
+    )
     assert torch.equal(twin(ids), 2 * kept(ids))
     assert list(head.state_dict()) == ["bias"]
     assert not twin.state_dict()
@@ -126,7 +139,9 @@ def test_a_head_adds_its_bias_and_a_twin_its_scale(plain):
 
 
 def tied(bias=False):
-    model = nn.ModuleDict({"words": nn.Embedding(ROWS, DIM), "head": nn.Linear(DIM, ROWS, bias=bias)})
+    model = nn.ModuleDict(
+        {"words": nn.Embedding(ROWS, DIM), "head": nn.Linear(DIM, ROWS, bias=bias)}
+    )
     model["words"].weight.data = torch.from_numpy(matrix())
     model["head"].weight = model["words"].weight
     return model
@@ -161,7 +176,9 @@ def test_bytes_that_are_no_table_are_refused(plain):
         wrong(torch.tensor([0]))
 
 
-@pytest.mark.parametrize("ids", [torch.tensor([1.5]), torch.tensor([ROWS]), torch.tensor([-1]), [1, 2]])
+@pytest.mark.parametrize(
+    "ids", [torch.tensor([1.5]), torch.tensor([ROWS]), torch.tensor([-1]), [1, 2]]
+)
 def test_ids_that_are_none(plain, ids):
     with pytest.raises(fb.IdError) as error:
         PackedEmbedding(plain)(ids)
@@ -183,12 +200,25 @@ def test_without_bytes_there_are_no_rows(plain):
 # Models of the transformers library
 
 SMALL = {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-LAYERS = {"hidden_size": DIM, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
-BART = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+LAYERS = {
+    "hidden_size": DIM,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+}
+BART = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
 
 
 def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL, n_embd=DIM, n_layer=1, n_head=2, n_positions=64))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**SMALL, n_embd=DIM, n_layer=1, n_head=2, n_positions=64)
+    )
 
 
 def bert(kind=transformers.BertForMaskedLM):
@@ -197,23 +227,42 @@ def bert(kind=transformers.BertForMaskedLM):
 
 def t5():
     return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(**SMALL, d_model=DIM, d_kv=8, num_layers=1, num_heads=2, d_ff=32, decoder_start_token_id=0)
+        transformers.T5Config(
+            **SMALL,
+            d_model=DIM,
+            d_kv=8,
+            num_layers=1,
+            num_heads=2,
+            d_ff=32,
+            decoder_start_token_id=0,
+        )
     )
 
 
 def bart():
-    sizes = {"d_model": DIM, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
+    sizes = {
+        "d_model": DIM,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 64,
+    }
     return transformers.BartForConditionalGeneration(
-        transformers.BartConfig(**SMALL, **BART, **sizes, scale_embedding=True, decoder_start_token_id=2)
+        transformers.BartConfig(
+            **SMALL, **BART, **sizes, scale_embedding=True, decoder_start_token_id=2
+        )
     )
 
 
 def llama(tie=True):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=tie))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=tie)
+    )
 
 
 def gemma3():
-    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SMALL, **LAYERS, num_key_value_heads=1))
+    return transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**SMALL, **LAYERS, num_key_value_heads=1)
+    )
 
 
 FAMILIES = {
@@ -231,7 +280,11 @@ IDS = torch.randint(3, ROWS, (2, 7), generator=torch.Generator().manual_seed(0))
 
 @torch.no_grad()
 def answer(model):
-    more = {"decoder_input_ids": IDS} if isinstance(model, transformers.T5ForConditionalGeneration) else {}
+    more = (
+        {"decoder_input_ids": IDS}
+        if isinstance(model, transformers.T5ForConditionalGeneration)
+        else {}
+    )
     return model.eval()(input_ids=IDS, **more)[0]
 
 
@@ -240,7 +293,9 @@ def test_a_family_keeps_all_but_its_table(family, tmp_path):
     model = FAMILIES[family]()
     dense = copy.deepcopy(model)
     untied = {
-        name for name, one in dense.named_parameters(remove_duplicate=False) if one is not dense.get_input_embeddings().weight
+        name
+        for name, one in dense.named_parameters(remove_duplicate=False)
+        if one is not dense.get_input_embeddings().weight
     }
     (found,) = shrink(model)
     assert isinstance(model.get_input_embeddings(), PackedEmbedding | PackedTwin)
@@ -265,7 +320,9 @@ def test_the_table_is_there_once():
     dense = sum(one.nbytes for one in model.state_dict().values()) - model.lm_head.weight.nbytes
     (found,) = shrink(model)
     assert (found.name, found.heads) == ("transformer.wte", ("lm_head",))
-    assert sum(one.nbytes for one in model.state_dict().values()) == dense - found.before + found.after
+    assert (
+        sum(one.nbytes for one in model.state_dict().values()) == dense - found.before + found.after
+    )
     assert found.before == ROWS * DIM * 4
     assert model.lm_head.embedding is model.transformer.wte
     model.tie_weights()
@@ -281,7 +338,8 @@ def test_it_writes_on_as_the_decoded_model_does(family):
     dense.get_input_embeddings().weight.data = decoded(found.table)
     dense.tie_weights()
     written = [
-        one.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=6, do_sample=False) for one in (model, dense)
+        one.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=6, do_sample=False)
+        for one in (model, dense)
     ]
     assert torch.equal(*written)
     assert written[0].shape[1] > 1
@@ -321,7 +379,9 @@ def test_a_loaded_model_is_saved_again(saved, tmp_path):
     model, folder = saved
     load_model(folder).save_pretrained(tmp_path)
     assert torch.equal(answer(load_model(tmp_path)), answer(model))
-    assert (tmp_path / "model.safetensors").stat().st_size == (folder / "model.safetensors").stat().st_size
+    assert (tmp_path / "model.safetensors").stat().st_size == (
+        folder / "model.safetensors"
+    ).stat().st_size
 
 
 def test_it_is_loaded_in_fewer_bits(saved):
@@ -341,7 +401,9 @@ def test_all_but_the_table_learns(saved):
 def test_folders_that_are_none(tmp_path):
     with pytest.raises(fb.DataError, match=r"holds no config\.json"):
         load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["Nothing"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "architectures": ["Nothing"]})
+    )
     with pytest.raises(fb.ArgumentError, match="'Nothing'"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nothing"}))
@@ -357,7 +419,9 @@ def test_a_config_of_another_model(saved, tmp_path):
     tables = stored["quantization_config"]["tables"]
     stored["quantization_config"]["tables"] = {"elsewhere": tables["transformer.wte"]}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(fb.DataError, match="names 'elsewhere', which GPT2LMHeadModel does not have"):
+    with pytest.raises(
+        fb.DataError, match="names 'elsewhere', which GPT2LMHeadModel does not have"
+    ):
         load_model(tmp_path)
 
 
@@ -373,13 +437,23 @@ class Several(nn.Module):
         self.again.weight = self.words.weight
 
     def forward(self, ids):
-        rows = self.words(ids) + self.places(ids % 40) + self.items(ids) + self.again(ids) + self.bag(ids[:, None])
+        rows = (
+            self.words(ids)
+            + self.places(ids % 40)
+            + self.items(ids)
+            + self.again(ids)
+            + self.bag(ids[:, None])
+        )
         return self.norm(rows)
 
 
 def test_plain_modules_lose_their_large_embeddings_only():
     model = Several()
-    others = {name: one.clone() for name, one in model.named_parameters() if name.startswith(("places", "bag", "norm"))}
+    others = {
+        name: one.clone()
+        for name, one in model.named_parameters()
+        if name.startswith(("places", "bag", "norm"))
+    }
     items, words = shrink(model)
     assert (items.name, words.name, words.also) == ("items", "words", ("again",))
     assert isinstance(model.again, PackedTwin)
@@ -402,7 +476,9 @@ def test_tables_are_chosen_by_where_and_restored():
     fresh = restore_model(Several(), model.state_dict())
     ids = torch.arange(1, 9)
     assert torch.equal(fresh(ids), model(ids))
-    assert torch.equal(restore_model(fresh, model.state_dict())(ids), model(ids))  # of a model that is packed already
+    assert torch.equal(
+        restore_model(fresh, model.state_dict())(ids), model(ids)
+    )  # of a model that is packed already
 
 
 def test_ties_are_restored():
@@ -421,7 +497,9 @@ def test_weights_and_seeds_reach_the_tables():
     for weights in (None, {"words": used}):
         model = tied()
         (found,) = shrink(model, ratio=5, method="pq", weights=weights, generator=3)
-        errors.append(float((decoded(found.table)[:50] - torch.from_numpy(matrix()[:50])).square().mean()))
+        errors.append(
+            float((decoded(found.table)[:50] - torch.from_numpy(matrix()[:50])).square().mean())
+        )
     assert errors[1] < errors[0]
 
 
@@ -485,7 +563,11 @@ def packed_already():
 
 REFUSED = {
     "no embeddings": (lambda: nn.Sequential(nn.Linear(4, 4)), {}, "has no nn.Embedding"),
-    "small ones": (lambda: nn.Sequential(nn.Embedding(40, 4)), {}, r"0 \(40 x 4\); choose by where="),
+    "small ones": (
+        lambda: nn.Sequential(nn.Embedding(40, 4)),
+        {},
+        r"0 \(40 x 4\); choose by where=",
+    ),
     "none chosen": (tied, {"where": lambda name, module: False}, r"words \(600 x 16\)"),
     "an embedding": (lambda: nn.Embedding(ROWS, DIM), {}, "itself an embedding"),
     "no module": (lambda: "model", {}, "got str"),
@@ -494,10 +576,22 @@ REFUSED = {
     "too small": (tied, {"ratio": 100}, "words: int4: nothing fits"),
     "method": (tied, {"method": "magic"}, "magic"),
     "a view": (with_a_view, {}, r"part \(10, 16\) shares memory with the embedding \(600, 16\)"),
-    "a bag": (lambda: with_another(nn.EmbeddingBag(ROWS, DIM)), {}, "other.weight of a EmbeddingBag"),
-    "a head of its own kind": (lambda: with_another(Doubled(DIM, ROWS, bias=False)), {}, "other.weight of a Doubled"),
+    "a bag": (
+        lambda: with_another(nn.EmbeddingBag(ROWS, DIM)),
+        {},
+        "other.weight of a EmbeddingBag",
+    ),
+    "a head of its own kind": (
+        lambda: with_another(Doubled(DIM, ROWS, bias=False)),
+        {},
+        "other.weight of a Doubled",
+    ),
     "an embedding of its own kind": (lambda: nn.Sequential(Loud(ROWS, DIM)), {}, "0 is a Loud"),
-    "max_norm": (lambda: nn.Sequential(nn.Embedding(ROWS, DIM, max_norm=1.0)), {}, "0 has max_norm"),
+    "max_norm": (
+        lambda: nn.Sequential(nn.Embedding(ROWS, DIM, max_norm=1.0)),
+        {},
+        "0 has max_norm",
+    ),
     "computed rows": (with_norm, {}, "computed from other parameters"),
     "twice": (packed_already, {}, "compressed already"),
 }
@@ -508,7 +602,11 @@ def test_what_cannot_be_done_changes_nothing(case):
     make, settings, message = REFUSED[case]
     model = make()
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    state = {name: (one.data_ptr(), one.clone()) for name, one in model.state_dict().items()} if modules else {}
+    state = (
+        {name: (one.data_ptr(), one.clone()) for name, one in model.state_dict().items()}
+        if modules
+        else {}
+    )
     with pytest.raises(fb.FeatherbedError, match=message) as error:
         shrink(model, **settings)
     assert "\n" not in str(error.value)

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 import featherbed as fb
 from featherbed.cli import app
 
-transformers = pytest.importorskip("transformers", reason="models of the transformers library: pip install featherbed[hf]")
+transformers = pytest.importorskip(
+    "transformers", reason="models of the transformers library: pip install featherbed[hf]"
+)
 
 from featherbed.models import folder as streaming  # noqa: E402
 from featherbed.models.folder import compress_folder  # noqa: E402
@@ -21,8 +23,19 @@ from featherbed.models.swap import compress_model  # noqa: E402
 
 ROWS, DIM = 600, 16
 SMALL = {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-LAYERS = {"hidden_size": DIM, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
-BART = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+LAYERS = {
+    "hidden_size": DIM,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+}
+BART = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
 INDEX = "model.safetensors.index.json"
 
 
@@ -46,12 +59,21 @@ def t5():
 
 
 def bart():
-    sizes = {"d_model": DIM, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
-    return transformers.BartForConditionalGeneration(transformers.BartConfig(**SMALL, **BART, **sizes, scale_embedding=True))
+    sizes = {
+        "d_model": DIM,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 64,
+    }
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(**SMALL, **BART, **sizes, scale_embedding=True)
+    )
 
 
 def gemma3():
-    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SMALL, **LAYERS, num_key_value_heads=1))
+    return transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**SMALL, **LAYERS, num_key_value_heads=1)
+    )
 
 
 def llama():
@@ -75,7 +97,11 @@ def same_tensors(one, other):
 
 
 @pytest.mark.parametrize(
-    ("family", "shard"), [*((one, "50GB") for one in FAMILIES), *((one, "10KB") for one in ("gpt2", "t5", "bart", "llama"))]
+    ("family", "shard"),
+    [
+        *((one, "50GB") for one in FAMILIES),
+        *((one, "10KB") for one in ("gpt2", "t5", "bart", "llama")),
+    ],
 )
 def test_the_stream_makes_what_memory_makes(family, shard, tmp_path):
     model = FAMILIES[family]()
@@ -90,7 +116,9 @@ def test_the_stream_makes_what_memory_makes(family, shard, tmp_path):
     files = sorted((tmp_path / "small").glob("*.safetensors"))
     assert len(files) == 1 if shard == "50GB" else len(files) > 2
     assert (tmp_path / "small" / INDEX).exists() == (shard == "10KB")
-    assert not any(name.endswith(f"{done.name}.weight") for file in files for name in load_file(file))
+    assert not any(
+        name.endswith(f"{done.name}.weight") for file in files for name in load_file(file)
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +156,9 @@ def test_what_else_is_there_comes_along(dense, tmp_path):
     stream(str(dense), str(tmp_path / "small"))
     for name in ("tokenizer.json", "README.md", "generation_config.json"):
         assert (tmp_path / "small" / name).read_bytes() == (dense / name).read_bytes()
-    before, after = (json.loads((one / "config.json").read_text()) for one in (dense, tmp_path / "small"))
+    before, after = (
+        json.loads((one / "config.json").read_text()) for one in (dense, tmp_path / "small")
+    )
     assert after.pop("quantization_config")["quant_method"] == "featherbed"
     assert after == before
 
@@ -142,7 +172,11 @@ def test_folders_within_come_along_but_not_other_forms_of_the_model(dense, tmp_p
         (dense / name).parent.mkdir()
         (dense / name).write_text(name)
     stream(dense, tmp_path / "small")
-    found = sorted(str(path.relative_to(tmp_path / "small")) for path in (tmp_path / "small").rglob("*/*") if path.is_file())
+    found = sorted(
+        str(path.relative_to(tmp_path / "small"))
+        for path in (tmp_path / "small").rglob("*/*")
+        if path.is_file()
+    )
     assert found == list(within)
 
 
@@ -156,13 +190,29 @@ def test_a_head_that_was_stored_twice_is_stored_once(dense, tmp_path):
 
 def test_settings_reach_the_compression(dense, tmp_path):
     told = []
-    (done,) = stream(dense, tmp_path / "small", ratio=None, budget="9KB", tell=lambda what, share: told.append(share))
+    (done,) = stream(
+        dense,
+        tmp_path / "small",
+        ratio=None,
+        budget="9KB",
+        tell=lambda what, share: told.append(share),
+    )
     assert done.after <= 9_000
     assert 0 <= min(told) <= max(told) <= 1
 
 
 def test_the_command(dense, tmp_path):
-    asked = ["compress", str(dense), "--ratio", "3", "--method", "int4", "--out", str(tmp_path / "small"), "--quiet"]
+    asked = [
+        "compress",
+        str(dense),
+        "--ratio",
+        "3",
+        "--method",
+        "int4",
+        "--out",
+        str(tmp_path / "small"),
+        "--quiet",
+    ]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     assert "transformer.wte: 600 x 16" in result.output
@@ -188,7 +238,10 @@ def test_the_table_is_mapped_and_the_rest_copied_in_blocks(dense, tmp_path, monk
 
 
 def listing(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("no space left")])
@@ -251,23 +304,43 @@ SPOILT = {
     "unknown kind": (lambda folder: edited(folder, model_type="nothing"), "nothing"),
     "unknown architecture": (lambda folder: edited(folder, architectures=["Nothing"]), "Nothing"),
     "no architecture": (lambda folder: edited(folder, architectures=None), "architectures"),
-    "quantised": (lambda folder: edited(folder, quantization_config={"quant_method": "awq"}), "quantised already"),
+    "quantised": (
+        lambda folder: edited(folder, quantization_config={"quant_method": "awq"}),
+        "quantised already",
+    ),
     "bin only": (as_bin, r"neither model\.safetensors nor .*save_pretrained"),
     "empty": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cut short"),
-    "garbage": (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 99), "no safetensors file"),
-    "half a header": (lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 99) + b"{"), "cut short"),
+    "garbage": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 99),
+        "no safetensors file",
+    ),
+    "half a header": (
+        lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 99) + b"{"),
+        "cut short",
+    ),
     "cut short": (lambda folder: cut(folder / "model.safetensors", 0.9), "model.safetensors"),
-    "no table": (lambda folder: retold(folder, lambda held: held.pop("transformer.wte.weight")), "token table"),
+    "no table": (
+        lambda folder: retold(folder, lambda held: held.pop("transformer.wte.weight")),
+        "token table",
+    ),
     "another vocabulary": (lambda folder: edited(folder, vocab_size=700), r"600 x 16.*700 x 16"),
     "heads that differ": (
-        lambda folder: retold(folder, lambda held: held.update({"lm_head.weight": torch.ones(ROWS, DIM)})),
+        lambda folder: retold(
+            folder, lambda held: held.update({"lm_head.weight": torch.ones(ROWS, DIM)})
+        ),
         r"lm_head\.weight",
     ),
     "broken index": (lambda folder: indexed(folder, "{"), "index"),
     "an index of nothing": (lambda folder: indexed(folder, "{}"), "names no files"),
     "an index that is none": (lambda folder: indexed(folder, "[]"), "index"),
-    "a shard that is missing": (lambda folder: indexed(folder, map_of("other.safetensors")), r"names other\.safetensors"),
-    "a shard elsewhere": (lambda folder: indexed(folder, map_of("../dense/part.safetensors")), r"\.\./dense"),
+    "a shard that is missing": (
+        lambda folder: indexed(folder, map_of("other.safetensors")),
+        r"names other\.safetensors",
+    ),
+    "a shard elsewhere": (
+        lambda folder: indexed(folder, map_of("../dense/part.safetensors")),
+        r"\.\./dense",
+    ),
 }
 
 
@@ -286,7 +359,10 @@ def test_folders_that_cannot_be_compressed(case, dense, tmp_path):
 def test_a_shard_that_is_cut_short(tmp_path):
     gpt2().save_pretrained(tmp_path / "dense", max_shard_size="10KB")
     held = json.loads((tmp_path / "dense" / INDEX).read_text())["weight_map"]
-    cut(tmp_path / "dense" / next(file for name, file in held.items() if "mlp.c_fc.weight" in name), 0.8)
+    cut(
+        tmp_path / "dense" / next(file for name, file in held.items() if "mlp.c_fc.weight" in name),
+        0.8,
+    )
     before = listing(tmp_path)
     with pytest.raises(fb.DataError, match="cut short"):
         stream(tmp_path / "dense", tmp_path / "small")
@@ -319,8 +395,16 @@ def test_a_compressed_folder_and_no_folder_at_all(dense, tmp_path):
 
 
 def test_a_model_without_tokens(tmp_path):
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
-    transformers.ViTModel(transformers.ViTConfig(hidden_size=DIM, **sizes)).save_pretrained(tmp_path / "dense")
+    sizes = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 8,
+        "patch_size": 4,
+    }
+    transformers.ViTModel(transformers.ViTConfig(hidden_size=DIM, **sizes)).save_pretrained(
+        tmp_path / "dense"
+    )
     with pytest.raises(fb.ArgumentError, match=r"ViTModel has no nn\.Embedding"):
         stream(tmp_path / "dense", tmp_path / "small")
     assert set(listing(tmp_path)) == {"dense", "dense/config.json", "dense/model.safetensors"}

@@ -15,7 +15,9 @@ from featherbed.models.learn import LearntEmbedding
 from featherbed.models.swap import compress_model
 from featherbed.models.tune import Divergence, measure_model, tune_model
 
-transformers = pytest.importorskip("transformers", reason="models of the transformers library: pip install featherbed[hf]")
+transformers = pytest.importorskip(
+    "transformers", reason="models of the transformers library: pip install featherbed[hf]"
+)
 
 from featherbed.models.pretrained import load_model  # noqa: E402
 
@@ -30,7 +32,9 @@ def no_progress_bars():
 
 def gpt2():
     """Return one whose rows lie in groups, as those of trained models do, and are large enough to matter."""
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL, n_embd=DIM, n_layer=1, n_head=2, n_positions=32))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**SMALL, n_embd=DIM, n_layer=1, n_head=2, n_positions=32)
+    )
     groups = torch.randn(20, DIM)[torch.randint(20, (ROWS,))]
     model.transformer.wte.weight.data = 0.5 * groups + 0.3 * torch.randn(ROWS, DIM)
     model.lm_head.weight = model.transformer.wte.weight
@@ -54,7 +58,9 @@ def fresh(pair):
 
 
 IDS = torch.randint(3, ROWS, (60, 12), generator=torch.Generator().manual_seed(0))
-FEW = IDS % 80 + 3  # of tokens that recur, so that what is learnt of some pieces is of use for others
+FEW = (
+    IDS % 80 + 3
+)  # of tokens that recur, so that what is learnt of some pieces is of use for others
 QUICK = {"steps": 2, "batch": 2, "held": IDS[:4]}
 
 
@@ -70,7 +76,15 @@ def test_the_divergence_falls_and_the_bytes_stay(fresh, tmp_path):
     asked = [one.requires_grad for one in model.parameters()]
     before, teacher = state(model), state(original)
     told = []
-    done = tune_model(model, original, IDS[:50], held=IDS[50:], steps=60, lr=1e-2, tell=lambda what, share: told.append(share))
+    done = tune_model(
+        model,
+        original,
+        IDS[:50],
+        held=IDS[50:],
+        steps=60,
+        lr=1e-2,
+        tell=lambda what, share: told.append(share),
+    )
 
     assert done.after.divergence < 0.8 * done.before.divergence
     assert done.original.divergence == pytest.approx(0, abs=1e-6)
@@ -78,7 +92,9 @@ def test_the_divergence_falls_and_the_bytes_stay(fresh, tmp_path):
     assert told[-1] == 1
     after = state(model)
     assert set(after) == set(before)
-    assert [name for name in before if not torch.equal(before[name], after[name])] == ["transformer.wte.packed"]
+    assert [name for name in before if not torch.equal(before[name], after[name])] == [
+        "transformer.wte.packed"
+    ]
     assert before["transformer.wte.packed"].shape == after["transformer.wte.packed"].shape
     assert all(torch.equal(one, original.state_dict()[name]) for name, one in teacher.items())
     assert [[module.training for module in one.modules()] for one in fresh] == modes
@@ -100,7 +116,9 @@ def test_measures_are_means_with_intervals(fresh):
     apart = (wanted.exp() * (wanted - given)).sum(-1).mean(1)
     cost = -given[:, :-1].gather(-1, IDS[:, 1:, None]).mean(1)[:, 0]
     assert found.divergence == pytest.approx(apart.mean().item(), rel=1e-4)
-    assert found.divergence_error == pytest.approx(1.96 * apart.std().item() / math.sqrt(60), rel=1e-3)
+    assert found.divergence_error == pytest.approx(
+        1.96 * apart.std().item() / math.sqrt(60), rel=1e-3
+    )
     assert found.perplexity == pytest.approx(cost.mean().exp().item(), rel=1e-4)
     half = 1.96 * cost.std().item() / math.sqrt(60)
     assert math.log(found.perplexity_high / found.perplexity) == pytest.approx(half, rel=1e-3)
@@ -123,7 +141,9 @@ def test_norms_learn_where_they_may(fresh):
     original, model = fresh
     before = state(model)
     tune_model(model, original, IDS, norms=True, lr=1e-2, **QUICK)
-    changed = {name for name, one in model.state_dict().items() if not torch.equal(one, before[name])}
+    changed = {
+        name for name, one in model.state_dict().items() if not torch.equal(one, before[name])
+    }
     assert "transformer.wte.packed" in changed
     assert changed - {"transformer.wte.packed"}
     assert all(".ln_" in name for name in changed - {"transformer.wte.packed"})
@@ -137,7 +157,9 @@ def test_what_brings_the_model_no_nearer_is_not_kept(fresh):
     assert done.after == done.before
     assert "not kept" in str(done)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert torch.equal(model.transformer.wte.weight, PackedEmbedding(model.transformer.wte.table).weight)
+    assert torch.equal(
+        model.transformer.wte.weight, PackedEmbedding(model.transformer.wte.table).weight
+    )
 
 
 def test_steps_are_a_share_of_an_array(pair):
@@ -146,7 +168,9 @@ def test_steps_are_a_share_of_an_array(pair):
     for factor in (1.0, 128.0):
         original = nn.Sequential(nn.Embedding(ROWS, DIM), nn.Linear(DIM, 4, bias=False))
         original[0].weight.data = factor * pair[0].transformer.wte.weight.data
-        original[1].weight.data = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1)) / factor
+        original[1].weight.data = (
+            torch.randn(4, DIM, generator=torch.Generator().manual_seed(1)) / factor
+        )
         model = copy.deepcopy(original)
         compress_model(model, ratio=8, method="opq", generator=0)
         done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=20)
@@ -173,7 +197,9 @@ def test_an_error_on_the_way_leaves_a_model_that_works(fresh, place, monkeypatch
 
     def breaks(*given):
         calls.append(1)
-        if len(calls) == {"distances": 4, "renew": 1, "measure_model": 2}[place]:  # the first calls measure
+        if (
+            len(calls) == {"distances": 4, "renew": 1, "measure_model": 2}[place]
+        ):  # the first calls measure
             raise RuntimeError("stopped")
         return real(*given)
 
@@ -193,13 +219,30 @@ def test_a_rate_that_is_too_high_is_said(fresh, monkeypatch):
     before = state(model)
     monkeypatch.setattr(tune, "distances", lambda wanted, given: given.logits.mean(-1) * math.nan)
     with pytest.raises(fb.ArgumentError, match=r"the loss became nan at step 0: lower lr=0\.5"):
-        tune.follow(model, original, IDS, list(model.parameters()), torch.Generator(), steps=1, batch=2, lr=0.5, tell=print)
+        tune.follow(
+            model,
+            original,
+            IDS,
+            list(model.parameters()),
+            torch.Generator(),
+            steps=1,
+            batch=2,
+            lr=0.5,
+            tell=print,
+        )
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
 def test_an_encoder_is_tuned_by_the_cosine_of_its_states():
-    sizes = {"hidden_size": DIM, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    original = transformers.BertModel(transformers.BertConfig(**SMALL, **sizes, max_position_embeddings=32))
+    sizes = {
+        "hidden_size": DIM,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    original = transformers.BertModel(
+        transformers.BertConfig(**SMALL, **sizes, max_position_embeddings=32)
+    )
     original.embeddings.word_embeddings.weight.data.copy_(torch.randn(ROWS, DIM))
     model = copy.deepcopy(original)
     compress_model(model, ratio=8, method="opq")
@@ -209,7 +252,9 @@ def test_an_encoder_is_tuned_by_the_cosine_of_its_states():
     assert "perplexity" not in str(done)
     with torch.no_grad():
         states = [one.eval()(FEW[50:]).last_hidden_state for one in (original, model)]
-    assert done.after.divergence == pytest.approx(1 - torch.cosine_similarity(*states, dim=-1).mean().item(), rel=1e-3)
+    assert done.after.divergence == pytest.approx(
+        1 - torch.cosine_similarity(*states, dim=-1).mean().item(), rel=1e-3
+    )
 
 
 class Plain(nn.Module):
@@ -225,8 +270,17 @@ class Plain(nn.Module):
 
 def test_an_encoder_and_decoder_is_tuned_too():
     torch.manual_seed(0)
-    sizes = {"d_model": DIM, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
-    original = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=ROWS, **sizes)).eval()
+    sizes = {
+        "d_model": DIM,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 1,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+    }
+    original = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=ROWS, **sizes)
+    ).eval()
     model = copy.deepcopy(original)
     compress_model(model, ratio=8, method="opq")
     done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=30, lr=1e-2)

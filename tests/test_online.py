@@ -13,11 +13,15 @@ from featherbed.tasks.online import stream_ratings, train_online
 
 def growing(rows=1, **settings):
     generator = torch.Generator().manual_seed(0)
-    return fb.GrowingAnchorTable(rows, 6, anchors=4, init=fb.HalfNormal(0.3), generator=generator, **settings)
+    return fb.GrowingAnchorTable(
+        rows, 6, anchors=4, init=fb.HalfNormal(0.3), generator=generator, **settings
+    )
 
 
 def penalised(table, kind=fb.Yogi, **settings):
-    return kind(table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(1e-4)}, **settings)
+    return kind(
+        table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(1e-4)}, **settings
+    )
 
 
 def test_keys_get_rows_when_they_are_first_seen():
@@ -86,10 +90,16 @@ def test_slots_and_plain_parameters_grow_too():
             optimizer.step()
             losses.append(float(loss.detach()))
         assert losses[-1] < 0.1 * losses[0] or losses[-1] < 0.01
-    assert table.transform.shape == (16, 3) and table.support.shape == (16, 3) and bias.shape == (16,)
-    assert bool((table.support.sort(1).values.diff(dim=1) > 0).all()), "an anchor stands twice in a row"
+    assert (
+        table.transform.shape == (16, 3) and table.support.shape == (16, 3) and bias.shape == (16,)
+    )
+    assert bool((table.support.sort(1).values.diff(dim=1) > 0).all()), (
+        "an anchor stands twice in a row"
+    )
     packed = table.pack()
-    np.testing.assert_allclose(packed[[0, 14]], table(torch.tensor([0, 14])).detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        packed[[0, 14]], table(torch.tensor([0, 14])).detach().numpy(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_storage_is_not_copied_for_every_key():
@@ -103,7 +113,10 @@ def test_what_cannot_grow_is_refused():
     counts = [3, 2, 1]
     words = fb.AnchorTable(3, 4, anchors=2, init=fb.Frequency(counts))
     graph = fb.Graph.from_edges(3, [[0, 2]])
-    optimizer = fb.Yogi(words.parameters(), penalties={words.transform: fb.NonNegativeL1(1e-3, exempt=words.related(graph))})
+    optimizer = fb.Yogi(
+        words.parameters(),
+        penalties={words.transform: fb.NonNegativeL1(1e-3, exempt=words.related(graph))},
+    )
     with pytest.raises(fb.ArgumentError, match="exempts entries"):
         fb.Arrivals([words], optimizer, ["a", "b"]).admit(["c"])
     with pytest.raises(fb.ArgumentError, match="row 0 for unseen"):
@@ -151,7 +164,10 @@ def test_a_stream_is_learnt_batch_by_batch_and_held_no_longer():
     assert len(arrivals) == 40
     assert len(growth.history) == 12
     assert found[-1]["anchors"] == growth.history[-1].anchors
-    late, early = np.mean([f["before"] for f in found[-10:]]), np.mean([f["before"] for f in found[:10]])
+    late, early = (
+        np.mean([f["before"] for f in found[-10:]]),
+        np.mean([f["before"] for f in found[:10]]),
+    )
     assert late < 0.3 * early
     assert np.mean([f["after"] for f in found]) < 0.5 * np.mean([f["before"] for f in found])
     assert max(f["steps"] for f in found) <= 50 and min(f["steps"] for f in found) < 50

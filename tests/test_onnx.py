@@ -60,7 +60,9 @@ def matrix(count, columns, kind="float32", scales="row", scale_kind="float32"):
 
 def codes(count, choices, kind=None, parts=False, rows=V):
     values = None if kind is None else RNG.normal(size=(rows, count))
-    return Fixed.encode(RNG.integers(0, choices, (rows, count)), values, choices, kind or "float32", parts)
+    return Fixed.encode(
+        RNG.integers(0, choices, (rows, count)), values, choices, kind or "float32", parts
+    )
 
 
 def operators(model):
@@ -98,7 +100,9 @@ def test_matrices(kind, columns, scales):
     for blocks in (False, True):
         model = to_onnx(PackedTable([Band(V, Every(), values)], columns), blocks=blocks)
         found = run(model, np.arange(V))
-        special = blocks and scales == "row" and (kind == "int8" or (kind == "int4" and columns % 2 == 0))
+        special = (
+            blocks and scales == "row" and (kind == "int8" or (kind == "int4" and columns % 2 == 0))
+        )
         assert ("GatherBlockQuantized" in operators(model)) == special
         if special:
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
@@ -125,19 +129,31 @@ def test_ragged_codes(kind, most):
     counts = RNG.integers(0, most + 1, V)
     counts[:5] = 0
     row_of = np.repeat(np.arange(V), counts)
-    ragged = Ragged.encode(V, row_of, RNG.integers(0, 37, len(row_of)), RNG.normal(size=len(row_of)), 37, kind)
+    ragged = Ragged.encode(
+        V, row_of, RNG.integers(0, 37, len(row_of)), RNG.normal(size=len(row_of)), 37, kind
+    )
     model = check(PackedTable([Band(V, ragged, dictionary=matrix(37, 4))], 4))
     assert not run(model, [0, 3]).any()
 
 
 @pytest.mark.parametrize(
     ("codes", "atoms", "combine"),
-    [(Hash(0, 1), 1, "sum"), (Hash(7, 3), 11, "concat"), (Hash(2**32 - 1, 2), 2**16 + 1, "sum"), (Remainder(9), 17, "product")],
+    [
+        (Hash(0, 1), 1, "sum"),
+        (Hash(7, 3), 11, "concat"),
+        (Hash(2**32 - 1, 2), 2**16 + 1, "sum"),
+        (Remainder(9), 17, "product"),
+    ],
 )
 def test_codes_taken_of_the_id(codes, atoms, combine):
     count = 2 if isinstance(codes, Remainder) else codes.hashes
     values = matrix(V, count, "int8")
-    check(PackedTable([Band(V, codes, values, matrix(atoms, 3), combine)], 3 * count if combine == "concat" else 3))
+    check(
+        PackedTable(
+            [Band(V, codes, values, matrix(atoms, 3), combine)],
+            3 * count if combine == "concat" else 3,
+        )
+    )
 
 
 def test_hashes_of_large_ids():
@@ -151,7 +167,12 @@ def test_layers_affine_and_lengths():
     plus = Band(V, Every(), matrix(V, 6, "int4"), norms=matrix(V, 1, "float16"))
     affine = Affine(matrix(6, 5, "int8"), RNG.normal(size=5).astype(np.float32))
     first = Band(
-        V, codes(3, 9), dictionary=matrix(9, 6, "int3", "column"), affine=affine, norms=matrix(V, 1, "int8"), plus=plus
+        V,
+        codes(3, 9),
+        dictionary=matrix(9, 6, "int3", "column"),
+        affine=affine,
+        norms=matrix(V, 1, "int8"),
+        plus=plus,
     )
     check(PackedTable([first], 5, padding_idx=7))
 
@@ -162,7 +183,12 @@ def test_bands_of_many_ids():
     second = np.sort(RNG.choice(total - 900, 40, replace=False))
     bands = [
         Band(900, Every(), matrix(900, 4, "int4"), members=Members.of(kept, total)),
-        Band(0, Identity(), dictionary=matrix(0, 4), members=Members.of(np.array([], dtype=np.int64), total - 900)),
+        Band(
+            0,
+            Identity(),
+            dictionary=matrix(0, 4),
+            members=Members.of(np.array([], dtype=np.int64), total - 900),
+        ),
         Band(40, Identity(), dictionary=matrix(40, 4), members=Members.of(second, total - 900)),
         Band(total - 940, Hash(0, 2), dictionary=matrix(30, 4)),
     ]
@@ -220,20 +246,32 @@ def test_the_reference_of_onnx_agrees():
     [
         *(lambda kind=kind: Band(9000, Every(), matrix(9000, 48, kind)) for kind in KINDS),
         lambda: Band(9000, codes(5, 100, "int3", rows=9000), dictionary=matrix(100, 8)),
-        lambda: Band(9000, codes(8, 256, rows=9000, parts=True), dictionary=matrix(2048, 2), combine="concat"),
+        lambda: Band(
+            9000, codes(8, 256, rows=9000, parts=True), dictionary=matrix(2048, 2), combine="concat"
+        ),
         lambda: Band(9000, codes(1, 5000, rows=9000), dictionary=matrix(5000, 4, "int8")),
-        lambda: Band(9000, Every(), Graded.round(RNG.normal(size=(9000, 12)), np.array([[3] * 12, [1, 2] * 6]), [4000, 5000])),
+        lambda: Band(
+            9000,
+            Every(),
+            Graded.round(
+                RNG.normal(size=(9000, 12)), np.array([[3] * 12, [1, 2] * 6]), [4000, 5000]
+            ),
+        ),
     ],
 )
 def test_models_are_as_small_as_packed_files(make, tmp_path):
     band = make()
     width = (
-        band.values.shape[1] if band.dictionary is None else band.dictionary.shape[1] * (8 if band.combine == "concat" else 1)
+        band.values.shape[1]
+        if band.dictionary is None
+        else band.dictionary.shape[1] * (8 if band.combine == "concat" else 1)
     )
     packed = PackedTable([band], width)
     packed.save(tmp_path / "table.safetensors")
     to_onnx(tmp_path / "table.safetensors", tmp_path / "table.onnx")
-    assert (tmp_path / "table.onnx").stat().st_size < 1.06 * (tmp_path / "table.safetensors").stat().st_size + 4000
+    assert (tmp_path / "table.onnx").stat().st_size < 1.06 * (
+        tmp_path / "table.safetensors"
+    ).stat().st_size + 4000
 
 
 def test_numbers_in_planes_and_streams_stay_what_they_are(monkeypatch):
@@ -241,7 +279,9 @@ def test_numbers_in_planes_and_streams_stay_what_they_are(monkeypatch):
     for bits in range(1, 33):
         numbers = RNG.integers(0, 2**bits, (101, 3), dtype=np.uint64).astype(np.uint32)
         stream = fields.to_stream(101, 3, bits, lambda start, stop, of=numbers: of[start:stop])
-        np.testing.assert_array_equal(fb.packed.bits.unpack(stream, np.arange(303) * bits, bits), numbers.reshape(-1))
+        np.testing.assert_array_equal(
+            fb.packed.bits.unpack(stream, np.arange(303) * bits, bits), numbers.reshape(-1)
+        )
         whole = fields.planes(101, 3, bits, lambda start, stop, of=numbers: of[start:stop])
         assert whole.shape == (101, fields.plane_bytes(bits, 3))
         assert sum(part for part, _ in fields.parts_of(bits)) == bits
@@ -268,7 +308,9 @@ def test_large_arrays_go_to_a_file_of_their_own(tmp_path, monkeypatch):
     np.testing.assert_array_equal(run(path, np.arange(900)), packed[:])
     onnx.checker.check_model(str(path))
     assert len(first) == 2
-    assert len(set(tmp_path.iterdir()) - first) == 1  # the data of the new model; that of the old one is left alone
+    assert (
+        len(set(tmp_path.iterdir()) - first) == 1
+    )  # the data of the new model; that of the old one is left alone
     with pytest.raises(ArgumentError, match="give a path"):
         to_onnx(packed)
 
@@ -277,7 +319,9 @@ def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "table.onnx"
     path.write_text("old")
     packed = fb.load(GOLDEN[0])
-    monkeypatch.setattr(exporter.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(
+        exporter.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left"))
+    )
     with pytest.raises(OSError, match="no space"):
         to_onnx(packed, path)
     assert path.read_text() == "old"
@@ -311,7 +355,8 @@ def test_without_onnx_the_error_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "method", ["int3", "lowrank", "pq", "opq", "layered", "ksvd", "hash", "clusters", "hot+pq", "rq+norms"]
+    "method",
+    ["int3", "lowrank", "pq", "opq", "layered", "ksvd", "hash", "clusters", "hot+pq", "rq+norms"],
 )
 def test_what_compression_makes(method):
     pytest.importorskip("faiss")

@@ -21,12 +21,20 @@ def objective(penalty, z, x, step):
 
 @pytest.mark.parametrize("kind", PENALTIES)
 @pytest.mark.parametrize("metric", ["scalar", "elementwise"])
-@given(seed=st.integers(0, 10_000), lam=st.sampled_from([0.0, 0.01, 0.5, 3.0]), scale=st.sampled_from([0.1, 1.0, 10.0]))
+@given(
+    seed=st.integers(0, 10_000),
+    lam=st.sampled_from([0.0, 0.01, 0.5, 3.0]),
+    scale=st.sampled_from([0.1, 1.0, 10.0]),
+)
 @settings(max_examples=40, deadline=None)
 def test_a_prox_beats_every_other_point(kind, metric, seed, lam, scale):
     generator = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    step = 0.3 if metric == "scalar" else 0.05 + torch.rand(5, 3, generator=generator, dtype=torch.float64)
+    step = (
+        0.3
+        if metric == "scalar"
+        else 0.05 + torch.rand(5, 3, generator=generator, dtype=torch.float64)
+    )
     penalty = kind(lam)
     best = penalty.prox(x, step)
     least = objective(penalty, best, x, step)
@@ -80,7 +88,9 @@ def run(table, optimizer, steps, scheduler=None, start=0):
 
 def test_proximal_is_the_step_then_the_prox():
     ours, plain = make(), make()
-    optimizer = fb.Proximal(torch.optim.SGD(ours.parameters(), lr=0.5), {ours.transform: fb.NonNegativeL1(0.01)})
+    optimizer = fb.Proximal(
+        torch.optim.SGD(ours.parameters(), lr=0.5), {ours.transform: fb.NonNegativeL1(0.01)}
+    )
     sgd = torch.optim.SGD(plain.parameters(), lr=0.5)
     for step in range(20):
         run(ours, optimizer, 1, start=step)
@@ -94,16 +104,23 @@ def test_proximal_is_the_step_then_the_prox():
 
 def test_proximal_keeps_schedulers_and_state(tmp_path):
     table = make()
-    optimizer = fb.Proximal(torch.optim.Adam(table.parameters(), lr=0.1), {table.transform: fb.NonNegativeL1(0.05)})
+    optimizer = fb.Proximal(
+        torch.optim.Adam(table.parameters(), lr=0.1), {table.transform: fb.NonNegativeL1(0.05)}
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
     run(table, optimizer, 4, scheduler)
     assert optimizer.param_groups[0]["lr"] == 0.05
     assert optimizer.optimizer.param_groups[0]["lr"] == 0.05
-    torch.save({"o": optimizer.state_dict(), "s": scheduler.state_dict(), "t": table.state_dict()}, tmp_path / "c.pt")
+    torch.save(
+        {"o": optimizer.state_dict(), "s": scheduler.state_dict(), "t": table.state_dict()},
+        tmp_path / "c.pt",
+    )
     saved = torch.load(tmp_path / "c.pt", weights_only=True)
 
     twin = make(1)
-    again = fb.Proximal(torch.optim.Adam(twin.parameters(), lr=0.1), {twin.transform: fb.NonNegativeL1(0.05)})
+    again = fb.Proximal(
+        torch.optim.Adam(twin.parameters(), lr=0.1), {twin.transform: fb.NonNegativeL1(0.05)}
+    )
     schedule = torch.optim.lr_scheduler.StepLR(again, 3, gamma=0.5)
     twin.load_state_dict(saved["t"])
     again.load_state_dict(saved["o"])
@@ -132,7 +149,9 @@ def test_proximal_takes_new_groups_and_closures():
 
 def test_gradient_scaling_skips_the_prox_too():
     table = make()
-    optimizer = fb.Proximal(torch.optim.SGD(table.parameters(), lr=0.1), {table.transform: fb.NonNegativeL1(1.0)})
+    optimizer = fb.Proximal(
+        torch.optim.SGD(table.parameters(), lr=0.1), {table.transform: fb.NonNegativeL1(1.0)}
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     before = table.transform.detach().clone()
     scaler.scale(loss_of(table, 0) * math.inf).backward()
@@ -242,7 +261,11 @@ def test_copied_optimizers_go_on_with_the_copied_parameters(wrap, copied):
     table = make()
     penalties = {table.transform: fb.NonNegativeL1(1e-2)}
     plain = torch.optim.SGD(table.parameters(), lr=0.1)
-    optimizer = fb.Yogi(table.parameters(), penalties=penalties) if wrap == "yogi" else fb.Proximal(plain, penalties)
+    optimizer = (
+        fb.Yogi(table.parameters(), penalties=penalties)
+        if wrap == "yogi"
+        else fb.Proximal(plain, penalties)
+    )
     run(table, optimizer, 3)
     pair = (table, optimizer)
     twin, again = copy.deepcopy(pair) if copied == "deepcopy" else pickle.loads(pickle.dumps(pair))
@@ -250,7 +273,9 @@ def test_copied_optimizers_go_on_with_the_copied_parameters(wrap, copied):
     assert not torch.equal(twin.transform, table.transform)
     run(twin, again, 3, start=3)
     assert torch.equal(twin.transform, table.transform)
-    assert list(again.penalties) == [twin.transform] or next(iter(again.penalties)) is twin.transform
+    assert (
+        list(again.penalties) == [twin.transform] or next(iter(again.penalties)) is twin.transform
+    )
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -33,20 +33,28 @@ RNG = np.random.default_rng(0)
 
 
 def sparse_anchor(rows=300, dim=8, anchors=12, share=0.7, seed=0):
-    table = fb.AnchorTable(rows, dim, anchors=anchors, generator=torch.Generator().manual_seed(seed))
+    table = fb.AnchorTable(
+        rows, dim, anchors=anchors, generator=torch.Generator().manual_seed(seed)
+    )
     with torch.no_grad():
-        table.transform *= (torch.rand(rows, anchors, generator=torch.Generator().manual_seed(1)) > share).float() * 20
+        table.transform *= (
+            torch.rand(rows, anchors, generator=torch.Generator().manual_seed(1)) > share
+        ).float() * 20
     return table
 
 
 # --- building blocks ---------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 40), st.lists(st.integers(0, 32), min_size=1, max_size=5), st.integers(0, 1000))
+@given(
+    st.integers(1, 40), st.lists(st.integers(0, 32), min_size=1, max_size=5), st.integers(0, 1000)
+)
 @settings(max_examples=60, deadline=None)
 def test_bit_fields_come_back(records, widths, seed):
     rng = np.random.default_rng(seed)
-    fields = np.stack([rng.integers(0, 2**w, size=records, dtype=np.uint64) for w in widths], axis=1).astype(np.uint32)
+    fields = np.stack(
+        [rng.integers(0, 2**w, size=records, dtype=np.uint64) for w in widths], axis=1
+    ).astype(np.uint32)
     stream = bits.pack(fields, widths)
     assert len(stream) == bits.word_count(records, sum(widths))
     for column, width in enumerate(widths):
@@ -65,7 +73,14 @@ def test_matrix_kinds_lose_what_they_should(kind, scales):
     matrix = RNG.normal(size=(500, 13)).astype(np.float32)
     stored = Matrix.encode(matrix, kind, scales)
     error = np.linalg.norm(stored.dense() - matrix) / np.linalg.norm(matrix)
-    most = {"float32": 0.0, "float16": 5e-4, "int8": 0.01, "int4": 0.13, "int3": 0.25, "int2": 0.42}[kind]
+    most = {
+        "float32": 0.0,
+        "float16": 5e-4,
+        "int8": 0.01,
+        "int4": 0.13,
+        "int3": 0.25,
+        "int2": 0.42,
+    }[kind]
     assert error <= most
     assert stored.nbytes <= 500 * -(-13 * KINDS[kind] // 8) + 2000
 
@@ -151,7 +166,9 @@ def test_ids_of_every_kind(tmp_path):
 
 
 def test_search_is_exact_and_breaks_ties_by_id():
-    packed = fb.DenseTable.from_dense(torch.tensor([[1.0, 0], [0, 1], [1, 0], [2, 0], [0, 0]])).pack()
+    packed = fb.DenseTable.from_dense(
+        torch.tensor([[1.0, 0], [0, 1], [1, 0], [2, 0], [0, 0]])
+    ).pack()
     ids, scores = packed.search([1.0, 0.0], k=3)
     assert (ids.tolist(), scores.tolist()) == ([3, 0, 2], [2.0, 1.0, 1.0])
     ids, scores = packed.search([[2.0, 0.0], [0.0, 3.0]], k=9, metric="cosine")
@@ -175,7 +192,11 @@ def test_search_never_holds_all_scores(monkeypatch):
     held = []
     real = search.score_block
     monkeypatch.setattr(search, "BLOCK_SCORES", 1 << 15)
-    monkeypatch.setattr(search, "score_block", lambda t, s, start, out: (held.append(out.size), real(t, s, start, out)))
+    monkeypatch.setattr(
+        search,
+        "score_block",
+        lambda t, s, start, out: (held.append(out.size), real(t, s, start, out)),
+    )
     packed = sparse_anchor(rows=20_000).pack()
     queries = RNG.normal(size=(30, 8)).astype(np.float32)
     ids, scores = packed.search(queries, 10)
@@ -188,7 +209,11 @@ def test_search_never_holds_all_scores(monkeypatch):
 # --- keys --------------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), unique=True, min_size=1, max_size=60))
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8"), max_size=12), unique=True, min_size=1, max_size=60
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_keys_come_back(words):
     keys = Keys.of(words)
@@ -249,20 +274,33 @@ def graded_table():
 
 
 def graded_rows(rng, rows, bits):
-    graded = Graded.round(rng.normal(size=(sum(rows), bits.shape[1])).astype(np.float32), bits, rows)
-    return PackedTable([Band(sum(rows), Every(), graded)], bits.shape[1], made_by={"table": "graded"})
+    graded = Graded.round(
+        rng.normal(size=(sum(rows), bits.shape[1])).astype(np.float32), bits, rows
+    )
+    return PackedTable(
+        [Band(sum(rows), Every(), graded)], bits.shape[1], made_by={"table": "graded"}
+    )
 
 
 def files(folder):
     fb.save(sparse_anchor(), folder / "ragged.safetensors", keys=[f"k{i}" for i in range(300)])
     fb.save(sparse_anchor().pack(values="int8", layout="fixed"), folder / "fixed.safetensors")
-    fb.save(fb.SelectedTable(600, 4, keep=70, rest=3, counts=torch.arange(600) % 91), folder / "bands.safetensors")
+    fb.save(
+        fb.SelectedTable(600, 4, keep=70, rest=3, counts=torch.arange(600) % 91),
+        folder / "bands.safetensors",
+    )
     fb.save(fb.QuantizedTable(50, 7, bits=3), folder / "levels.safetensors")
     fb.save(fb.DenseTable(3, 2), folder / "wide.safetensors", keys=["é", "ö", "x"])
     fb.save(fb.HashedTable(50, 4, buckets=9, values="learnt"), folder / "hashed.safetensors")
     for kind, stored in (("mlp", "float32"), ("recurrent", "int8"), ("lstm", "float16")):
         fb.save(cell_table(kind, stored=stored), folder / f"{kind}.safetensors")
-    one = Band(4, Fixed.encode(np.zeros((4, 1), np.int64), None, 1), None, Matrix.encode(np.ones((1, 512)), "int2"), "product")
+    one = Band(
+        4,
+        Fixed.encode(np.zeros((4, 1), np.int64), None, 1),
+        None,
+        Matrix.encode(np.ones((1, 512)), "int2"),
+        "product",
+    )
     fb.save(PackedTable([one], 512), folder / "one.safetensors")
     fb.save(graded_table(), folder / "graded.safetensors")
     return sorted(folder.glob("*.safetensors"))
@@ -479,14 +517,18 @@ def test_names_given_twice_are_refused(tmp_path):
         at = whole.index(name)
         twice = whole[8:at] + whole[at : whole.index(b",", at) + 1] + whole[at : 8 + length]
         twice += b" " * (-len(twice) % 8)
-        (tmp_path / "bad").write_bytes(len(twice).to_bytes(8, "little") + twice + whole[8 + length :])
+        (tmp_path / "bad").write_bytes(
+            len(twice).to_bytes(8, "little") + twice + whole[8 + length :]
+        )
         with pytest.raises(fb.FormatError, match="stands twice"):
             fb.load(tmp_path / "bad")
 
 
 def test_settings_without_end_are_stored_as_words(tmp_path):
     one = Matrix.encode(np.ones((1, 2), np.float32), "float32")
-    PackedTable([Band(1, Every(), one)], 2, made_by={"table": "t", "most": float("inf")}).save(tmp_path / "t")
+    PackedTable([Band(1, Every(), one)], 2, made_by={"table": "t", "most": float("inf")}).save(
+        tmp_path / "t"
+    )
     assert fb.load(tmp_path / "t").made_by == {"table": "t", "most": "Infinity"}
     whole = (tmp_path / "t").read_bytes()
     (tmp_path / "bad").write_bytes(whole.replace(b'\\"Infinity\\"', b"  Infinity  "))
@@ -578,7 +620,10 @@ def exercise(path):
         lambda: packed.keys and packed.keys[0],
         lambda: repr(packed),
     ):
-        with contextlib.suppress(fb.FeatherbedError), np.errstate(all="ignore"):  # values may well be NaN
+        with (
+            contextlib.suppress(fb.FeatherbedError),
+            np.errstate(all="ignore"),
+        ):  # values may well be NaN
             use()
     return True
 
@@ -622,7 +667,9 @@ def test_totals_that_lead_below_zero_are_refused(tmp_path, monkeypatch):
 def test_a_row_may_not_claim_the_entries_of_others(tmp_path, monkeypatch):
     source = tmp_path / "t"
     fb.save(sparse_anchor().pack(layout="ragged"), source)
-    bad = rewritten(source, tmp_path / "bad", change_arrays=put("b0.codes.directory", lambda a: a * 0))
+    bad = rewritten(
+        source, tmp_path / "bad", change_arrays=put("b0.codes.directory", lambda a: a * 0)
+    )
     for engine in ("numpy", "numba"):
         monkeypatch.setenv("FEATHERBED_KERNELS", engine)
         with pytest.raises(fb.FormatError):
@@ -646,7 +693,9 @@ def test_what_could_not_be_read_is_not_written(tmp_path):
 def test_few_bytes_cannot_ask_for_much_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")
     nothing = Fixed.encode(np.zeros((4, 1), np.int64), None, 1)
-    PackedTable([Band(4, nothing, None, Matrix.encode(np.ones((1, 4), np.float32), "float32"))], 4).save(tmp_path / "t")
+    PackedTable(
+        [Band(4, nothing, None, Matrix.encode(np.ones((1, 4), np.float32), "float32"))], 4
+    ).save(tmp_path / "t")
 
     def huge(fields):
         fields["rows"] = fields["bands"][0]["rows"] = 2**40
@@ -838,7 +887,9 @@ def test_killed_writers_leave_the_old_file_or_the_new(tmp_path):
         before, pace = path.stat().st_mtime_ns, time.perf_counter() - begun
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
         assert writer.stdout.readline() == b"ready\n"
-        if turn == 0:  # once after a rename, however slow the machine is; the others anywhere in the first writes
+        if (
+            turn == 0
+        ):  # once after a rename, however slow the machine is; the others anywhere in the first writes
             while path.stat().st_mtime_ns == before:
                 assert writer.poll() is None
                 time.sleep(0.001)
@@ -868,7 +919,9 @@ def test_a_failing_write_leaves_nothing(tmp_path, monkeypatch):
     for nameless in (True, False):
         if not nameless:
             monkeypatch.setattr(writing, "_nameless", lambda folder: None)
-        monkeypatch.setattr(file, "header_of", lambda table: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(
+            file, "header_of", lambda table: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             packed.save(path)
         monkeypatch.undo() if nameless else None
@@ -910,7 +963,11 @@ def test_opening_reads_the_header_only(tmp_path):
         "size = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "before = size(); packed = fb.load(sys.argv[1]); print(size() - before)"
     )
-    grown = int(subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout)
+    grown = int(
+        subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert grown < 20e6
 
 
@@ -923,7 +980,9 @@ def test_golden_files_give_their_rows_for_ever(path, engine, monkeypatch):
     monkeypatch.setenv("FEATHERBED_KERNELS", engine)
     rows = np.array(json.loads(path.with_suffix(".json").read_text()), dtype=np.float32)
     packed = fb.check(path)
-    products = [band for band in packed.bands if isinstance(band.codes, Every) or band.affine or band.cell]
+    products = [
+        band for band in packed.bands if isinstance(band.codes, Every) or band.affine or band.cell
+    ]
     if products:  # their order is not specified: what cancels is as exact as the largest numbers, on any machine
         np.testing.assert_allclose(packed[:], rows, rtol=0, atol=1e-6 * np.abs(rows).max())
     else:
@@ -932,20 +991,43 @@ def test_golden_files_give_their_rows_for_ever(path, engine, monkeypatch):
 
 def test_golden_files_show_every_part_of_the_format():
     bands = [layer for path in GOLDEN for band in fb.load(path).bands for layer in band.layers]
-    assert {type(band.codes).__name__ for band in bands} == {"Identity", "Hash", "Remainder", "Every", "Fixed", "Ragged"}
+    assert {type(band.codes).__name__ for band in bands} == {
+        "Identity",
+        "Hash",
+        "Remainder",
+        "Every",
+        "Fixed",
+        "Ragged",
+    }
     assert {band.combine for band in bands} == {"sum", "product", "concat"}
     assert {band.cell and band.cell.kind for band in bands} == {None, "mlp", "recurrent", "lstm"}
-    stored = [m for band in bands for m in (band.dictionary, band.values, band.norms, band.cell and band.cell.weight) if m]
+    stored = [
+        m
+        for band in bands
+        for m in (band.dictionary, band.values, band.norms, band.cell and band.cell.weight)
+        if m
+    ]
     graded = [matrix for matrix in stored if isinstance(matrix, Graded)]
     assert {matrix.scale.dtype.name for matrix in graded} == {"float32", "float16"}
-    assert {int(digit) for matrix in graded for _, text in matrix.grades for digit in text} == set(range(9))
-    assert {path.parent.name[-1]: describe(fb.load(path))["version"] for path in GOLDEN} == {"1": 1, "2": 2}
+    assert {int(digit) for matrix in graded for _, text in matrix.grades for digit in text} == set(
+        range(9)
+    )
+    assert {path.parent.name[-1]: describe(fb.load(path))["version"] for path in GOLDEN} == {
+        "1": 1,
+        "2": 2,
+    }
     stored = [matrix for matrix in stored if isinstance(matrix, Matrix)]
     assert {matrix.kind for matrix in stored} == set(KINDS)
-    assert {matrix.scale.dtype.name for matrix in stored if matrix.scale is not None} == {"float32", "float16"}
+    assert {matrix.scale.dtype.name for matrix in stored if matrix.scale is not None} == {
+        "float32",
+        "float16",
+    }
     assert {matrix.axis for matrix in stored if matrix.scale is not None} == {0, 1}
     for part in ("values", "dictionary", "affine", "members", "norms", "plus"):
         assert {getattr(band, part) is None for band in bands} == {True, False}
-    assert {band.codes.directory.itemsize for band in bands if isinstance(band.codes, Ragged)} == {4, 8}
+    assert {band.codes.directory.itemsize for band in bands if isinstance(band.codes, Ragged)} == {
+        4,
+        8,
+    }
     assert {band.codes.parts for band in bands if isinstance(band.codes, Fixed)} == {True, False}
     assert {path.stat().st_size < 5000 for path in GOLDEN} == {True}

@@ -21,7 +21,16 @@ from featherbed.papers.run import Results, planned, read_results, run_paper
 from featherbed.papers.settings import Row, paper_names, parse_paper, read_paper
 from featherbed.papers.sharing import checked
 from featherbed.papers.sources import SOURCES, open_source, split_train
-from featherbed.papers.summary import BESIDE, MEASURES, Figure, as_markdown, cells, heading, mean_and_error, summarise
+from featherbed.papers.summary import (
+    BESIDE,
+    MEASURES,
+    Figure,
+    as_markdown,
+    cells,
+    heading,
+    mean_and_error,
+    summarise,
+)
 from featherbed.papers.text_sources import CORPORA, TEXTS
 from featherbed.tasks.data import find_data
 
@@ -32,8 +41,18 @@ SMALL = {
     "task": "factors",
     "data": "ml-1m-few",
     "measures": ["rmse", "epochs"],
-    "settings": {"model": "biases", "dim": 4, "lr": 0.02, "decay": 0.05, "epochs": 2, "patience": 2},
-    "rows": [{"name": "plain", "published": {"rmse": 0.5}}, {"name": "shared", "settings": {"p": 0.1}}],
+    "settings": {
+        "model": "biases",
+        "dim": 4,
+        "lr": 0.02,
+        "decay": 0.05,
+        "epochs": 2,
+        "patience": 2,
+    },
+    "rows": [
+        {"name": "plain", "published": {"rmse": 0.5}},
+        {"name": "shared", "settings": {"p": 0.1}},
+    ],
 }
 
 
@@ -68,11 +87,21 @@ def test_every_paper_runs_and_shows_its_rows(name, folder, capsys):
 
 
 def test_what_the_issue_asks_for_is_there():
-    wanted = {"ant/table14", "ant/table5", "ant/online", "ant/figure3", "ant/figure4", "ant/figure7", "ant/figure8"}
+    wanted = {
+        "ant/table14",
+        "ant/table5",
+        "ant/online",
+        "ant/figure3",
+        "ant/figure4",
+        "ant/figure7",
+        "ant/figure8",
+    }
     assert wanted | {"sse/table1", "sse/table3"} <= {*NAMES}
     published = [row.published for row in read_paper("ant/table14").rows]
     for mse, parameters in ((0.772, 59_400), (0.786, 29_200), (0.836, 10_800), (0.795, 27_700)):
-        assert any({"mse": mse, "parameters": parameters}.items() <= found.items() for found in published), mse
+        assert any(
+            {"mse": mse, "parameters": parameters}.items() <= found.items() for found in published
+        ), mse
     for name in NAMES:
         assert read_paper(name).differences, "a paper names where its protocol differs"
         assert read_paper(name).seeds == (0, 1, 2)
@@ -87,7 +116,9 @@ def test_settings_of_every_row_are_accepted(name):
         assert {*row.published} <= {*MEASURES}
         if paper.task == "ratings":
             own = {key: row.settings[key] for key in OWN if key in row.settings}
-            recipe = recipe_of({key: value for key, value in row.settings.items() if key not in OWN}, own)
+            recipe = recipe_of(
+                {key: value for key, value in row.settings.items() if key not in OWN}, own
+            )
             assert recipe.grows == bool(own.get("grows"))
         if paper.task == "factors":
             assert "epochs" in checked(row.settings)[1]
@@ -157,7 +188,10 @@ def test_ctrl_c_keeps_the_results_so_far(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "Stopped" in printed
     assert "Not run yet: all rows (seed 1)" in printed
-    assert sorted(path.name for path in tmp_path.rglob("*.json")) == ["sgd-seed-0.json", "sse-se-seed-0.json"]
+    assert sorted(path.name for path in tmp_path.rglob("*.json")) == [
+        "sgd-seed-0.json",
+        "sse-se-seed-0.json",
+    ]
 
 
 def test_means_errors_and_differences():
@@ -168,7 +202,11 @@ def test_means_errors_and_differences():
     assert mean == pytest.approx(np.mean(values))
     assert error == pytest.approx(np.std(values, ddof=1) / 2)
     figure = Figure("mse", 0.75, 0.01, 0.786)
-    assert (figure.text, figure.published_text, figure.difference_text) == ("0.7500 ± 0.0100", "0.7860", "-0.0360")
+    assert (figure.text, figure.published_text, figure.difference_text) == (
+        "0.7500 ± 0.0100",
+        "0.7860",
+        "-0.0360",
+    )
     assert Figure("parameters", 29_102.0, None, 29_200).difference_text == "-0.1"
     assert Figure("purity", 0.5, None, 0.617).difference_text == "-11.7"
     assert replace(figure, compared=False).difference is None
@@ -182,13 +220,33 @@ def test_a_summary_adds_up():
         {"name": "c", "published": {"rmse": 1.0}, "runs": False},
     ]
     paper = small(rows=rows, about="About.", differences=["another split"])
-    assert [(row.name, seed) for row, seed in planned(paper)] == [(n, s) for s in (0, 1, 2) for n in "ab"]
+    assert [(row.name, seed) for row, seed in planned(paper)] == [
+        (n, s) for s in (0, 1, 2) for n in "ab"
+    ]
     same = {"seconds": 2.0, "details": {}, "history": []}
-    records = {"a": {seed: {"measures": {"rmse": 1.0 + seed, "epochs": 4.0}, **same} for seed in (0, 1, 2)}}
+    records = {
+        "a": {seed: {"measures": {"rmse": 1.0 + seed, "epochs": 4.0}, **same} for seed in (0, 1, 2)}
+    }
     results = Results(paper, records)
     lines = summarise(results)
-    assert heading(lines) == ["row", "test RMSE", "published", "difference", "epochs", "seeds", "seconds"]
-    assert cells(lines[0], lines) == ["a", "2.0000 ± 0.5774", "1.5000*", "+0.5000", "4.0 ± 0.0", "3", "2"]
+    assert heading(lines) == [
+        "row",
+        "test RMSE",
+        "published",
+        "difference",
+        "epochs",
+        "seeds",
+        "seconds",
+    ]
+    assert cells(lines[0], lines) == [
+        "a",
+        "2.0000 ± 0.5774",
+        "1.5000*",
+        "+0.5000",
+        "4.0 ± 0.0",
+        "3",
+        "2",
+    ]
     assert cells(lines[2], lines) == ["c", "–", "1.0000", "–", "–", "0", "–"]
     text = as_markdown(results)
     assert "- Protocol: another split" in text
@@ -277,7 +335,13 @@ def test_factors_learn_and_stop_on_validation():
     untrained.mean = np.float32(parts[0].values.mean())
     seen = []
     same = {"model": "biases", "dim": 4, "seed": 0, "patience": 3}
-    loop = {**same, "lr": 0.05, "decay": 0.02, "epochs": 40, "after": lambda epoch, error: seen.append(error)}
+    loop = {
+        **same,
+        "lr": 0.05,
+        "decay": 0.02,
+        "epochs": 40,
+        "after": lambda epoch, error: seen.append(error),
+    }
     found = train_sgd(data, parts, **loop)
     assert found["test"] < 0.8 * untrained.rmse(parts[2])
     assert found["validation"] == pytest.approx(min(seen))
@@ -291,12 +355,22 @@ def test_factors_learn_and_stop_on_validation():
 
 def test_least_squares_follow_the_graph():
     source = open_source("ml-1m", quick=True)
-    own = {"model": "mean", "dim": 4, "seed": 0, "decay": 1.0, "epochs": 3, "patience": 3, "graphs": source.relations}
-    free, pulled = (train_als(source.ratings, source.split(0), **own, pull=pull) for pull in (0.0, 1e4))
-    assert pulled["train"] > free["train"]
-    assert train_als(source.ratings, source.split(0), **own | {"graphs": (None, None)}, pull=1e4) | {"seconds": 0} == free | {
-        "seconds": 0
+    own = {
+        "model": "mean",
+        "dim": 4,
+        "seed": 0,
+        "decay": 1.0,
+        "epochs": 3,
+        "patience": 3,
+        "graphs": source.relations,
     }
+    free, pulled = (
+        train_als(source.ratings, source.split(0), **own, pull=pull) for pull in (0.0, 1e4)
+    )
+    assert pulled["train"] > free["train"]
+    assert train_als(
+        source.ratings, source.split(0), **own | {"graphs": (None, None)}, pull=1e4
+    ) | {"seconds": 0} == free | {"seconds": 0}
 
 
 def test_subgradients_pull_rows_to_zero():
@@ -334,8 +408,22 @@ def test_real_sources():
 
 def test_a_refit_keeps_the_support_and_learns_on():
     source = open_source("ml-1m", quick=True)
-    growing = {"users": "growinganchor:anchors=3", "items": "growinganchor:anchors=3", "grows": True, "prices": [0.01, 1e-5]}
-    common = {**growing, "dim": 4, "epochs": 4, "patience": 4, "batch": 128, "lr": 0.02, "lam": 2e-3, "cosine": False}
+    growing = {
+        "users": "growinganchor:anchors=3",
+        "items": "growinganchor:anchors=3",
+        "grows": True,
+        "prices": [0.01, 1e-5],
+    }
+    common = {
+        **growing,
+        "dim": 4,
+        "epochs": 4,
+        "patience": 4,
+        "batch": 128,
+        "lr": 0.02,
+        "lam": 2e-3,
+        "cosine": False,
+    }
     grown = run_recipe(common, 0, source, Bar())
     refitted = run_recipe({**common, "refit": 6}, 0, source, Bar())
     assert [row["epoch"] for row in refitted.history] == [*range(10)]
@@ -348,5 +436,7 @@ def test_the_page_of_experiments_is_what_its_results_say():
     report = Path(__file__).parent.parent / "experiments" / "papers" / "report.py"
     if not report.exists():
         pytest.skip("experiments are not part of this copy")
-    found = subprocess.run([sys.executable, str(report), "--check"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, str(report), "--check"], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr

@@ -31,7 +31,10 @@ MINE = {
     "data": "ag-news",
     "measures": ["accuracy", "gap_points", "times"],
     "settings": {"model": "bag", "epochs": 1, "batch": 64, "words": {"spec": "dense", "dim": 4}},
-    "sizes": {"small": {"settings": {"lr": 0.01}}, "full": {"seeds": [5], "settings": {"lr": 0.02, "words": {"dim": 6}}}},
+    "sizes": {
+        "small": {"settings": {"lr": 0.01}},
+        "full": {"seeds": [5], "settings": {"lr": 0.02, "words": {"dim": 6}}},
+    },
     "rows": [
         {"name": "plain", "published": {"accuracy": 0.9}},
         {
@@ -54,7 +57,9 @@ def write_texts(folder, texts):
     for name, part in (("train.csv", texts.train), ("test.csv", texts.test)):
         with (folder / name).open("w", newline="") as file:
             rows = zip(part.labels.tolist(), part.texts, strict=True)
-            csv.writer(file, quoting=csv.QUOTE_ALL).writerows([label + 1, "a title", text] for label, text in rows)
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(
+                [label + 1, "a title", text] for label, text in rows
+            )
 
 
 def test_what_the_issue_asks_for_is_there():
@@ -66,7 +71,11 @@ def test_what_the_issue_asks_for_is_there():
         assert paper.seeds == (0, 1, 2)
         assert paper.home == f"{name}/small"
     published = {row.name: row.published for row in read_paper("ant/table12").rows}
-    assert published["ant-awd-100-domain"] | published["awd"] == {"perplexity": 59.0, "parameters": 4e6, "times": 1.0}
+    assert published["ant-awd-100-domain"] | published["awd"] == {
+        "perplexity": 59.0,
+        "parameters": 4e6,
+        "times": 1.0,
+    }
     assert published["ant-awd-100-domain"]["perplexity"] == 70.0
     assert all(row.reported for row in read_paper("kd/text").rows if row.published)
     assert not any(row.reported for name in NAMES[:5] for row in read_paper(name).rows)
@@ -77,8 +86,14 @@ def test_table_15_agrees_with_its_own_numbers():
         own = row.published
         for price in ("2e-5", "1e-4", "1e-1"):
             lambda1, lambda2 = float(price), row.settings["lambda2"]
-            value = math.log(own["perplexity"]) + lambda2 * own["nonzeros"] + (lambda1 - lambda2) * own["word_anchors"]
-            assert value == pytest.approx(own[f"objective_{price}"], abs=0.051 if price == "1e-1" else 0.0101)
+            value = (
+                math.log(own["perplexity"])
+                + lambda2 * own["nonzeros"]
+                + (lambda1 - lambda2) * own["word_anchors"]
+            )
+            assert value == pytest.approx(
+                own[f"objective_{price}"], abs=0.051 if price == "1e-1" else 0.0101
+            )
 
 
 @pytest.mark.parametrize("size", ["small", "full"])
@@ -91,24 +106,34 @@ def test_settings_of_every_row_are_accepted_and_lead_to_the_published_size(name,
     for row in paper.rows:
         assert row.data in (*TEXTS, *CORPORA)
         assert row.home.endswith(f"/{size}")
-        settings = {key: value for key, value in row.settings.items() if key != "times" or "post" not in row.settings}
+        settings = {
+            key: value
+            for key, value in row.settings.items()
+            if key != "times" or "post" not in row.settings
+        }
         words = recipe_of(kind, settings, count, own).words
         elsewhere = name in ("ant/table2", "ant/table15") and row.beside == "lstm-200"
         assert row.beside in {*names, ""} or elsewhere, "a row stands beside one of its paper"
         if "times" in row.settings:
             assert row.settings["times"] == pytest.approx(row.published["times"], abs=0.051)
             if words.nonzeros is not None:
-                anchors = int(words.spec.partition("anchors=")[2].split(",")[0]) * (4 if "sets=4" in words.spec else 1)
+                anchors = int(words.spec.partition("anchors=")[2].split(",")[0]) * (
+                    4 if "sets=4" in words.spec else 1
+                )
                 total = words.nonzeros + anchors * words.dim
                 assert count * words.dim / total == pytest.approx(row.settings["times"], rel=1e-3)
 
 
 def test_tensor_trains_have_the_published_ratio():
     for size, dim in (("small", 64), ("full", 200)):
-        row = next(row for row in read_paper("ant/table2", size=size).rows if row.name == "tensortrain")
+        row = next(
+            row for row in read_paper("ant/table2", size=size).rows if row.name == "tensortrain"
+        )
         table = make_table(row.settings["words"]["spec"], 10_000, dim)
         assert isinstance(table, TensorTrainTable)
-        assert 10_000 * dim / table.parameter_count() == pytest.approx(row.published["times"], rel=0.03)
+        assert 10_000 * dim / table.parameter_count() == pytest.approx(
+            row.published["times"], rel=0.03
+        )
 
 
 def test_sizes_change_settings_seeds_and_folders(tmp_path):
@@ -132,7 +157,11 @@ def test_sizes_change_settings_seeds_and_folders(tmp_path):
 
 def test_changes_reach_into_tables():
     settings = {"epochs": 3, "words": {"spec": "dense", "dim": 4}}
-    assert changed(settings, {"words": {"dim": 8}, "lr": 1}) == {"epochs": 3, "words": {"spec": "dense", "dim": 8}, "lr": 1}
+    assert changed(settings, {"words": {"dim": 8}, "lr": 1}) == {
+        "epochs": 3,
+        "words": {"spec": "dense", "dim": 8},
+        "lr": 1,
+    }
     assert changed(settings, {"words": {"by": "random"}, "lr": 1}, known_only=True) == settings
     assert settings["words"] == {"spec": "dense", "dim": 4}
 
@@ -181,11 +210,22 @@ def test_a_text_row_is_measured_and_repeats_itself(tmp_path):
         assert measures == second.records[row][0]["measures"]
         assert 0 <= measures["accuracy"] <= 1
     assert first.records["ant-10"][0]["measures"]["times"] >= 2
-    assert first.records["cnn"][0]["details"]["texts"] == {"train": 408, "validation": 72, "test": 120}
+    assert first.records["cnn"][0]["details"]["texts"] == {
+        "train": 408,
+        "validation": 72,
+        "test": 120,
+    }
 
 
 def test_texts_are_learnt():
-    settings = {"model": "bag", "epochs": 6, "batch": 32, "lr": 0.02, "dropout": 0.0, "words": {"dim": 8}}
+    settings = {
+        "model": "bag",
+        "epochs": 6,
+        "batch": 32,
+        "lr": 0.02,
+        "dropout": 0.0,
+        "words": {"dim": 8},
+    }
     outcome = run_text(settings, 0, generated_texts(), Bar())
     assert outcome.measures["accuracy"] > 0.8
     assert [row["epoch"] for row in outcome.history] == [*range(len(outcome.history))]
@@ -195,7 +235,11 @@ def test_a_language_row_has_its_objective():
     paper = read_paper("ant/table15", quick=True)
     settings = paper.rows[0].settings | {"cut": 2000, "epochs": 2}
     measures = run_language(settings, 0, open_corpus("ptb", quick=True), Bar()).measures
-    expected = math.log(measures["perplexity"]) + 1e-6 * measures["nonzeros"] + (0.1 - 1e-6) * measures["word_anchors"]
+    expected = (
+        math.log(measures["perplexity"])
+        + 1e-6 * measures["nonzeros"]
+        + (0.1 - 1e-6) * measures["word_anchors"]
+    )
     assert measures["objective_1e-1"] == pytest.approx(expected)
     assert measures["parameters"] == measures["nonzeros"] + 8 * measures["word_anchors"]
 
@@ -223,9 +267,17 @@ def test_a_shorter_text_keeps_the_words():
 
 def test_gaps_are_taken_seed_by_seed():
     def record(accuracy):
-        return {"measures": {"accuracy": accuracy, "times": 1.0}, "seconds": 1.0, "details": {}, "history": []}
+        return {
+            "measures": {"accuracy": accuracy, "times": 1.0},
+            "seconds": 1.0,
+            "details": {},
+            "history": [],
+        }
 
-    records = {"plain": {0: record(0.90), 1: record(0.94)}, "kept": {0: record(0.89), 1: record(0.91), 2: record(0.5)}}
+    records = {
+        "plain": {0: record(0.90), 1: record(0.94)},
+        "kept": {0: record(0.89), 1: record(0.91), 2: record(0.5)},
+    }
     lines = summarise(Results(mine(), records))
     gap = lines[1].figures[1]
     assert gap.mean == pytest.approx(-0.02)

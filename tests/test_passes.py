@@ -45,7 +45,12 @@ def test_a_step_is_the_one_that_is_written(dim, biases):
         assert passes.run(one) == pytest.approx((score - 5) ** 2, rel=1e-4, abs=1e-6)
     assert passes.users[7] == pytest.approx(left, abs=1e-5)
     assert passes.items[3] == pytest.approx(right, abs=1e-5)
-    assert (passes.user_counts[7], passes.user_counts.sum(), passes.item_counts[3], passes.done) == (3, 3, 3, 3)
+    assert (
+        passes.user_counts[7],
+        passes.user_counts.sum(),
+        passes.item_counts[3],
+        passes.done,
+    ) == (3, 3, 3, 3)
     untouched = Passes(50, 50, dim, biases=biases, init=0.7)
     assert np.array_equal(np.delete(passes.users, 7, axis=0), np.delete(untouched.users, 7, axis=0))
 
@@ -53,7 +58,13 @@ def test_a_step_is_the_one_that_is_written(dim, biases):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_every_rating_is_seen_once_a_pass(kind):
-    data = Ratings(SMALL.users.astype(kind), SMALL.items.astype(kind), SMALL.values, SMALL.user_keys, SMALL.item_keys)
+    data = Ratings(
+        SMALL.users.astype(kind),
+        SMALL.items.astype(kind),
+        SMALL.values,
+        SMALL.user_keys,
+        SMALL.item_keys,
+    )
     passes = Passes(300, 200, 8, mean=3.0)
     passes.run(data)
     passes.run(data)
@@ -64,7 +75,9 @@ def test_every_rating_is_seen_once_a_pass(kind):
 @pytest.mark.parametrize("biases", ["none", "column"])
 def test_error_is_that_of_the_rows(biases):
     passes = Passes(300, 200, 6, mean=3.3, biases=biases, init=0.5)
-    left, right = (rows.astype(np.float64) for rows in (passes.users[SMALL.users], passes.items[SMALL.items]))
+    left, right = (
+        rows.astype(np.float64) for rows in (passes.users[SMALL.users], passes.items[SMALL.items])
+    )
     first = left[:, 0] + right[:, 0] if biases == "column" else left[:, 0] * right[:, 0]
     off = 3.3 + first + (left * right)[:, 1:].sum(1) - SMALL.values
     assert passes.error(SMALL) == pytest.approx(float(np.square(off).mean()), rel=1e-5)

@@ -21,7 +21,11 @@ def slow_metrics(scores, train, held_out):
         wanted = set(held_out[user].tolist())
         if not wanted:
             continue
-        ranking = [i for i in np.argsort(-scores[user], kind="stable") if i not in set(train[user].tolist())][:10]
+        ranking = [
+            i
+            for i in np.argsort(-scores[user], kind="stable")
+            if i not in set(train[user].tolist())
+        ][:10]
         gains = [1 / np.log2(place + 2) for place in range(10)]
         got = sum(gains[place] for place, item in enumerate(ranking) if item in wanted)
         found["ndcg@10"].append(got / sum(gains[: len(wanted)]))
@@ -85,10 +89,18 @@ def test_ranking_learns_planted_tastes_and_is_the_same_again():
     ratings = planted_ratings(200, 100, 12_000, seed=1)
     liked = ratings.take(np.flatnonzero(ratings.values > 4))
     parts = choices(liked, train=12, validation=2, least=16)
-    runs = [train_bpr(parts[0], parts[1], dim=8, epochs=25, lr=0.1, seed=seed, progress=False) for seed in (0, 0, 1)]
+    runs = [
+        train_bpr(parts[0], parts[1], dim=8, epochs=25, lr=0.1, seed=seed, progress=False)
+        for seed in (0, 0, 1)
+    ]
     found = [ranking_metrics(run.users, run.items, parts[0], parts[2])["ndcg@10"] for run in runs]
     rng = np.random.default_rng(0)
-    chance = ranking_metrics(rng.normal(size=runs[0].users.shape), rng.normal(size=runs[0].items.shape), parts[0], parts[2])
+    chance = ranking_metrics(
+        rng.normal(size=runs[0].users.shape),
+        rng.normal(size=runs[0].items.shape),
+        parts[0],
+        parts[2],
+    )
     assert found[0] > 2 * chance["ndcg@10"]
     assert np.array_equal(runs[0].items, runs[1].items)
     assert not np.array_equal(runs[0].items, runs[2].items)
@@ -96,9 +108,14 @@ def test_ranking_learns_planted_tastes_and_is_the_same_again():
 
 def test_sharing_changes_training_and_spares_the_others():
     train = random_choices()
-    plain, shared = (train_bpr(train, train, dim=4, epochs=1, p_users=p, p_items=p, progress=False) for p in (0.0, 0.5))
+    plain, shared = (
+        train_bpr(train, train, dim=4, epochs=1, p_users=p, p_items=p, progress=False)
+        for p in (0.0, 0.5)
+    )
     assert not np.array_equal(plain.users, shared.users)
-    model = BPR(fb.SSE(fb.DenseTable(30, 4), 1.0), fb.SSE(items := fb.DenseTable(40, 4), 1.0), others=items)
+    model = BPR(
+        fb.SSE(fb.DenseTable(30, 4), 1.0), fb.SSE(items := fb.DenseTable(40, 4), 1.0), others=items
+    )
     assert len({id(p) for p in model.parameters()}) == 2
     model(torch.tensor([1]), torch.tensor([2]), torch.tensor([3])).backward()
     touched = items.rows.grad.abs().sum(1).nonzero().flatten().tolist()
@@ -134,4 +151,6 @@ def test_choices_of_movielens_are_as_many_as_published():
         pytest.skip(str(missing))
     train, validation, test = choices(ratings)
     assert (train.num_users, len(train), len(validation) + len(test)) == (3938, 196_900, 727_153)
-    assert not set((train.users * 3706 + train.items).tolist()) & set((test.users * 3706 + test.items).tolist())
+    assert not set((train.users * 3706 + train.items).tolist()) & set(
+        (test.users * 3706 + test.items).tolist()
+    )

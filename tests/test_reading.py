@@ -31,7 +31,8 @@ PLAIN = "user,item,rating,timestamp\n" + "".join(f"{u},{i},{r},{t}\n" for u, i, 
 def triples(ratings):
     """Return the ratings as (user, item, rating) by key."""
     users, items = (
-        [keys[at] for at in ids] for keys, ids in ((ratings.user_keys, ratings.users), (ratings.item_keys, ratings.items))
+        [keys[at] for at in ids]
+        for keys, ids in ((ratings.user_keys, ratings.users), (ratings.item_keys, ratings.items))
     )
     return list(zip(users, items, ratings.values.tolist(), strict=True))
 
@@ -62,24 +63,38 @@ FORMS = {
     "tab": PLAIN.replace(",", "\t"),
     "blanks": PLAIN.replace(",", "   "),
     "colons": PLAIN.replace(",", "::"),
-    "quoted": "\n".join(",".join(f'"{cell}"' for cell in line.split(",")) for line in PLAIN.split()),
-    "blank before quotes": "\n".join(", ".join(f'"{cell}"' for cell in line.split(",")) for line in PLAIN.split()),
+    "quoted": "\n".join(
+        ",".join(f'"{cell}"' for cell in line.split(",")) for line in PLAIN.split()
+    ),
+    "blank before quotes": "\n".join(
+        ", ".join(f'"{cell}"' for cell in line.split(",")) for line in PLAIN.split()
+    ),
     "trailing": PLAIN.replace("\n", ",\n"),
     "trailing without a name": PLAIN.replace("\n", ",\n").replace("timestamp,", "timestamp"),
     "padded": PLAIN.replace(",", " , "),
-    "header": PLAIN.replace("user,item,rating,timestamp", ' User ID , Movie Id,RATING,"unixReviewTime"'),
+    "header": PLAIN.replace(
+        "user,item,rating,timestamp", ' User ID , Movie Id,RATING,"unixReviewTime"'
+    ),
     "no header": PLAIN.split("\n", 1)[1],
     "colons without header": PLAIN.split("\n", 1)[1].replace(",", "::"),
     "json": "\n".join(
-        json.dumps({"user_id": int(u), "item": i, "note": {"x": [1]}, "stars": r, "date": t}) for u, i, r, t in ROWS
+        json.dumps({"user_id": int(u), "item": i, "note": {"x": [1]}, "stars": r, "date": t})
+        for u, i, r, t in ROWS
     ),
-    "json texts": "\n\n".join(json.dumps({"user_id": u, "item": i, "stars": str(r), "date": str(t)}) for u, i, r, t in ROWS),
+    "json texts": "\n\n".join(
+        json.dumps({"user_id": u, "item": i, "stars": str(r), "date": str(t)})
+        for u, i, r, t in ROWS
+    ),
     "dates": PLAIN.replace(",100", ",1970-01-01T00:01:40Z")
     .replace(",200", ",1970-01-01 00:03:20")
     .replace(",50\n", ",1970-01-01T00:00:50.5+00:00\n")
     .replace(",75\n", ",75.25\n"),
-    "other columns": "".join(f'"x, ""y""\nz",{line}\n' if n else f"text,{line}\n" for n, line in enumerate(PLAIN.split())),
-    "stray quotes": "".join(f'{line},5" pipe\n' if n else f"{line},text\n" for n, line in enumerate(PLAIN.split())),
+    "other columns": "".join(
+        f'"x, ""y""\nz",{line}\n' if n else f"text,{line}\n" for n, line in enumerate(PLAIN.split())
+    ),
+    "stray quotes": "".join(
+        f'{line},5" pipe\n' if n else f"{line},text\n" for n, line in enumerate(PLAIN.split())
+    ),
 }
 
 
@@ -89,7 +104,14 @@ def test_every_form_reads_the_same(tmp_path, form):
     assert triples(reading.ratings) == WANTED
     assert reading.ratings.times.tolist() == [100, 200, 50, 75]
     assert list(reading.ratings.user_keys) == ["-3", "7", "12"]
-    assert reading.counts == {"lines": 4, "kept": 4, "missing": 0, "unparsable": 0, "not finite": 0, "duplicates": 0}
+    assert reading.counts == {
+        "lines": 4,
+        "kept": 4,
+        "missing": 0,
+        "unparsable": 0,
+        "not finite": 0,
+        "duplicates": 0,
+    }
     assert (reading.ratings.users.dtype, reading.ratings.values.dtype) == (np.int32, np.float32)
 
 
@@ -97,7 +119,9 @@ def zstd(data):
     return pa.compress(data, "zstd", asbytes=True)
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd], ids=["gzip", "bzip2", "xz", "zstd"])
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, bz2.compress, lzma.compress, zstd], ids=["gzip", "bzip2", "xz", "zstd"]
+)
 def test_packed_files(tmp_path, pack):
     assert triples(read(tmp_path, pack(PLAIN.encode()), "anything").ratings) == WANTED
 
@@ -124,7 +148,10 @@ def test_parquet_of_many_types(tmp_path):
     assert triples(reading.ratings) == WANTED
     assert reading.ratings.times.tolist() == [100, 200, 50, 75]
     other = read_ratings(path, user="uuid", item="big").ratings
-    assert triples(other)[:2] == [(str(keys[0]), "18446744073709551615", 4.5), (str(keys[1]), "1", 3.0)]
+    assert triples(other)[:2] == [
+        (str(keys[0]), "18446744073709551615", 4.5),
+        (str(keys[1]), "1", 3.0),
+    ]
 
 
 ODD = {
@@ -139,9 +166,17 @@ ODD = {
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("role", ["user", "rating", "time"])
 def test_parquet_columns_of_odd_types_are_refused(tmp_path, kind, role):
-    columns = {"user": [1, 2, 3], "item": [1, 2, 3], "rating": [1, 2, 3], "time": [1, 2, 3], role: ODD[kind]}
+    columns = {
+        "user": [1, 2, 3],
+        "item": [1, 2, 3],
+        "rating": [1, 2, 3],
+        "time": [1, 2, 3],
+        role: ODD[kind],
+    }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=rf"a.parquet: column '{role}' for the {role} is of the type {kind}"):
+    with pytest.raises(
+        DataError, match=rf"a.parquet: column '{role}' for the {role} is of the type {kind}"
+    ):
         read_ratings(tmp_path / "a.parquet", **{role: role})
 
 
@@ -179,8 +214,23 @@ def test_movielens_reads_as_its_own_reader_does():
 
 
 def test_keys_keep_their_text(tmp_path):
-    names = ["007", "7", "+7", "-0", "0", "99999999999999999999", "漢字", "a b", 'say "x"', "x,y", "7.0", "é"]
-    text = "user,item,rating\n" + "".join('"{}",i{},{}\n'.format(n.replace('"', '""'), k % 3, k) for k, n in enumerate(names))
+    names = [
+        "007",
+        "7",
+        "+7",
+        "-0",
+        "0",
+        "99999999999999999999",
+        "漢字",
+        "a b",
+        'say "x"',
+        "x,y",
+        "7.0",
+        "é",
+    ]
+    text = "user,item,rating\n" + "".join(
+        '"{}",i{},{}\n'.format(n.replace('"', '""'), k % 3, k) for k, n in enumerate(names)
+    )
     ratings = read(tmp_path, text).ratings
     assert [ratings.user_keys[at] for at in ratings.users] == names
     assert list(ratings.user_keys) == sorted(names, key=str.encode)
@@ -193,19 +243,29 @@ def test_quotation_marks_after_backslashes(tmp_path, monkeypatch):
     monkeypatch.setattr(delimited, "PIECE", 30)
     names = ['"x"', '"y', "C:\\", "a b", "plain", "z"]
     cells = [name if name == "C:\\" else name.replace('"', '\\"') for name in names]
-    body = "".join(f'"{user}";"{cell}";"{n}"\r\n' for n, cell in enumerate(cells) for user in (1, 2))
+    body = "".join(
+        f'"{user}";"{cell}";"{n}"\r\n' for n, cell in enumerate(cells) for user in (1, 2)
+    )
     found = read(tmp_path, '"User-ID";"ISBN";"Book-Rating"\r\n' + body).ratings
-    assert triples(found) == [(user, name, float(n)) for n, name in enumerate(names) for user in ("1", "2")]
+    assert triples(found) == [
+        (user, name, float(n)) for n, name in enumerate(names) for user in ("1", "2")
+    ]
 
 
 def test_the_order_of_lines_does_not_matter(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "BLOCK", 64)
     rng = random.Random(0)
-    body = [f"{rng.choice(['x', ''])}{u},{i},{u % 5}.5,{u * 100 + i}" for u in range(40) for i in range(0, 400, 37)]
+    body = [
+        f"{rng.choice(['x', ''])}{u},{i},{u % 5}.5,{u * 100 + i}"
+        for u in range(40)
+        for i in range(0, 400, 37)
+    ]
     found = []
     for order in range(3):
         rng.shuffle(body)
-        reading = read(tmp_path, "user,item,rating,time\n" + "\n".join(body), long=10 if order else 10**6)
+        reading = read(
+            tmp_path, "user,item,rating,time\n" + "\n".join(body), long=10 if order else 10**6
+        )
         found.append((sorted(triples(reading.ratings)), list(reading.ratings.user_keys)))
         assert reading.ratings.values.tolist() == [float(line.split(",")[2]) for line in body]
         assert is_stored(reading.ratings.users) == bool(order)
@@ -231,13 +291,20 @@ def test_lines_are_named_over_many_blocks(tmp_path, monkeypatch, quotes):
 @pytest.mark.parametrize("stray", [(2500,), (2500, 4000), (1,), (0, 2, 4999)])
 def test_marks_that_are_not_closed_swallow_no_lines(tmp_path, monkeypatch, block, stray):
     monkeypatch.setattr(lines, "BLOCK", block)
-    body = [f'u{n % 50},"i{n}",{n % 5}' if n % 9 == 0 else f"u{n % 50},i{n},{n % 5}" for n in range(5000)]
+    body = [
+        f'u{n % 50},"i{n}",{n % 5}' if n % 9 == 0 else f"u{n % 50},i{n},{n % 5}"
+        for n in range(5000)
+    ]
     for at in stray:
         body[at] = f'u9,"i{at},3'
     path = write(tmp_path, "user,item,rating\n" + "\n".join(body))
     reading = read_ratings(path)
     counts = reading.counts
-    assert (counts["lines"], counts["kept"], counts["unparsable"]) == (5000, 5000 - len(stray), len(stray))
+    assert (counts["lines"], counts["kept"], counts["unparsable"]) == (
+        5000,
+        5000 - len(stray),
+        len(stray),
+    )
     assert not any("\n" in key or '"' in key for key in reading.ratings.item_keys)
     with pytest.raises(DataError, match=rf"line {stray[0] + 2}: a quotation mark is not closed"):
         read_ratings(path, strict=True)
@@ -262,8 +329,14 @@ def test_texts_of_several_lines(tmp_path, monkeypatch, block, case):
     reading = read_ratings(path)
     assert triples(reading.ratings) == [(f"u{n}", f"i{n % 7}", float(n % 5)) for n in range(40)]
     odd = 10 if case == "another" else 0
-    assert (reading.counts["lines"], reading.counts["missing"], reading.counts["unparsable"]) == (41 + odd, odd, 1)
-    with pytest.raises(DataError, match=rf"line {4 if odd else 32 + 10 * height}: (no item|rating 'x')"):
+    assert (reading.counts["lines"], reading.counts["missing"], reading.counts["unparsable"]) == (
+        41 + odd,
+        odd,
+        1,
+    )
+    with pytest.raises(
+        DataError, match=rf"line {4 if odd else 32 + 10 * height}: (no item|rating 'x')"
+    ):
         read_ratings(path, strict=True)
 
 
@@ -278,7 +351,11 @@ def test_a_cell_that_is_used_lies_on_one_line(tmp_path):
     path = write(tmp_path, 'user,item,rating\na,"b\nc",3\nd,e,4\nf,g,5\n')
     reading = read_ratings(path)
     assert triples(reading.ratings) == [("d", "e", 4.0), ("f", "g", 5.0)]
-    assert (reading.counts["lines"], reading.counts["unparsable"], reading.counts["missing"]) == (4, 1, 1)
+    assert (reading.counts["lines"], reading.counts["unparsable"], reading.counts["missing"]) == (
+        4,
+        1,
+        1,
+    )
 
 
 BAD = {
@@ -311,8 +388,22 @@ def test_bad_lines_are_counted_or_refused(tmp_path, case):
 
 
 def test_json_keys_keep_their_text(tmp_path):
-    keys = ["18446744073709551616", "9007199254740993", '"007"', "7", "7.0", "2.5", '" a"', "-1", "1e-7", "1e22", '"[x]"']
-    text = "".join(f'{{"user": {key}, "item": {n % 2}, "rating": {n}}}\n' for n, key in enumerate(keys))
+    keys = [
+        "18446744073709551616",
+        "9007199254740993",
+        '"007"',
+        "7",
+        "7.0",
+        "2.5",
+        '" a"',
+        "-1",
+        "1e-7",
+        "1e22",
+        '"[x]"',
+    ]
+    text = "".join(
+        f'{{"user": {key}, "item": {n % 2}, "rating": {n}}}\n' for n, key in enumerate(keys)
+    )
     for lines_ in (text, text + "{broken\n"):
         ratings = read(tmp_path, lines_, "a.jsonl", duplicates="keep").ratings
         found = [ratings.user_keys[at] for at in ratings.users]
@@ -321,8 +412,15 @@ def test_json_keys_keep_their_text(tmp_path):
 
 
 def test_lists_and_objects_are_no_json_keys(tmp_path):
-    rows = [{"user": {"é": [1]}, "item": 1}, {"user": 2, "item": ["a"]}, {"user": "[1]", "item": 2}, {"user": 2, "item": 3}]
-    path = write(tmp_path, "".join(json.dumps(row | {"rating": 3}) + "\n" for row in rows), "a.jsonl")
+    rows = [
+        {"user": {"é": [1]}, "item": 1},
+        {"user": 2, "item": ["a"]},
+        {"user": "[1]", "item": 2},
+        {"user": 2, "item": 3},
+    ]
+    path = write(
+        tmp_path, "".join(json.dumps(row | {"rating": 3}) + "\n" for row in rows), "a.jsonl"
+    )
     reading = read_ratings(path)
     assert triples(reading.ratings) == [("[1]", "2", 3.0), ("2", "3", 3.0)]
     assert (reading.counts["lines"], reading.counts["unparsable"]) == (4, 2)
@@ -332,7 +430,9 @@ def test_lists_and_objects_are_no_json_keys(tmp_path):
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 def test_blanks_around_keys_belong_to_them(tmp_path, kind):
-    frame = pl.DataFrame({"user": ["a", "a ", " a", " ", "7 "], "item": [1, 2, 1, 2, 1], "rating": [1, 2, 3, 4, 5]})
+    frame = pl.DataFrame(
+        {"user": ["a", "a ", " a", " ", "7 "], "item": [1, 2, 1, 2, 1], "rating": [1, 2, 3, 4, 5]}
+    )
     path = tmp_path / "a"
     (frame.write_ndjson if kind == "json" else frame.write_parquet)(path)
     reading = read_ratings(path)
@@ -345,15 +445,23 @@ def test_a_time_that_json_lines_have_late_is_noted(tmp_path, monkeypatch):
     late = early.replace("}", ', "timestamp": 5}')
     reading = read(tmp_path, early + late[: late.index("\n") + 1], "a.jsonl", duplicates="keep")
     assert reading.ratings.times is None
-    assert "'timestamp' was not taken for the time: few of the first lines have it" in reading.notes[0]
-    assert read(tmp_path, early + late, "a.jsonl", time="timestamp").ratings.times.tolist() == [5] * 300
+    assert (
+        "'timestamp' was not taken for the time: few of the first lines have it" in reading.notes[0]
+    )
+    assert (
+        read(tmp_path, early + late, "a.jsonl", time="timestamp").ratings.times.tolist()
+        == [5] * 300
+    )
     reading = read(tmp_path, early * 120 + late, "a.jsonl", duplicates="keep")
     assert "'timestamp' was not read: no line of the first megabyte has it" in reading.notes[-1]
     assert reading.counts["kept"] == 300 * 121
 
 
 def test_brackets_in_keys_are_no_json(tmp_path):
-    assert triples(read(tmp_path, "{a},[b],3\n[c],{d},4\n").ratings) == [("{a}", "[b]", 3.0), ("[c]", "{d}", 4.0)]
+    assert triples(read(tmp_path, "{a},[b],3\n[c],{d},4\n").ratings) == [
+        ("{a}", "[b]", 3.0),
+        ("[c]", "{d}", 4.0),
+    ]
 
 
 def test_bad_json_lines_and_rows(tmp_path):
@@ -361,10 +469,20 @@ def test_bad_json_lines_and_rows(tmp_path):
     text = "\n".join(['{"user":1,"item":1,"rating":5}', "", *bad, '{"user":2,"item":2,"rating":4}'])
     path = write(tmp_path, text, "a.jsonl")
     counts = read_ratings(path).counts
-    assert counts == {"lines": 6, "kept": 2, "missing": 1, "unparsable": 2, "not finite": 1, "duplicates": 0}
+    assert counts == {
+        "lines": 6,
+        "kept": 2,
+        "missing": 1,
+        "unparsable": 2,
+        "not finite": 1,
+        "duplicates": 0,
+    }
     with pytest.raises(DataError, match=r"line 3: rating 'NaN'"):
         read_ratings(path, strict=True)
-    pq.write_table(pa.table({"user": [1, 2, 3], "item": [1, 2, 3], "score": [1.0, None, 2.0]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"user": [1, 2, 3], "item": [1, 2, 3], "score": [1.0, None, 2.0]}),
+        tmp_path / "a.parquet",
+    )
     assert read_ratings(tmp_path / "a.parquet").counts["missing"] == 1
     with pytest.raises(DataError, match="row 2: no rating"):
         read_ratings(tmp_path / "a.parquet", strict=True)
@@ -395,9 +513,14 @@ def test_duplicates(tmp_path, policy, value, timed):
     if timed:
         body = [body[3], body[1], body[0], body[2]]
     columns = 4 if timed else 3
-    text = "\n".join(",".join(line.split(",")[:columns]) for line in ["user,item,rating,time", *body])
+    text = "\n".join(
+        ",".join(line.split(",")[:columns]) for line in ["user,item,rating,time", *body]
+    )
     reading = read(tmp_path, text, duplicates=policy)
-    assert {(u, i): v for u, i, v in triples(reading.ratings)} == {("1", "1"): value, ("2", "2"): 5.0}
+    assert {(u, i): v for u, i, v in triples(reading.ratings)} == {
+        ("1", "1"): value,
+        ("2", "2"): 5.0,
+    }
     assert reading.counts["duplicates"] == 2
     assert any("rated before" in note for note in reading.notes)
     assert len(read(tmp_path, text, duplicates="keep").ratings) == 4
@@ -410,7 +533,9 @@ def test_duplicates(tmp_path, policy, value, timed):
 
 def test_columns_given_by_name_and_number(tmp_path):
     text = "a,b,c,user_id,item_id\n1,2,3,x,y\n4,5,6,z,w\n"
-    with pytest.raises(DataError, match=r"no column for rating; its columns are 'a', 'b', 'c', 'user_id'.*--rating"):
+    with pytest.raises(
+        DataError, match=r"no column for rating; its columns are 'a', 'b', 'c', 'user_id'.*--rating"
+    ):
         read(tmp_path, text)
     assert triples(read(tmp_path, text, rating="C").ratings) == [("x", "y", 3.0), ("z", "w", 6.0)]
     reading = read(tmp_path, text, user=2, item="1", rating="3")
@@ -419,7 +544,9 @@ def test_columns_given_by_name_and_number(tmp_path):
         read(tmp_path, text, rating="stars")
     with pytest.raises(DataError, match="given for"):
         read(tmp_path, text, user="a", rating="a")
-    with pytest.raises(DataError, match="'user_id' and 'userId' may both hold the user: name one with --user"):
+    with pytest.raises(
+        DataError, match="'user_id' and 'userId' may both hold the user: name one with --user"
+    ):
         read(tmp_path, "user_id,userId,item,rating\n1,2,3,4\n2,3,4,5\n")
     with pytest.raises(DataError, match="header names 3 columns, but the lines have 4"):
         read(tmp_path, "user,item,rating\nr1,1,2,3\nr2,2,3,4\n")
@@ -429,11 +556,17 @@ REFUSED = {
     "empty": (b"", "is empty"),
     "only blanks": (b"\n \n\n", "is empty"),
     "header only": (b"user,item,rating\n", "no usable line among 0"),
-    "nothing usable": (b"user,item,rating\n1,2,x\n2,3,\n", r"no usable line among 2 \(1 missing, 1 unparsable\)"),
+    "nothing usable": (
+        b"user,item,rating\n1,2,x\n2,3,\n",
+        r"no usable line among 2 \(1 missing, 1 unparsable\)",
+    ),
     "one user": (b"user,item,rating\n1,2,3\n1,3,4\n", "one user only, '1'"),
     "one item": (b"user,item,rating\n1,2,3\n2,2,4\n", "one item only, '2'"),
     "zero bytes": (bytes(range(256)) * 4, "zero bytes"),
-    "noise": (random.Random(1).randbytes(5000).replace(b"\0", b"x").replace(b"\n", b"y"), "no columns|UTF-8|cut|usable"),
+    "noise": (
+        random.Random(1).randbytes(5000).replace(b"\0", b"x").replace(b"\n", b"y"),
+        "no columns|UTF-8|cut|usable",
+    ),
     "utf-16": (PLAIN.encode("utf-16"), "UTF-16"),
     "latin-1": (PLAIN.encode() + "é,a,3,1\n".encode("latin-1"), "line 6: not UTF-8 text"),
     "truncated": (gzip.compress(PLAIN.encode() * 50)[:-20], "not a complete gzip file"),
@@ -490,7 +623,10 @@ def test_nothing_is_left_in_the_workplace(tmp_path):
 def test_keys_of_arrays_are_those_of_strings(tmp_path):
     numbers = np.array([5, -17, 0, 2**63 - 1, -(2**63)])
     texts = ["", "é漢", "x" * 200, "7", "b"]
-    for stored, plain in ((IntegerKeys(numbers), list(map(str, numbers))), (TextKeys.of(texts), texts)):
+    for stored, plain in (
+        (IntegerKeys(numbers), list(map(str, numbers))),
+        (TextKeys.of(texts), texts),
+    ):
         one, other = Keys.of(stored), Keys.of(plain)
         for name, array in one.arrays.items():
             assert array.dtype == other.arrays[name].dtype
@@ -524,7 +660,9 @@ def test_keys_taken_need_little_more_than_their_text():
     assert list(few[:0]) == []
 
 
-@pytest.mark.parametrize("numbers", [np.array([1, 2**63], np.uint64), np.array([1.0, 2.5]), np.array([True]), ["7"]])
+@pytest.mark.parametrize(
+    "numbers", [np.array([1, 2**63], np.uint64), np.array([1.0, 2.5]), np.array([True]), ["7"]]
+)
 def test_integer_keys_are_integers(numbers):
     with pytest.raises(ArgumentError, match="use TextKeys"):
         IntegerKeys(numbers)
@@ -536,12 +674,16 @@ def test_small_integers_are_integer_keys():
 
 
 def test_titles_of_several_lines(tmp_path):
-    titles = read_titles(write(tmp_path, 'key,title\n1,"Heat\n(1995)"\n2,"Sabrina\n3,Casino\n'), ["1", "2", "3"])
+    titles = read_titles(
+        write(tmp_path, 'key,title\n1,"Heat\n(1995)"\n2,"Sabrina\n3,Casino\n'), ["1", "2", "3"]
+    )
     assert titles.names == ["Heat (1995)", '"Sabrina', "Casino"]
 
 
 TITLES = {
-    "movies.dat": "1::Caf\xe9 (1995)::Drama|Comedy\n2::Heat: Part 2::Action\n9::None::X\n".encode("latin-1"),
+    "movies.dat": "1::Caf\xe9 (1995)::Drama|Comedy\n2::Heat: Part 2::Action\n9::None::X\n".encode(
+        "latin-1"
+    ),
     "movies.csv": 'movieId,title,genres\n1,Café (1995),Drama|Comedy\n2,"Heat: Part 2",Action\n9,None,X\n'.encode(),
     "movies.jsonl": b'{"asin": 1, "title": "Caf\\u00e9 (1995)", "category": ["Drama", "Comedy"]}\n'
     b'{"asin": "2", "title": "Heat: Part 2", "category": "Action"}\n',

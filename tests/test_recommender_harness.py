@@ -40,17 +40,31 @@ def data():
 
 @pytest.fixture(scope="module")
 def settings(harness):
-    return harness["run"].settings_file() | {"epochs": 2, "batch": 256, "budgets": [2_500, 6_000], "final_seeds": [0, 1]}
+    return harness["run"].settings_file() | {
+        "epochs": 2,
+        "batch": 256,
+        "budgets": [2_500, 6_000],
+        "final_seeds": [0, 1],
+    }
 
 
 def first(space):
     """The first of each choice, the middle of each range."""
     middle = {
-        name: given[0] if isinstance(given, list) else (given["low"] + given["high"]) / 2 for name, given in space.items()
+        name: given[0] if isinstance(given, list) else (given["low"] + given["high"]) / 2
+        for name, given in space.items()
     }
-    whole = {name for name, given in space.items() if isinstance(given, dict) and isinstance(given["low"], int)}
+    whole = {
+        name
+        for name, given in space.items()
+        if isinstance(given, dict) and isinstance(given["low"], int)
+    }
     found = {name: int(value) if name in whole else value for name, value in middle.items()}
-    return found | ({"nonzeros": 500} if "nonzeros" in found else {}) | ({"budget": 3000} if "budget" in found else {})
+    return (
+        found
+        | ({"nonzeros": 500} if "nonzeros" in found else {})
+        | ({"budget": 3000} if "budget" in found else {})
+    )
 
 
 METHODS = ("dense-2", "dense-4", "dense-8", "dense-16", "bayes", "low-bit", "hash", "quotient-remainder", "low-rank", "mixed",
@@ -62,7 +76,12 @@ METHODS = ("dense-2", "dense-4", "dense-8", "dense-16", "bayes", "low-bit", "has
 def test_every_competitor_is_trained_and_stored(method, harness, settings, data):
     task, test = harness["run"].task_of(data, settings, 0)
     found = harness["run"].run_once(method, first(settings["methods"][method]), task, test)
-    assert set(METHODS) == set(harness["competitors"].METHODS) == set(settings["methods"]) == set(harness["report"].NAMES)
+    assert (
+        set(METHODS)
+        == set(harness["competitors"].METHODS)
+        == set(settings["methods"])
+        == set(harness["report"].NAMES)
+    )
     guess = float(np.square(task.validation.values - task.mean).mean())
     for line in found["stored"]:
         assert line["validation"] < 1.2 * guess, line
@@ -96,7 +115,9 @@ def test_ids_are_numbered_by_popularity(harness, data):
         counts = np.bincount(getattr(train, name), minlength=rows)
         assert (np.diff(counts) <= 0).all()
     before = {(parts[1].user_keys[u], parts[1].item_keys[i], v) for u, i, v in triples(parts[1])}
-    assert before == {(validation.user_keys[u], validation.item_keys[i], v) for u, i, v in triples(validation)}
+    assert before == {
+        (validation.user_keys[u], validation.item_keys[i], v) for u, i, v in triples(validation)
+    }
 
 
 def triples(part):
@@ -117,10 +138,17 @@ def test_search_final_and_page(harness, settings, data, tmp_path, monkeypatch):
     for method in ("dense-4", "low-rank"):
         run.search(method, settings, task, 2, tmp_path / "search")
     kept = {path.name: path.read_text() for path in (tmp_path / "search").glob("*.json")}
-    assert sorted(kept) == ["dense-4-0.json", "dense-4-1.json", "low-rank-0.json", "low-rank-1.json"]
+    assert sorted(kept) == [
+        "dense-4-0.json",
+        "dense-4-1.json",
+        "low-rank-0.json",
+        "low-rank-1.json",
+    ]
     assert all("test" not in line for text in kept.values() for line in json.loads(text)["stored"])
     run.search("dense-4", settings, task, 3, tmp_path / "search")
-    assert {path.name: path.read_text() for path in (tmp_path / "search").glob("*.json")}.items() >= kept.items()
+    assert {
+        path.name: path.read_text() for path in (tmp_path / "search").glob("*.json")
+    }.items() >= kept.items()
     run.final(settings, data, tmp_path)
     trials, finals = run.trials_of(tmp_path / "search"), report.runs_of(tmp_path / "final")
     picked = run.chosen(trials, settings["budgets"])
@@ -134,5 +162,8 @@ def test_search_final_and_page(harness, settings, data, tmp_path, monkeypatch):
 
 
 def test_a_front_is_falling(harness):
-    lines = [("t", "m", {"bytes": size, "validation": error}) for size, error in ((30, 0.7), (10, 0.9), (20, 0.95), (40, 0.8))]
+    lines = [
+        ("t", "m", {"bytes": size, "validation": error})
+        for size, error in ((30, 0.7), (10, 0.9), (20, 0.95), (40, 0.8))
+    ]
     assert [line[2]["bytes"] for line in harness["run"].front(lines, "bytes")] == [10, 30]

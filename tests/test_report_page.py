@@ -36,7 +36,9 @@ TITLES = [None if i == 3 else f"Film {i}" for i in range(80)]
 def anchored(rows, seed=0, anchors=5, **storage):
     table = fb.AnchorTable(rows, 4, anchors=anchors, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        table.transform.mul_(torch.rand(rows, anchors, generator=torch.Generator().manual_seed(seed)) < 0.5)
+        table.transform.mul_(
+            torch.rand(rows, anchors, generator=torch.Generator().manual_seed(seed)) < 0.5
+        )
     return table, table.pack(**storage)
 
 
@@ -44,14 +46,29 @@ def anchored(rows, seed=0, anchors=5, **storage):
 def found():
     guess = np.random.default_rng(0).uniform(1, 5, len(SPLIT.test)).astype(np.float32)
     return insight(
-        anchored(120)[1], anchored(80, 1)[1], SPLIT, guess, TITLES, [("a", "b") if i % 2 else "b" for i in range(80)]
+        anchored(120)[1],
+        anchored(80, 1)[1],
+        SPLIT,
+        guess,
+        TITLES,
+        [("a", "b") if i % 2 else "b" for i in range(80)],
     )
 
 
 @pytest.fixture
 def report(found):
-    sizes = {"file": 40_000, "resident": 39_000, "training": 300_000, "parameters": 9000, "float32": 200_000, "keys": 5000}
-    history = [{"epoch": n, "train_mse": 1.5 - n / 10, "validation_mse": 1.4 - n / 20, "nonzeros": 900 - n} for n in range(4)]
+    sizes = {
+        "file": 40_000,
+        "resident": 39_000,
+        "training": 300_000,
+        "parameters": 9000,
+        "float32": 200_000,
+        "keys": 5000,
+    }
+    history = [
+        {"epoch": n, "train_mse": 1.5 - n / 10, "validation_mse": 1.4 - n / 20, "nonzeros": 900 - n}
+        for n in range(4)
+    ]
     return {
         "name": "ratings.csv",
         "rows": {"users": 120, "items": 80},
@@ -60,7 +77,11 @@ def report(found):
         "history": history,
         "sizes": {"users": sizes, "items": sizes | {"training": None}},
         "insight": found | {"baselines": {"mean": 1.6, "biases": 1.0}},
-        "input": {"columns": {"user": "uid"}, "counts": {"read": 3010, "kept": 3000, "duplicates": 10}, "notes": ["A note."]},
+        "input": {
+            "columns": {"user": "uid"},
+            "counts": {"read": 3010, "kept": 3000, "duplicates": 10},
+            "notes": ["A note."],
+        },
         "split": {"how": "random", "train": 2400, "validation": 300, "test": 300},
         "settings": {"lr": 0.01, "epochs": 4, "lambda1": None},
         "notes": ["Stopped early."],
@@ -79,7 +100,13 @@ def read(page):
 def rows_of(page, title, number=0):
     section = read(page).split(f"<h2>{title}</h2>")[1].split("</table>")[number]
     rows = re.findall(r"<tr>(.*?)</tr>", section)
-    return [[re.sub(r"<small>.*?</small>|<[^>]*>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+    return [
+        [
+            re.sub(r"<small>.*?</small>|<[^>]*>", "", cell)
+            for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+        ]
+        for row in rows
+    ]
 
 
 def drawn(page, name):
@@ -91,10 +118,20 @@ def drawn(page, name):
 def test_the_page_says_it_all(report):
     page = ratings_page(report)
     text = read(page)
-    assert "120 users and 80 items, rows of width 4: 400 KB as float32 rows, 80.0 KB in the files, 5.0 times smaller" in text
+    assert (
+        "120 users and 80 items, rows of width 4: 400 KB as float32 rows, 80.0 KB in the files, 5.0 times smaller"
+        in text
+    )
     assert "5.0 times smaller; test error 0.8000.</p>" in text
-    assert "0.8000: 50.0 % less than the 1.6000 of always answering the mean, and 20.0 % less than the 1.0000 of biases" in text
-    assert "take 10.0 KB more" in text and "Training was interrupted" in text and "Stopped early." in text
+    assert (
+        "0.8000: 50.0 % less than the 1.6000 of always answering the mean, and 20.0 % less than the 1.0000 of biases"
+        in text
+    )
+    assert (
+        "take 10.0 KB more" in text
+        and "Training was interrupted" in text
+        and "Stopped early." in text
+    )
     assert rows_of(page, "How good it is")[1:3] == [
         ["test ratings", "0.8944", "0.8000"],
         ["validation ratings", "0.9000", "0.8100"],
@@ -106,10 +143,19 @@ def test_the_page_says_it_all(report):
         ["float32 rows", "400 KB", "400 KB", "–", "100,000"],
         ["float16 rows", "200 KB", "200 KB", "–", "100,000"],
     ]
-    assert rows_of(page, "What was read")[1:4] == [["column of users", "uid"], ["lines read", "3,010"], ["lines kept", "3,000"]]
-    assert ["duplicate pairs", "10"] in rows_of(page, "What was read") and "<p class=soft>A note.</p>" in text
+    assert rows_of(page, "What was read")[1:4] == [
+        ["column of users", "uid"],
+        ["lines read", "3,010"],
+        ["lines kept", "3,000"],
+    ]
+    assert ["duplicate pairs", "10"] in rows_of(
+        page, "What was read"
+    ) and "<p class=soft>A note.</p>" in text
     assert "<td>0.01</td>" in text and "lambda1" not in text
-    assert "featherbed train ratings ratings.csv --out DIR</code>" in text and "Made by featherbed 0.5.0 in 12.3 s." in text
+    assert (
+        "featherbed train ratings ratings.csv --out DIR</code>" in text
+        and "Made by featherbed 0.5.0 in 12.3 s." in text
+    )
 
 
 def test_the_drawings(report, found):
@@ -133,7 +179,9 @@ def test_anchors_with_titles(report, found):
 
 def test_one_page_that_fetches_nothing(report):
     page = ratings_page(report)
-    assert page.count('<div id="errors"') == 1 and page.count("<script>/**") == 1, "plotly is there once"
+    assert page.count('<div id="errors"') == 1 and page.count("<script>/**") == 1, (
+        "plotly is there once"
+    )
     assert "default-src 'none'" in page.split("<body>")[0]
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", page)
 
@@ -152,25 +200,50 @@ def test_nothing_in_the_report_is_markup(report):
     hurt["input"] = {"columns": {HOSTILE: HOSTILE}, "counts": {HOSTILE: 3}, "notes": [HOSTILE]}
     page = ratings_page(hurt)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "<script>alert" not in page and "<img" not in read(page) and "</style></title>" not in page
-    assert page.count("<script") == harmless.count("<script") and page.count("</script") == harmless.count("</script")
+    assert (
+        "<script>alert" not in page and "<img" not in read(page) and "</style></title>" not in page
+    )
+    assert page.count("<script") == harmless.count("<script") and page.count(
+        "</script"
+    ) == harmless.count("</script")
 
 
 def test_what_is_not_there_is_left_out(report):
     bare = {name: report[name] for name in ("name", "rows", "metrics", "history", "sizes")}
-    page = ratings_page(bare | {"history": [], "metrics": {"test": {"mse": float("nan")}}, "sizes": {}})
+    page = ratings_page(
+        bare | {"history": [], "metrics": {"test": {"mse": float("nan")}}, "sizes": {}}
+    )
     assert "120 users and 80 items.</p>" in page and len(page) < 10_000, "no plot, no plotly"
-    for title in ("How good", "How large", "by epoch", "popularity", "anchors", "What was read", "repeat", "settings"):
+    for title in (
+        "How good",
+        "How large",
+        "by epoch",
+        "popularity",
+        "anchors",
+        "What was read",
+        "repeat",
+        "settings",
+    ):
         assert title not in read(page)
     for missing in ("history", "sizes"):
-        with pytest.raises(ArgumentError, match=f"a report without {missing}: give the whole report"):
+        with pytest.raises(
+            ArgumentError, match=f"a report without {missing}: give the whole report"
+        ):
             ratings_page({name: part for name, part in bare.items() if name != missing})
-    assert "Size by epoch" not in ratings_page(report | {"history": [{"epoch": 0, "train_mse": 1.0}]})
+    assert "Size by epoch" not in ratings_page(
+        report | {"history": [{"epoch": 0, "train_mse": 1.0}]}
+    )
 
 
 def test_sizes_of_both_together_may_be_given(report):
     sides = {side: {"file": 40_000, "resident": 39_000} for side in ("users", "items")}
-    report["sizes"] = sides | {"file": 80_000, "training": 5_000_000, "parameters": 18_000, "float32": 400_000, "ratio": 5.0}
+    report["sizes"] = sides | {
+        "file": 80_000,
+        "training": 5_000_000,
+        "parameters": 18_000,
+        "float32": 400_000,
+        "ratio": 5.0,
+    }
     page = ratings_page(report)
     assert rows_of(page, "How large it is")[1:4] == [
         ["users", "40.0 KB", "39.0 KB", "–", "–"],
@@ -210,7 +283,10 @@ def test_errors_by_popularity_add_up(found):
     mean = float(SPLIT.train.values.mean(dtype=np.float64))
     assert found["baselines"]["mean"] == pytest.approx(((SPLIT.test.values - mean) ** 2).mean())
     for side in ("users", "items"):
-        counts = np.bincount(getattr(SPLIT.train, side), minlength=RATINGS.num_users if side == "users" else RATINGS.num_items)
+        counts = np.bincount(
+            getattr(SPLIT.train, side),
+            minlength=RATINGS.num_users if side == "users" else RATINGS.num_items,
+        )
         bands = found["sides"][side]["bands"]
         assert sum(band["ratings"] for band in bands) == len(SPLIT.test)
         assert sum(band["mse"] * band["share"] for band in bands) == pytest.approx(off.mean())
@@ -232,7 +308,9 @@ def test_biases_alone_find_planted_biases(monkeypatch):
     assert np.mean((guess - test.values) ** 2) < 0.01 * test.values.var()
     monkeypatch.setattr(insights, "HELD", 999)
     assert np.allclose(insights._biases_only(train, test, float(train.values.mean())), guess)
-    constant = Ratings(np.array([0, 1]), np.array([0, 0]), np.array([4.0, 4.0], np.float32), ("a", "b"), ("c",))
+    constant = Ratings(
+        np.array([0, 1]), np.array([0, 0]), np.array([4.0, 4.0], np.float32), ("a", "b"), ("c",)
+    )
     assert insights._biases_only(constant, constant, 4.0).tolist() == [4.0, 4.0]
 
 
@@ -250,15 +328,22 @@ def test_bits_of_rows():
     graded = PackedTable([Band(10, Every(), values=Graded.round(rows, bits, [4, 6]))], 4)
     assert row_cost(graded, np.arange(10), coded=False).tolist() == [6] * 4 + [1] * 6
     low = PackedTable([Band(10, Every(), values=Matrix.encode(rows, "int4"))], 4)
-    assert set(row_cost(low, np.arange(10), coded=False).tolist()) == {16 + 8 * low.bands[0].values.scale.itemsize}
-    column = PackedTable([Band(10, Every(), values=Matrix.encode(rows, "int4", scales="column"))], 4)
+    assert set(row_cost(low, np.arange(10), coded=False).tolist()) == {
+        16 + 8 * low.bands[0].values.scale.itemsize
+    }
+    column = PackedTable(
+        [Band(10, Every(), values=Matrix.encode(rows, "int4", scales="column"))], 4
+    )
     assert set(row_cost(column, np.arange(10), coded=False).tolist()) == {16}
     assert set(row_cost(fb.DenseTable(10, 4).pack(), np.arange(10), coded=False).tolist()) == {128}
     product = fb.ProductTable(10, 4, parts=2, choices=8).pack()
     assert set(row_cost(product, np.arange(10), coded=False).tolist()) == {6}
     table, packed = anchored(120, layout="ragged")
     codes = packed.bands[0].codes
-    own = np.count_nonzero(table.transform.detach().numpy(), axis=1) * (codes.index_bits + 32) + codes.count_bits
+    own = (
+        np.count_nonzero(table.transform.detach().numpy(), axis=1) * (codes.index_bits + 32)
+        + codes.count_bits
+    )
     assert row_cost(packed, np.arange(120), coded=False).tolist() == own.tolist()
 
 
@@ -277,7 +362,11 @@ def test_the_cost_of_rows_is_counted_in_blocks(monkeypatch):
 
 def test_many_rows_make_no_long_report():
     rows = 300_000
-    band = Band(rows, Every(), values=Matrix.encode(np.zeros((rows, 2), np.float32), "int8", scales="column"))
+    band = Band(
+        rows,
+        Every(),
+        values=Matrix.encode(np.zeros((rows, 2), np.float32), "int8", scales="column"),
+    )
     packed = PackedTable([band], 2)
     users = np.random.default_rng(0).integers(rows, size=1000)
     ratings = Ratings(users, users, np.ones(1000, np.float32), range(rows), range(rows))
@@ -288,23 +377,35 @@ def test_many_rows_make_no_long_report():
 
 
 def test_what_fits_no_test_part():
-    with pytest.raises(ArgumentError, match=r"predictions have shape \(3,\): give one for each of the"):
+    with pytest.raises(
+        ArgumentError, match=r"predictions have shape \(3,\): give one for each of the"
+    ):
         insight(anchored(120)[1], anchored(80)[1], SPLIT, np.zeros(3))
 
 
 def test_edges():
-    assert edges_of(0) == [0] and edges_of(1) == [0, 1] and edges_of(2999) == [0, 1, 3, 10, 30, 100, 300, 1000]
+    assert (
+        edges_of(0) == [0]
+        and edges_of(1) == [0, 1]
+        and edges_of(2999) == [0, 1, 3, 10, 30, 100, 300, 1000]
+    )
     assert edges_of(20, (1, 2, 5)) == [0, 1, 2, 5, 10, 20]
 
 
 def test_an_item_without_title_goes_by_its_key():
     table, packed = anchored(80, 1)
-    named = PackedTable(packed.bands, 4, keys=Keys.of(f"k{i}" for i in range(80)), made_by=packed.made_by)
-    names = {top["name"] for one in insights._anchors(named, None, None)["shown"] for top in one["top"]}
+    named = PackedTable(
+        packed.bands, 4, keys=Keys.of(f"k{i}" for i in range(80)), made_by=packed.made_by
+    )
+    names = {
+        top["name"] for one in insights._anchors(named, None, None)["shown"] for top in one["top"]
+    }
     assert names and all(name.startswith("k") for name in names)
     titled = insights._anchors(packed, TITLES, None)
     weights = table.transform.detach().numpy()
     for one in titled["shown"]:
         best = np.argsort(-np.abs(weights[:, one["anchor"]]), kind="stable")[: len(one["top"])]
         assert [top["name"] for top in one["top"]] == [TITLES[i] or str(i) for i in best]
-        assert one["leads"] == np.count_nonzero((np.abs(weights).argmax(1) == one["anchor"]) & weights.any(1))
+        assert one["leads"] == np.count_nonzero(
+            (np.abs(weights).argmax(1) == one["anchor"]) & weights.any(1)
+        )

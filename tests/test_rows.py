@@ -88,15 +88,26 @@ def test_lazy_is_eager(rule, kind, changing):
         MAKERS[rule](t.parameters(), {} if penalty is None else {t.transform: penalty})
         for t, penalty in zip(tables, made, strict=True)
     ]
-    steps = {"sgd": 2000, "yogi": 2000}.get(rule, 500) if kind == "nonnegative" and changing else 150
-    run(tables, optimizers, steps, falling if changing else lambda t: 1.0, moody if changing and made[0] else None, made)
+    steps = (
+        {"sgd": 2000, "yogi": 2000}.get(rule, 500) if kind == "nonnegative" and changing else 150
+    )
+    run(
+        tables,
+        optimizers,
+        steps,
+        falling if changing else lambda t: 1.0,
+        moody if changing and made[0] else None,
+        made,
+    )
     sparse, dense = tables
     everyone = torch.arange(V)
     torch.testing.assert_close(sparse(everyone), dense(everyone), rtol=0, atol=1e-5)
     before = sparse._rows.weight.clone()
     torch.testing.assert_close(sparse.transform, dense.transform, rtol=0, atol=1e-5)
     if optimizers[0]._lags(optimizers[0].param_groups[0]) or made[0] is not None:
-        assert not torch.equal(before, sparse.transform), "some rows must have been behind, or nothing was tested"
+        assert not torch.equal(before, sparse.transform), (
+            "some rows must have been behind, or nothing was tested"
+        )
     if kind in ("nonnegative", "l1"):
         assert torch.equal(sparse.transform == 0, dense.transform == 0)
         assert kind == "l1" or bool((sparse.transform == 0).any())
@@ -113,7 +124,11 @@ def test_compiled_loops_are_the_plain_ones(rule, kind, monkeypatch):
             "adamw": lambda p, pen: fb.AdamW(p, lr=0.01, weight_decay=0.1, penalties=pen),
             "adagrad": lambda p, pen: fb.Adagrad(p, lr=0.05, penalties=pen),
         }
-        return table, makers[rule](table.parameters(), {} if penalty is None else {table.transform: penalty}), penalty
+        return (
+            table,
+            makers[rule](table.parameters(), {} if penalty is None else {table.transform: penalty}),
+            penalty,
+        )
 
     quick, slow = made(), made()
     run([quick[0]], [quick[1]], 120, falling, moody if kind != "none" else None, [quick[2]])
@@ -132,7 +147,11 @@ def test_adamw_and_adagrad_are_torchs_with_dense_gradients():
     )
     for mine, theirs, settings in pairs:
         tables = [pair(torch.float64)[1] for _ in range(2)]
-        run(tables, [mine(tables[0].parameters(), **settings), theirs(tables[1].parameters(), **settings)], 100)
+        run(
+            tables,
+            [mine(tables[0].parameters(), **settings), theirs(tables[1].parameters(), **settings)],
+            100,
+        )
         torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=1e-9, atol=1e-12)
 
 
@@ -174,7 +193,9 @@ def test_a_forward_pass_writes_nothing():
 def test_saved_and_resumed_bit_for_bit():
     def start():
         table = pair(torch.float32)[0]
-        return table, fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.01)})
+        return table, fb.Yogi(
+            table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.01)}
+        )
 
     table, optimizer = start()
     run([table], [optimizer], 50)
@@ -193,7 +214,9 @@ def test_saved_and_resumed_bit_for_bit():
 def test_the_history_forgets_before_it_is_long(monkeypatch):
     monkeypatch.setattr("featherbed.rows.history.LONGEST", 40)
     tables = pair(torch.float64)
-    optimizers = [fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables]
+    optimizers = [
+        fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables
+    ]
     run(tables, optimizers, 200)
     assert len(tables[0]._rows.ledger.history) < 40
     torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=0, atol=1e-5)
@@ -201,7 +224,9 @@ def test_the_history_forgets_before_it_is_long(monkeypatch):
 
 def test_a_dense_gradient_on_rows_that_are_behind():
     tables = pair(torch.float64)
-    optimizers = [fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables]
+    optimizers = [
+        fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables
+    ]
     run(tables, optimizers, 30)
     for table, optimizer in zip(tables, optimizers, strict=True):
         optimizer.zero_grad()
@@ -214,7 +239,12 @@ def test_a_dense_gradient_on_rows_that_are_behind():
 def test_two_optimizers_after_each_other():
     tables = pair(torch.float64)
     for number, maker in enumerate((MAKERS["yogi"], MAKERS["momentum"])):
-        run(tables, [maker(t.parameters(), {t.transform: fb.NonNegativeL1(0.003)}) for t in tables], 60, seed=number)
+        run(
+            tables,
+            [maker(t.parameters(), {t.transform: fb.NonNegativeL1(0.003)}) for t in tables],
+            60,
+            seed=number,
+        )
         if number == 0:
             tables[1].transform  # noqa: B018
     sparse, dense = tables
@@ -277,7 +307,9 @@ def test_bad_input_is_one_clear_error():
     table, other = pair(torch.float32)
     with pytest.raises(fb.ArgumentError, match="does not hold"):
         fb.AdamW([table.atoms], penalties={table.transform: fb.L1(0.1)})
-    with pytest.raises(fb.ArgumentError, match="slots=7: a row cannot hold more than the 6 anchors"):
+    with pytest.raises(
+        fb.ArgumentError, match="slots=7: a row cannot hold more than the 6 anchors"
+    ):
         fb.AnchorTable(10, 4, anchors=6, slots=7)
     plain = nn.Embedding(5, 3, sparse=True)
     optimizer = fb.Yogi(plain.parameters())
@@ -314,7 +346,9 @@ def planted(seed=0, rows=400, anchors=16, dim=12):
     generator = torch.Generator().manual_seed(seed)
     atoms = torch.randn(anchors, dim, generator=generator) / dim**0.5
     support = torch.stack([torch.randperm(anchors, generator=generator)[:2] for _ in range(rows)])
-    true = torch.zeros(rows, anchors).scatter_(1, support, 0.5 + torch.rand(rows, 2, generator=generator))
+    true = torch.zeros(rows, anchors).scatter_(
+        1, support, 0.5 + torch.rand(rows, 2, generator=generator)
+    )
     return atoms, true, generator
 
 
@@ -322,12 +356,21 @@ def learn_planted(every, steps=400, dtype=torch.float32, clip=None):
     atoms, true, generator = planted()
     target = (true @ atoms).to(dtype)
     table = fb.AnchorTable(
-        len(true), 12, anchors=16, slots=4, scan_every=every, init=fb.HalfNormal(0.1), generator=generator, dtype=dtype
+        len(true),
+        12,
+        anchors=16,
+        slots=4,
+        scan_every=every,
+        init=fb.HalfNormal(0.1),
+        generator=generator,
+        dtype=dtype,
     )
     with torch.no_grad():
         table.atoms.copy_(atoms)
     table.atoms.requires_grad_(False)
-    optimizer = fb.Yogi([table._rows.weight], lr=0.02, penalties={table.transform: fb.NonNegativeL1(1e-4)})
+    optimizer = fb.Yogi(
+        [table._rows.weight], lr=0.02, penalties={table.transform: fb.NonNegativeL1(1e-4)}
+    )
     for _ in range(steps):
         ids = torch.randint(len(true), (200,), generator=generator)
         optimizer.zero_grad()
@@ -335,7 +378,9 @@ def learn_planted(every, steps=400, dtype=torch.float32, clip=None):
         if clip is not None:
             fb.clip_grad_norm_(table.parameters(), clip)
         optimizer.step()
-    dense = torch.zeros(true.shape).scatter_(1, table.support.long(), table.transform.detach().float())
+    dense = torch.zeros(true.shape).scatter_(
+        1, table.support.long(), table.transform.detach().float()
+    )
     return float(((dense > 0.05) & (true > 0)).sum() / (true > 0).sum()), table
 
 
@@ -345,14 +390,20 @@ def test_the_support_moves_to_where_it_is_needed():
     for settings in ({}, {"dtype": torch.float64}, {"clip": 1.0}):
         found, table = learn_planted(every=4, **settings)
         assert found > 0.8, settings
-        assert all(len(set(row.tolist())) == 4 for row in table.support), "an anchor stands in a row only once"
+        assert all(len(set(row.tolist())) == 4 for row in table.support), (
+            "an anchor stands in a row only once"
+        )
 
 
 def test_a_newcomer_needs_a_gradient_that_beats_the_penalty():
     for lam, moves in ((1e-4, True), (1e3, False)):
-        table = fb.AnchorTable(30, 6, anchors=12, slots=2, scan_every=1, generator=torch.Generator().manual_seed(0))
+        table = fb.AnchorTable(
+            30, 6, anchors=12, slots=2, scan_every=1, generator=torch.Generator().manual_seed(0)
+        )
         before = table.support.clone()
-        optimizer = fb.SGD(table.parameters(), lr=0.1, penalties={table.transform: fb.NonNegativeL1(lam)})
+        optimizer = fb.SGD(
+            table.parameters(), lr=0.1, penalties={table.transform: fb.NonNegativeL1(lam)}
+        )
         for _ in range(3):
             optimizer.zero_grad()
             (table(torch.arange(30)) - 1.0).square().sum().backward()
@@ -362,8 +413,12 @@ def test_a_newcomer_needs_a_gradient_that_beats_the_penalty():
 
 def test_scaled_gradients_let_the_same_anchors_in():
     def supports(scale):
-        table = fb.AnchorTable(30, 6, anchors=12, slots=2, scan_every=2, generator=torch.Generator().manual_seed(0))
-        optimizer = fb.SGD(table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(0.3)})
+        table = fb.AnchorTable(
+            30, 6, anchors=12, slots=2, scan_every=2, generator=torch.Generator().manual_seed(0)
+        )
+        optimizer = fb.SGD(
+            table.parameters(), lr=0.05, penalties={table.transform: fb.NonNegativeL1(0.3)}
+        )
         for _ in range(6):
             optimizer.zero_grad()
             for part in torch.arange(30).split(15):  # gradients of two passes add up
@@ -378,7 +433,13 @@ def test_scaled_gradients_let_the_same_anchors_in():
 
 def test_signed_slots_let_in_either_sign():
     table = fb.AnchorTable(
-        30, 6, anchors=12, slots=2, scan_every=1, nonnegative=False, generator=torch.Generator().manual_seed(0)
+        30,
+        6,
+        anchors=12,
+        slots=2,
+        scan_every=1,
+        nonnegative=False,
+        generator=torch.Generator().manual_seed(0),
     )
     optimizer = fb.SGD(table.parameters(), lr=0.01, penalties={table.transform: fb.L1(1e-3)})
     for _ in range(60):
@@ -393,8 +454,20 @@ def test_signed_slots_let_in_either_sign():
 @pytest.mark.parametrize("padding", [None, 4])
 def test_compiled_slots_are_the_dense_table(slots, dim, padding):
     generator = torch.Generator().manual_seed(0)
-    table = fb.AnchorTable(90, dim, anchors=20, slots=slots, padding_idx=padding, generator=generator, init=fb.HalfNormal(0.5))
-    dense = torch.zeros(90, 20).scatter_(1, table.support.long(), table.transform.detach()).requires_grad_()
+    table = fb.AnchorTable(
+        90,
+        dim,
+        anchors=20,
+        slots=slots,
+        padding_idx=padding,
+        generator=generator,
+        init=fb.HalfNormal(0.5),
+    )
+    dense = (
+        torch.zeros(90, 20)
+        .scatter_(1, table.support.long(), table.transform.detach())
+        .requires_grad_()
+    )
     atoms = table.atoms.detach().clone().requires_grad_()
     ids = (torch.rand(700, generator=generator).pow(3) * 90).long()
     offsets = torch.tensor([0, 3, 3, 200, 650])
@@ -417,16 +490,22 @@ def test_compiled_slots_are_the_dense_table(slots, dim, padding):
     compare(table(ids), rows()[ids])
     compare(table(ids.reshape(7, 100).T), rows()[ids.reshape(7, 100).T])
     for mode in ("sum", "mean"):
-        whole = torch.nn.functional.embedding_bag(ids, rows(), offsets, mode=mode, padding_idx=padding)
+        whole = torch.nn.functional.embedding_bag(
+            ids, rows(), offsets, mode=mode, padding_idx=padding
+        )
         compare(table.bag(ids, offsets, mode=mode), whole)
-    whole = torch.nn.functional.embedding_bag(ids, rows(), offsets, mode="sum", per_sample_weights=weights)
+    whole = torch.nn.functional.embedding_bag(
+        ids, rows(), offsets, mode="sum", per_sample_weights=weights
+    )
     compare(table.bag(ids, offsets, weights), whole, (weights,))
     assert table(ids[:0]).shape == (0, dim)
 
 
 def test_the_same_threads_give_the_same_bytes_and_nan_is_seen():
     def learn():
-        table = fb.AnchorTable(5000, 16, anchors=40, slots=8, scan_every=3, generator=torch.Generator().manual_seed(0))
+        table = fb.AnchorTable(
+            5000, 16, anchors=40, slots=8, scan_every=3, generator=torch.Generator().manual_seed(0)
+        )
         optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(1e-5)})
         generator = torch.Generator().manual_seed(1)
         for _ in range(8):
@@ -460,15 +539,26 @@ def drawn(table, optimizer, steps, seed=0):
 
 def twins(**settings):
     return [
-        fb.DenseTable(30, 4, sparse=sparse, dtype=torch.float64, generator=torch.Generator().manual_seed(0), **settings)
+        fb.DenseTable(
+            30,
+            4,
+            sparse=sparse,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(0),
+            **settings,
+        )
         for sparse in (True, False)
     ]
 
 
-@pytest.mark.parametrize(("first", "then"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize(
+    ("first", "then"), [(torch.float64, torch.float32), (torch.float32, torch.float64)]
+)
 @pytest.mark.parametrize("slots", [None, 2])
 def test_rows_change_their_type_up_to_date(first, then, slots):
-    table = fb.AnchorTable(40, 4, anchors=8, slots=slots, sparse=True, dtype=first, init=fb.HalfNormal(0.3))
+    table = fb.AnchorTable(
+        40, 4, anchors=8, slots=slots, sparse=True, dtype=first, init=fb.HalfNormal(0.3)
+    )
     optimizer = fb.Yogi(table.parameters())
     drawn(table, optimizer, 5)
     before = table(torch.arange(40)).detach()
@@ -481,7 +571,9 @@ def test_rows_change_their_type_up_to_date(first, then, slots):
 def test_ids_nobody_checked_are_refused():
     table = twins()[0]
     drawn(table, fb.SGD(table.parameters(), lr=0.01, momentum=0.9), 5)
-    assert torch.equal(table._modules["rows"](torch.tensor([3, 5], dtype=torch.int32)), table(torch.tensor([3, 5])))
+    assert torch.equal(
+        table._modules["rows"](torch.tensor([3, 5], dtype=torch.int32)), table(torch.tensor([3, 5]))
+    )
     for ids in ([30], [-1]):
         with pytest.raises(IndexError):
             table.lookup(torch.tensor(ids))
@@ -518,7 +610,9 @@ def test_a_learning_rate_of_zero_hides_nothing():
     for table in tables:
         table.rows.data.abs_()
         penalty = fb.NonNegativeL1(0.0)
-        optimizer = fb.SGD(table.parameters(), lr=0.1, momentum=0.9, penalties={table.rows: penalty})
+        optimizer = fb.SGD(
+            table.parameters(), lr=0.1, momentum=0.9, penalties={table.rows: penalty}
+        )
         for row, lr, lam in ((0, 0.1, 0), (1, 0.1, 20), (1, 0.0, 20), (1, 0.1, 0), (1, 0.1, 0)):
             optimizer.param_groups[0]["lr"], penalty.lam = lr, lam
             optimizer.zero_grad()

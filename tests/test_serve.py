@@ -48,8 +48,18 @@ def store(model, folder, **more):
     ]
     apart = {}
     if model.biases == "apart":
-        apart = {"user_bias": model.user_bias.detach().numpy(), "item_bias": model.item_bias.detach().numpy()}
-    settings = {"mean": 3.5, "biases": model.biases, "seen": seen_of(*PAIRS.T, USERS, ITEMS), "titles": TITLES, **apart, **more}
+        apart = {
+            "user_bias": model.user_bias.detach().numpy(),
+            "item_bias": model.item_bias.detach().numpy(),
+        }
+    settings = {
+        "mean": 3.5,
+        "biases": model.biases,
+        "seen": seen_of(*PAIRS.T, USERS, ITEMS),
+        "titles": TITLES,
+        **apart,
+        **more,
+    }
     write_recommender(folder, *tables, **settings)
     return folder
 
@@ -67,7 +77,14 @@ def predicted(model, user):
 
 @pytest.mark.parametrize("biases", ["none", "column", "apart"])
 @pytest.mark.parametrize(
-    "spec", ["dense", "anchor:anchors=4", "quantized:bits=4", "product:parts=2,choices=8", "hashed:buckets=20"]
+    "spec",
+    [
+        "dense",
+        "anchor:anchors=4",
+        "quantized:bits=4",
+        "product:parts=2,choices=8",
+        "hashed:buckets=20",
+    ],
 )
 def test_scores_are_the_models_predictions(spec, biases, tmp_path):
     model = model_of(spec, biases)
@@ -75,7 +92,10 @@ def test_scores_are_the_models_predictions(spec, biases, tmp_path):
     for user in (0, 17, USERS - 1):
         wanted = predicted(model, user)
         assert np.allclose(recommender.score(f"user{user}", ITEM_KEYS), wanted, atol=2e-5)
-        found = {item.key: item.score for item in recommender.recommend(f"user{user}", k=ITEMS, unseen=False)}
+        found = {
+            item.key: item.score
+            for item in recommender.recommend(f"user{user}", k=ITEMS, unseen=False)
+        }
         assert len(found) == ITEMS
         assert np.allclose([found[key] for key in ITEM_KEYS], wanted, atol=2e-5)
 
@@ -84,19 +104,31 @@ def test_the_best_items_not_rated_in_training(place):
     recommender, model = Recommender.open(place), model_of()
     for user in range(USERS):
         seen = set(PAIRS[PAIRS[:, 0] == user, 1].tolist())
-        order = [i for i in np.argsort(-predicted(model, user), kind="stable").tolist() if i not in seen]
+        order = [
+            i for i in np.argsort(-predicted(model, user), kind="stable").tolist() if i not in seen
+        ]
         found = recommender.recommend(f"user{user}", k=8)
         assert [item.key for item in found] == [f"item{i}" for i in order[:8]]
         assert [item.title for item in found] == [TITLES[i] for i in order[:8]]
-        assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
+        assert [item.score for item in found] == sorted(
+            (item.score for item in found), reverse=True
+        )
         assert recommender.seen(user).tolist() == sorted(seen)
-    assert recommender.recommend("user3", k=500) == recommender.recommend("user3", k=ITEMS - len(recommender.seen(3)))
+    assert recommender.recommend("user3", k=500) == recommender.recommend(
+        "user3", k=ITEMS - len(recommender.seen(3))
+    )
 
 
 def test_many_items_go_the_other_way(place, monkeypatch):
-    few = [Recommender.open(place).recommend("user5", k=9), Recommender.open(place).similar("item5", k=9)]
+    few = [
+        Recommender.open(place).recommend("user5", k=9),
+        Recommender.open(place).similar("item5", k=9),
+    ]
     monkeypatch.setattr(recommenders, "FEW", 10)
-    many = [Recommender.open(place).recommend("user5", k=9), Recommender.open(place).similar("item5", k=9)]
+    many = [
+        Recommender.open(place).recommend("user5", k=9),
+        Recommender.open(place).similar("item5", k=9),
+    ]
     for one, other in zip(few, many, strict=True):
         assert [item.key for item in one] == [item.key for item in other]
         assert np.allclose([item.score for item in one], [item.score for item in other], atol=1e-5)
@@ -117,13 +149,26 @@ def test_similar_items_by_cosine_without_the_biases(biases, tmp_path):
 
 def test_equal_scores_go_by_id_and_the_padding_row_is_no_item(tmp_path):
     rows = np.ones((5, 2), dtype=np.float32)
-    users = PackedTable([Band(1, Every(), values=Matrix.encode(rows[:1], "float32"))], 2, keys=Keys.of(["ann"]))
-    items = PackedTable([Band(5, Every(), values=Matrix.encode(rows, "float32"))], 2, padding_idx=1, keys=Keys.of("abcde"))
+    users = PackedTable(
+        [Band(1, Every(), values=Matrix.encode(rows[:1], "float32"))], 2, keys=Keys.of(["ann"])
+    )
+    items = PackedTable(
+        [Band(5, Every(), values=Matrix.encode(rows, "float32"))],
+        2,
+        padding_idx=1,
+        keys=Keys.of("abcde"),
+    )
     write_recommender(tmp_path, users, items, mean=0.0, biases="none", seen=([0, 1], [3]))
     recommender = Recommender.open(tmp_path)
-    assert recommender.recommend("ann", k=9) == [Scored("a", 2.0, None), Scored("c", 2.0, None), Scored("e", 2.0, None)]
+    assert recommender.recommend("ann", k=9) == [
+        Scored("a", 2.0, None),
+        Scored("c", 2.0, None),
+        Scored("e", 2.0, None),
+    ]
     assert [item.key for item in recommender.similar("a", k=9)] == ["c", "d", "e"]
-    write_recommender(tmp_path, users, items, mean=0.0, biases="none", seen=([0, 5], [0, 1, 2, 3, 4]))
+    write_recommender(
+        tmp_path, users, items, mean=0.0, biases="none", seen=([0, 5], [0, 1, 2, 3, 4])
+    )
     assert Recommender.open(tmp_path).recommend("ann") == []
 
 
@@ -152,10 +197,14 @@ def test_unknown_keys_are_named_with_what_comes_near(place, monkeypatch):
 @pytest.mark.parametrize("held", [1 << 23, 50, 1])
 def test_what_users_have_seen(held, monkeypatch):
     monkeypatch.setattr(folders, "HELD", held)
-    offsets, items = seen_of(PAIRS[:, 0].astype(np.int32), PAIRS[:, 1].astype(np.int32), USERS + 2, ITEMS)
+    offsets, items = seen_of(
+        PAIRS[:, 0].astype(np.int32), PAIRS[:, 1].astype(np.int32), USERS + 2, ITEMS
+    )
     assert offsets.dtype == items.dtype == np.uint32 and len(offsets) == USERS + 3
     for user in range(USERS + 2):
-        assert items[offsets[user] : offsets[user + 1]].tolist() == sorted(set(PAIRS[PAIRS[:, 0] == user, 1].tolist()))
+        assert items[offsets[user] : offsets[user + 1]].tolist() == sorted(
+            set(PAIRS[PAIRS[:, 0] == user, 1].tolist())
+        )
     nothing = seen_of(np.empty(0, np.int64), np.empty(0, np.int64), 2, 3)
     assert nothing[0].tolist() == [0, 0, 0] and len(nothing[1]) == 0
 
@@ -200,7 +249,9 @@ def test_a_write_that_ends_early_leaves_no_recommender(place, monkeypatch):
     monkeypatch.setattr(folders, "write_arrays", full)
     with pytest.raises(OSError, match="No space"):
         store(model_of(), place)
-    with pytest.raises(FileNotFoundError, match=r"holds no recommender \(recommender.json is missing\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no recommender \(recommender.json is missing\)"
+    ):
         Recommender.open(place)
 
 
@@ -211,14 +262,25 @@ def test_written_again_it_forgets_what_it_had(place):
     tables = place / "users.safetensors", place / "items.safetensors"
     stamp = tables[0].stat().st_mtime_ns
     write_recommender(place, *tables, mean=0.0, biases="none", seen=seen_of(*PAIRS.T, USERS, ITEMS))
-    assert tables[0].stat().st_mtime_ns == stamp, "a file that is there already is not written again"
-    assert not (place / "biases.safetensors").exists() and not (place / "titles.safetensors").exists()
+    assert tables[0].stat().st_mtime_ns == stamp, (
+        "a file that is there already is not written again"
+    )
+    assert (
+        not (place / "biases.safetensors").exists() and not (place / "titles.safetensors").exists()
+    )
     assert (place / "metrics.json").read_text() == "{}"
     assert Recommender.open(place).recommend("user1")[0].title is None
 
 
 @pytest.mark.parametrize(
-    "name", ["users.safetensors", "items.safetensors", "seen.safetensors", "titles.safetensors", "recommender.json"]
+    "name",
+    [
+        "users.safetensors",
+        "items.safetensors",
+        "seen.safetensors",
+        "titles.safetensors",
+        "recommender.json",
+    ],
 )
 def test_missing_and_cut_files(name, place):
     whole = (place / name).read_bytes()
@@ -248,7 +310,9 @@ def test_lies_in_the_json(change, place):
         Recommender.open(place)
     assert "\n" not in str(caught.value)
     for name in change:
-        (place / "recommender.json").write_text(json.dumps({key: value for key, value in said.items() if key != name}))
+        (place / "recommender.json").write_text(
+            json.dumps({key: value for key, value in said.items() if key != name})
+        )
         with pytest.raises(FormatError, match=f"lacks the field '{name}'"):
             Recommender.open(place)
 
@@ -294,7 +358,9 @@ def test_broken_lists_of_what_was_seen(place):
     with pytest.raises(FormatError, match="is not what this featherbed reads as 'seen'"):
         Recommender.open(place)
     write_arrays(path, "seen", {"offsets": offsets, "items": items})
-    assert repr(check_recommender(place)) == f"Recommender({USERS} users, {ITEMS} items, width {DIM})"
+    assert (
+        repr(check_recommender(place)) == f"Recommender({USERS} users, {ITEMS} items, width {DIM})"
+    )
 
 
 def test_broken_titles_and_tables_of_another(place, tmp_path_factory):
@@ -306,13 +372,18 @@ def test_broken_titles_and_tables_of_another(place, tmp_path_factory):
     with pytest.raises(FormatError, match=r"the title of item 2[01] lies outside"):
         Recommender.open(place).recommend("user0", k=ITEMS, unseen=False)
     shutil.copy(place / "items.safetensors", place / "users.safetensors")
-    with pytest.raises(FormatError, match=f"users.safetensors holds {ITEMS} x {DIM} with keys, the recommender has {USERS}"):
+    with pytest.raises(
+        FormatError,
+        match=f"users.safetensors holds {ITEMS} x {DIM} with keys, the recommender has {USERS}",
+    ):
         Recommender.open(place)
 
 
 def test_rows_that_are_no_numbers(place):
     rows = np.full((ITEMS, DIM), np.nan, dtype=np.float32)
-    packed = PackedTable([Band(ITEMS, Every(), values=Matrix.encode(rows, "float32"))], DIM, keys=Keys.of(ITEM_KEYS))
+    packed = PackedTable(
+        [Band(ITEMS, Every(), values=Matrix.encode(rows, "float32"))], DIM, keys=Keys.of(ITEM_KEYS)
+    )
     packed.save(place / "items.safetensors")
     with pytest.raises(FormatError, match="not a finite number"):
         Recommender.open(place).recommend("user0")
@@ -336,7 +407,12 @@ def test_the_command(place, capsys):
     run(place, "user2", 200, json=True, all_items=True)
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert [row["rank"] for row in found] == list(range(1, ITEMS + 1)) and set(found[0]) == {"rank", "key", "score", "title"}
+    assert [row["rank"] for row in found] == list(range(1, ITEMS + 1)) and set(found[0]) == {
+        "rank",
+        "key",
+        "score",
+        "title",
+    }
     assert err == f"note: there are only {ITEMS} items in all, 200 were asked for\n"
     run(place, "user2", 200)
     assert "items this user has not rated, 200 were asked for" in capsys.readouterr().err
@@ -353,7 +429,9 @@ def test_it_needs_neither_torch_nor_numba(place):
         "from featherbed.serve.command import run; run(sys.argv[1], 'user2', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=True
+    )
     assert len(found.stdout.splitlines()) == 5 and found.stdout.splitlines()[-1] == "[]"
 
 
@@ -370,5 +448,7 @@ def test_few_items_do_not_wait_for_a_compiler(tmp_path):
         "write_recommender(sys.argv[1], table, table, mean=0.0, biases='none', seen=(np.zeros(5001), []))\n"
         "opened = Recommender.open(sys.argv[1]); opened.recommend('7'); opened.similar('7'); print('numba' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "False"

@@ -46,7 +46,9 @@ SPECS = [
 
 def model_of(kind="cnn", spec="dense", seed=0, hidden=None):
     torch.manual_seed(seed)
-    table = fb.make_table(spec, V, DIM, padding_idx=0, generator=torch.Generator().manual_seed(seed))
+    table = fb.make_table(
+        spec, V, DIM, padding_idx=0, generator=torch.Generator().manual_seed(seed)
+    )
     if kind == "cnn":
         model = TextCNN(table, len(CLASSES), widths=(2, 3, 5), channels=7)
     else:
@@ -65,7 +67,9 @@ def model_of(kind="cnn", spec="dense", seed=0, hidden=None):
 def store(model, folder, **more):
     settings = {"classes": CLASSES, "length": LENGTH, "words": WORDS, **more}
     kind, widths = ("cnn", model.widths) if isinstance(model, TextCNN) else ("bag", ())
-    write_classifier(folder, model.words.pack(), arrays_of(model), kind=kind, widths=widths, **settings)
+    write_classifier(
+        folder, model.words.pack(), arrays_of(model), kind=kind, widths=widths, **settings
+    )
     return folder
 
 
@@ -110,7 +114,10 @@ def test_padding_alone_is_a_window_where_the_text_leaves_room(tmp_path):
             window.weight.copy_(-window.weight.abs())
             window.bias.fill_(1.0)
         model.words.rows.abs_()
-    classifier, texts = Classifier.open(store(model, tmp_path)), documents(lengths=[0, 1, *range(13, LENGTH + 1), LENGTH + 4])
+    classifier, texts = (
+        Classifier.open(store(model, tmp_path)),
+        documents(lengths=[0, 1, *range(13, LENGTH + 1), LENGTH + 4]),
+    )
     wanted = predicted(model, texts)
     assert np.abs(asked(classifier, texts) - wanted).max() < 1e-5
     strongest = [len(np.unique(wanted[i])) and wanted[i, 0] for i in (1, len(texts) - 2)]
@@ -174,7 +181,10 @@ def test_words_as_keys_or_as_a_list(tmp_path):
     assert one.unknown("word3 strange") == other.unknown("word3 strange") == ["strange"]
     assert fb.load(tmp_path / "keys" / "words.safetensors")["word3"].shape == (DIM,)
     assert not (tmp_path / "keys" / "words.txt.xz").exists()
-    assert lzma.decompress((tmp_path / "list" / "words.txt.xz").read_bytes()).decode().split("\n") == WORDS
+    assert (
+        lzma.decompress((tmp_path / "list" / "words.txt.xz").read_bytes()).decode().split("\n")
+        == WORDS
+    )
     write_classifier(tmp_path / "list", keyed, arrays_of(model), **common)
     assert not (tmp_path / "list" / "words.txt.xz").exists(), "written again it forgets what it had"
     assert Classifier.open(tmp_path / "list").classify("word3") == one.classify("word3")
@@ -188,7 +198,9 @@ def test_pieces_of_words(tmp_path):
     classifier = Classifier.open(store(model_of(), tmp_path, tokenizer=tokenizer, words=None))
     assert classifier.unknown("never seen") == [] and classifier.vocabulary is None
     ids = classifier.encoder.ids("word1 other2")
-    assert len(ids) and np.allclose(classifier.classify("word1 other2", k=1)[0].probability, predicted(model_of(), [ids]).max())
+    assert len(ids) and np.allclose(
+        classifier.classify("word1 other2", k=1)[0].probability, predicted(model_of(), [ids]).max()
+    )
     whole = (tmp_path / "tokenizer.json").read_bytes()
     for broken in (b"{", b"", whole[: len(whole) // 3], b"\xff"):
         (tmp_path / "tokenizer.json").write_bytes(broken)
@@ -242,7 +254,9 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="padding_idx=None"):
         write_classifier(tmp_path / "x", fb.DenseTable(3, 4).pack(), arrays, kind="bag", **common)
     with pytest.raises(ArgumentError, match="no finite numbers"):
-        write_classifier(tmp_path / "x", table, arrays | {"layer0.bias": [np.nan, 0]}, kind="bag", **common)
+        write_classifier(
+            tmp_path / "x", table, arrays | {"layer0.bias": [np.nan, 0]}, kind="bag", **common
+        )
     assert not (tmp_path / "x").exists()
 
 
@@ -254,12 +268,16 @@ def test_a_write_that_ends_early_leaves_no_classifier(place, monkeypatch):
     monkeypatch.setattr(bundles, "write_arrays", full)
     with pytest.raises(OSError, match="No space"):
         store(model_of(), place)
-    with pytest.raises(FileNotFoundError, match=r"holds no classifier \(classifier.json is missing\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no classifier \(classifier.json is missing\)"
+    ):
         Classifier.open(place)
     assert (place / "metrics.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("name", ["words.safetensors", "model.safetensors", "words.txt.xz", "classifier.json"])
+@pytest.mark.parametrize(
+    "name", ["words.safetensors", "model.safetensors", "words.txt.xz", "classifier.json"]
+)
 def test_missing_and_cut_files(name, place):
     whole = (place / name).read_bytes()
     for broken in (whole[: len(whole) // 2], b"", whole[:-1], b"x" * len(whole)):
@@ -292,7 +310,9 @@ def test_lies_in_the_json(change, place):
         Classifier.open(place)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     for name in change:
-        (place / "classifier.json").write_text(json.dumps({key: value for key, value in said.items() if key != name}))
+        (place / "classifier.json").write_text(
+            json.dumps({key: value for key, value in said.items() if key != name})
+        )
         with pytest.raises(FormatError, match=f"lacks the field '{name}'"):
             Classifier.open(place)
 
@@ -307,11 +327,17 @@ def test_json_that_is_no_object(text, place):
 def test_files_that_would_fill_the_memory(place, monkeypatch):
     good = (place / "words.txt.xz").read_bytes()
     monkeypatch.setattr(bundles, "MOST_LIST", 1 << 16)
-    for content in (lzma.compress(b"\0" * (1 << 17), preset=0), good + b"more", good + bytes(1 << 16)):
+    for content in (
+        lzma.compress(b"\0" * (1 << 17), preset=0),
+        good + b"more",
+        good + bytes(1 << 16),
+    ):
         (place / "words.txt.xz").write_bytes(content)
         with pytest.raises(FormatError, match=r"words\.txt\.xz is cut short, or holds more"):
             Classifier.open(place)
-    (place / "words.txt.xz").write_bytes(lzma.compress(b"a\nb", preset=9))  # its dictionary alone is above what is allowed
+    (place / "words.txt.xz").write_bytes(
+        lzma.compress(b"a\nb", preset=9)
+    )  # its dictionary alone is above what is allowed
     with pytest.raises(FormatError, match=r"words\.txt\.xz"):
         Classifier.open(place)
     monkeypatch.setattr(bundles, "MOST_JSON", 10)
@@ -347,18 +373,27 @@ def test_broken_weights_and_tables_of_another(place):
         Classifier.open(place)
     write_arrays(path, "weights", arrays)
     rows = np.full((V, DIM), np.nan, dtype=np.float32)
-    PackedTable([Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM).save(place / "words.safetensors")
-    with pytest.raises(FormatError, match="not a finite number"):
-        Classifier.open(place).classify("word1")
-    PackedTable([Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM, keys=Keys.of(WORDS)).save(
+    PackedTable([Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM).save(
         place / "words.safetensors"
     )
+    with pytest.raises(FormatError, match="not a finite number"):
+        Classifier.open(place).classify("word1")
+    PackedTable(
+        [Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM, keys=Keys.of(WORDS)
+    ).save(place / "words.safetensors")
     with pytest.raises(FormatError, match="holds 60 x 8 with keys"):
         Classifier.open(place)
 
 
 def test_a_list_of_words_is_small(tmp_path):
-    words = sorted({f"{a}{b}{c}" for a in ("re", "un", "out") for b in ("run", "play", "go") for c in ("s", "ing", "er")})
+    words = sorted(
+        {
+            f"{a}{b}{c}"
+            for a in ("re", "un", "out")
+            for b in ("run", "play", "go")
+            for c in ("s", "ing", "er")
+        }
+    )
     write_words(tmp_path / "w.xz", words)
     assert read_words(tmp_path / "w.xz", len(words)) == words
     with pytest.raises(FileNotFoundError):
@@ -385,7 +420,9 @@ def store_language(model, folder, **more):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(("tied", "hidden", "layers"), [(True, DIM, 2), (False, 11, 1), (True, DIM, 3)])
+@pytest.mark.parametrize(
+    ("tied", "hidden", "layers"), [(True, DIM, 2), (False, 11, 1), (True, DIM, 3)]
+)
 def test_perplexities_are_the_trained_models(spec, tied, hidden, layers, tmp_path):
     model = language_of(spec, tied, hidden, layers)
     server = check_language(store_language(model, tmp_path))
@@ -397,7 +434,9 @@ def test_perplexities_are_the_trained_models(spec, tied, hidden, layers, tmp_pat
         logits = model(ids)[0][:, 0].numpy()
     state = server.start(1)
     for place, id_ in enumerate(ids[:, 0].tolist()):
-        assert np.allclose(server.logits(server.step(np.array([id_]), state))[0], logits[place], atol=1e-5)
+        assert np.allclose(
+            server.logits(server.step(np.array([id_]), state))[0], logits[place], atol=1e-5
+        )
 
 
 def test_awd_models_are_served_too(tmp_path):
@@ -423,14 +462,29 @@ def test_blocks_of_words_change_no_perplexity(tmp_path, monkeypatch):
 def test_texts_go_on(tmp_path):
     server = LanguageServer.open(store_language(language_of(), tmp_path))
     text = server.continue_text("Word3 strange", words=40, seed=3)
-    assert text == server.continue_text("Word3 strange", words=40, seed=3) != server.continue_text("Word3 strange", 40, seed=4)
+    assert (
+        text
+        == server.continue_text("Word3 strange", words=40, seed=3)
+        != server.continue_text("Word3 strange", 40, seed=4)
+    )
     assert text.startswith("Word3 strange ") and "<unk>" not in text and "<eos>" not in text
     many = server.continue_text("", words=900, seed=0, temperature=3.0)
-    assert "\n" in many and set(many.split()) == set(WORDS[2:]), "every word but the unknown one comes up"
-    assert server.continue_text("word1", words=5, seed=1, temperature=0) == server.continue_text("word1", 5, 2, 0.0)
+    assert "\n" in many and set(many.split()) == set(WORDS[2:]), (
+        "every word but the unknown one comes up"
+    )
+    assert server.continue_text("word1", words=5, seed=1, temperature=0) == server.continue_text(
+        "word1", 5, 2, 0.0
+    )
     assert server.continue_text("word1", words=5, temperature=1e-300).startswith("word1 ")
-    assert server.continue_text("word1 word2", words=0) == "word1 word2" and server.unknown("word3 odd Word3 odd") == ["odd"]
-    for more in ({"words": -1}, {"words": 10**9}, {"temperature": -1.0}, {"temperature": float("nan")}):
+    assert server.continue_text("word1 word2", words=0) == "word1 word2" and server.unknown(
+        "word3 odd Word3 odd"
+    ) == ["odd"]
+    for more in (
+        {"words": -1},
+        {"words": 10**9},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+    ):
         with pytest.raises(ArgumentError, match=next(iter(more))):
             server.continue_text("word1", **more)
     assert repr(server) == "LanguageServer(60 words, layers 8 x 8, tied)"
@@ -439,9 +493,17 @@ def test_texts_go_on(tmp_path):
 def test_words_follow_their_probabilities(tmp_path):
     bias = np.log(np.array([0.2, 0.2, 0.3, 0.3]))
     cell = np.zeros((8, 2)), np.zeros((8, 2)), np.zeros(8), np.zeros(8)
-    write_language(tmp_path, fb.DenseTable(4, 2).pack(), [cell], bias, words=["<unk>", "a", "b", "c"])
-    words = LanguageServer.open(tmp_path).continue_text("a", words=1500, seed=0, temperature=1.0).split()[1:]
-    assert np.allclose([words.count(word) / 1500 for word in "abc"], [0.25, 0.375, 0.375], atol=0.05)
+    write_language(
+        tmp_path, fb.DenseTable(4, 2).pack(), [cell], bias, words=["<unk>", "a", "b", "c"]
+    )
+    words = (
+        LanguageServer.open(tmp_path)
+        .continue_text("a", words=1500, seed=0, temperature=1.0)
+        .split()[1:]
+    )
+    assert np.allclose(
+        [words.count(word) / 1500 for word in "abc"], [0.25, 0.375, 0.375], atol=0.05
+    )
     alone = fb.DenseTable(2, 2).pack()
     write_language(tmp_path, alone, [cell], np.zeros(2), words=["a", "b"])
     with pytest.raises(ArgumentError, match="'ale' is not known"):
@@ -480,7 +542,12 @@ def test_language_models_that_do_not_fit(tmp_path):
         ([cell], np.zeros(4), {}, "takes the arrays"),
         ([cell], np.zeros(3), {"words": ["a"]}, "1 words were given"),
         ([cell], np.zeros(3), {"output": np.zeros((3, 5))}, "takes the arrays"),
-        ([(np.zeros((12, 2)), np.zeros((12, 3)), np.zeros(12), np.zeros(12))], np.zeros(3), {}, "a last layer of width 2"),
+        (
+            [(np.zeros((12, 2)), np.zeros((12, 3)), np.zeros(12), np.zeros(12))],
+            np.zeros(3),
+            {},
+            "a last layer of width 2",
+        ),
     ):
         with pytest.raises(ArgumentError, match=message):
             write_language(tmp_path / "x", table, cells, bias, **{"words": ["a", "b", "c"], **more})
@@ -509,7 +576,11 @@ def test_classifying_from_the_command_line(place, capsys, monkeypatch, tmp_path)
     assert err == "note: not known to the model: strange\n"
     run_classify(place, "word3", k=1, json=True)
     found = json.loads(capsys.readouterr().out)
-    assert found["text"] == "word3" and found["unknown"] == [] and set(found["classes"][0]) == {"label", "probability"}
+    assert (
+        found["text"] == "word3"
+        and found["unknown"] == []
+        and set(found["classes"][0]) == {"label", "probability"}
+    )
     for text, file, k, message in (
         ("", None, None, "holds no word"), ("...", None, None, "holds no word"), (None, None, None, "give one text"),
         ("a", tmp_path, None, "give one text"), ("word3", None, 0, "at least one"),
@@ -518,14 +589,26 @@ def test_classifying_from_the_command_line(place, capsys, monkeypatch, tmp_path)
             run_classify(place, text, k, file=file)
     lines = tmp_path / "lines.txt"
     lines.write_text("word3\r\nword9 word4\n...\nword5")
-    with pytest.raises(DataError, match=r"lines\.txt, line 3: the text holds no word; 1 of 4 lines have no class"):
+    with pytest.raises(
+        DataError, match=r"lines\.txt, line 3: the text holds no word; 1 of 4 lines have no class"
+    ):
         run_classify(place, None, file=lines)
     rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 4 and rows[2] == "" and rows[0].split("\t")[0] == Classifier.open(place).classify("word3")[0].label
+    assert (
+        len(rows) == 4
+        and rows[2] == ""
+        and rows[0].split("\t")[0] == Classifier.open(place).classify("word3")[0].label
+    )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"word3\nword4\n")))
     run_classify(place, None, k=2, json=True, file=lines.with_name("-").relative_to(tmp_path))
-    assert [len(json.loads(line)["classes"]) for line in capsys.readouterr().out.splitlines()] == [2, 2]
-    for content, message in ((b"word3\nw\xff\n", "line 2: byte 2 is not UTF-8"), (b"", "holds no text")):
+    assert [len(json.loads(line)["classes"]) for line in capsys.readouterr().out.splitlines()] == [
+        2,
+        2,
+    ]
+    for content, message in (
+        (b"word3\nw\xff\n", "line 2: byte 2 is not UTF-8"),
+        (b"", "holds no text"),
+    ):
         lines.write_bytes(content)
         with pytest.raises(DataError, match=message):
             run_classify(place, None, file=lines)
@@ -535,7 +618,9 @@ def test_going_on_from_the_command_line(tmp_path, capsys):
     store_language(language_of(), tmp_path)
     run_continue(tmp_path, "word3 strange", words=4, seed=1)
     out, err = capsys.readouterr()
-    assert out.rstrip("\n") == LanguageServer.open(tmp_path).continue_text("word3 strange", words=4, seed=1)
+    assert out.rstrip("\n") == LanguageServer.open(tmp_path).continue_text(
+        "word3 strange", words=4, seed=1
+    )
     assert err == "note: not known to the model: strange\n"
     run_continue(tmp_path, "word3", words=4, seed=1, json=True)
     found = json.loads(capsys.readouterr().out)
@@ -555,10 +640,17 @@ def test_serving_needs_neither_torch_nor_numba(place, tmp_path_factory):
         "run_classify(sys.argv[1], 'word3', 1); run_continue(sys.argv[2], 'word3', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy', 'tokenizers') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code, str(place), str(other)], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(place), str(other)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert found.stdout.splitlines()[-1] == "[]"
 
 
 def test_copied_folders_answer_the_same(place, tmp_path_factory):
     copy = shutil.copytree(place, tmp_path_factory.mktemp("copy") / "there")
-    assert Classifier.open(copy).classify("word3 word4") == Classifier.open(place).classify("word3 word4")
+    assert Classifier.open(copy).classify("word3 word4") == Classifier.open(place).classify(
+        "word3 word4"
+    )

@@ -49,7 +49,9 @@ def reference(p, kind="none", rho=1.0, exclude=(), include_self=False, mixture=F
         weights = np.zeros(V)
         for k in free:
             if mixture:
-                weights[k] = 1 / rho / len(free) + (1 - 1 / rho) * (k in [*listed, j]) / (len(listed) + 1)
+                weights[k] = 1 / rho / len(free) + (1 - 1 / rho) * (k in [*listed, j]) / (
+                    len(listed) + 1
+                )
             elif k != j or include_self:
                 weights[k] = (rho if near[j, k] else 1) / (1 + rho)
         law[j] = (1 - p) * law[j] + p * weights / weights.sum()
@@ -137,13 +139,17 @@ def test_the_closed_form():
     p, rho = 0.4, 6.0
     law = reference(p, "degrees 0 to V-2", rho)
     for j in range(V):
-        q = p / (rho * j + V - 1 - j) if j <= V // 2 else p / (rho * (j - 1) + V - j)  # j + j >= V would be a loop
+        q = (
+            p / (rho * j + V - 1 - j) if j <= V // 2 else p / (rho * (j - 1) + V - j)
+        )  # j + j >= V would be a loop
         expected = [1 - p if k == j else rho * q if j + k >= V else q for k in range(V)]
         assert law[j] == pytest.approx(expected)
     assert reference(p)[3] == pytest.approx([1 - p if k == 3 else p / (V - 1) for k in range(V)])
 
 
-@pytest.mark.parametrize("settings", [{}, {"kind": "degrees 0 to V-2", "rho": 5.0, "exclude": [1, 8]}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"kind": "degrees 0 to V-2", "rho": 5.0, "exclude": [1, 8]}], ids=str
+)
 def test_one_draw_for_each_id_of_a_batch(settings):
     given = {**settings, "graph": graph_of(settings.get("kind", "none"))}
     given.pop("kind", None)
@@ -153,19 +159,27 @@ def test_one_draw_for_each_id_of_a_batch(settings):
     assert torch.equal(calls[:, :V], calls[:, V : 2 * V])
     assert torch.equal(calls[:, :V], calls[:, 2 * V :])
     once = calls[:, :V]
-    check_counts(counted(ids[:V].repeat(TIMES // 2).numpy(), once.numpy()), reference(0.5, **settings))
+    check_counts(
+        counted(ids[:V].repeat(TIMES // 2).numpy(), once.numpy()), reference(0.5, **settings)
+    )
     kept = (once != ids[:V]).numpy()
-    assert stats.chi2_contingency(np.histogram2d(kept[:, 2], kept[:, 3], 2)[0]).pvalue > UNLIKELY, "ids are drawn alone"
+    assert stats.chi2_contingency(np.histogram2d(kept[:, 2], kept[:, 3], 2)[0]).pvalue > UNLIKELY, (
+        "ids are drawn alone"
+    )
 
 
 def test_padding_neither_changes_nor_appears():
     table = nn.Embedding(V, 3, padding_idx=0)
     ids = torch.arange(V).repeat(2000)
     for graph in (None, graph_of("complete")):
-        shared = fb.SSE(table, 1.0, graph=graph, rho=9.0, exclude={5}, generator=seeded()).share(ids)
+        shared = fb.SSE(table, 1.0, graph=graph, rho=9.0, exclude={5}, generator=seeded()).share(
+            ids
+        )
         for special in (0, 5):
             assert torch.equal(shared == special, ids == special)
-        assert ((shared != ids) == ((ids != 0) & (ids != 5))).all(), "p = 1 replaces every id that may change"
+        assert ((shared != ids) == ((ids != 0) & (ids != 5))).all(), (
+            "p = 1 replaces every id that may change"
+        )
 
 
 def test_a_table_of_one_free_id_has_no_other():
@@ -253,7 +267,10 @@ def test_a_seed_reproduces():
     def draws(seed):
         sse = fb.SSE(nn.Embedding(V, 1), 0.5, generator=seeded(seed))
         loop = seeded(seed)
-        return torch.stack([sse.share(ids) for _ in range(3)] + [fb.share(ids, V, 0.5, generator=loop) for _ in range(3)])
+        return torch.stack(
+            [sse.share(ids) for _ in range(3)]
+            + [fb.share(ids, V, 0.5, generator=loop) for _ in range(3)]
+        )
 
     assert torch.equal(draws(1), draws(1))
     assert not torch.equal(draws(1), draws(2))
@@ -277,9 +294,16 @@ def test_state_goes_on_where_it_stood():
         sse.share(ids)
     sse.p = 0.37
     state = pickle.loads(pickle.dumps(sse.state_dict()))
-    other = fb.SSE(nn.Embedding(V, 1), 0.9, graph=graph_of("directed"), rho=4.0, generator=seeded(2))
+    other = fb.SSE(
+        nn.Embedding(V, 1), 0.9, graph=graph_of("directed"), rho=4.0, generator=seeded(2)
+    )
     other.load_state_dict(state)
-    copies = [other, copy.deepcopy(sse), pickle.loads(pickle.dumps(sse)), copy.deepcopy(copy.deepcopy(sse))]
+    copies = [
+        other,
+        copy.deepcopy(sse),
+        pickle.loads(pickle.dumps(sse)),
+        copy.deepcopy(copy.deepcopy(sse)),
+    ]
     assert copies[1].law.lists[1] is sse.law.lists[1], "a copy of a model must not copy the graph"
     assert len({one.number for one in [sse, *copies]}) == 5
     expected = [sse.share(ids) for _ in range(3)]
@@ -307,7 +331,11 @@ class Drawing(Dataset):
 
     def __getitem__(self, place):
         ids = torch.zeros(100, dtype=torch.int64)
-        return self.sse.share(ids) if self.way == "module" else fb.share(ids, V, 0.5, generator=self.generator)
+        return (
+            self.sse.share(ids)
+            if self.way == "module"
+            else fb.share(ids, V, 0.5, generator=self.generator)
+        )
 
 
 @pytest.mark.parametrize("way", ["module", "function"])
@@ -336,14 +364,18 @@ def test_processes_draw_differently(monkeypatch):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("kind", ["none", "degrees 0 to V-2"])
 def test_compiled_draws_are_the_same(kind):
-    eager = fb.SSE(nn.Embedding(V, 2, padding_idx=0), 0.5, graph=graph_of(kind), rho=3.0, generator=seeded())
+    eager = fb.SSE(
+        nn.Embedding(V, 2, padding_idx=0), 0.5, graph=graph_of(kind), rho=3.0, generator=seeded()
+    )
     other = copy.deepcopy(eager)
     ids = torch.randint(V, (6, 40), generator=seeded())
     torch._dynamo.reset()
     compiled = torch.compile(other, fullgraph=True)
     for p in (0.5, 0.1, 0.9):
         eager.p = other.p = p
-        with torch._dynamo.config.patch(error_on_recompile=p != 0.5):  # a schedule of p must not compile anew
+        with torch._dynamo.config.patch(
+            error_on_recompile=p != 0.5
+        ):  # a schedule of p must not compile anew
             for _ in range(2):
                 assert torch.equal(compiled(ids), eager(ids))
     compiled(ids).sum().backward()
@@ -404,26 +436,38 @@ def test_in_front_of_every_table(method, tmp_path):
 def test_in_front_of_bags(kind):
     table = nn.EmbeddingBag(V, 3, mode="sum", padding_idx=2)
     sse = fb.SSE(table, 0.6, generator=seeded())
-    ids, offsets = torch.randint(V, (30,), generator=seeded()).to(kind), torch.tensor([0, 4, 4, 17], dtype=kind)
+    ids, offsets = (
+        torch.randint(V, (30,), generator=seeded()).to(kind),
+        torch.tensor([0, 4, 4, 17], dtype=kind),
+    )
     weights = torch.randn(30, generator=seeded())
     shared = twin(sse)(ids)
     assert not torch.equal(shared, ids.long())
-    assert torch.equal(sse(ids, offsets, per_sample_weights=weights), table(shared, offsets.long(), per_sample_weights=weights))
+    assert torch.equal(
+        sse(ids, offsets, per_sample_weights=weights),
+        table(shared, offsets.long(), per_sample_weights=weights),
+    )
     shared = twin(sse)(ids)
     assert torch.equal(sse(ids.view(5, 6)), table(shared.view(5, 6)))
 
 
 def test_in_models():
-    model = nn.ModuleDict({"users": fb.SSE(nn.Embedding(V, 8), 0.5), "films": fb.SSE(nn.Embedding(V, 8), 0.25)})
+    model = nn.ModuleDict(
+        {"users": fb.SSE(nn.Embedding(V, 8), 0.5), "films": fb.SSE(nn.Embedding(V, 8), 0.25)}
+    )
     fb.replace_embeddings(model, "anchor:anchors=3")
     assert isinstance(model["films"], fb.SSE)
     assert isinstance(model["films"].table, fb.AnchorTable)
     assert model["films"](torch.arange(V)).shape == (V, 8)
     assert sorted(name for name, _ in model.named_parameters()) == sorted(
-        f"{side}.table.{name}" for side in ("users", "films") for name, _ in model["films"].table.named_parameters()
+        f"{side}.table.{name}"
+        for side in ("users", "films")
+        for name, _ in model["films"].table.named_parameters()
     )
     assert "p=0.25" in repr(model)
-    assert "rho=3, neighbours=2" in repr(fb.SSE(nn.Embedding(4, 1), 0.1, graph=fb.Graph.from_edges(4, [[0, 1]]), rho=3.0))
+    assert "rho=3, neighbours=2" in repr(
+        fb.SSE(nn.Embedding(4, 1), 0.1, graph=fb.Graph.from_edges(4, [[0, 1]]), rho=3.0)
+    )
 
 
 def test_what_neither_has_is_missing():
@@ -447,7 +491,9 @@ def test_a_stored_graph_is_as_good(tmp_path):
     ids = torch.arange(V).repeat(100)
     for exclude in ([], [4]):
         given = {"rho": 5.0, "exclude": exclude}
-        found = [fb.share(ids, V, 0.7, graph=g, **given, generator=seeded()) for g in (graph, stored)]
+        found = [
+            fb.share(ids, V, 0.7, graph=g, **given, generator=seeded()) for g in (graph, stored)
+        ]
         assert torch.equal(*found)
 
 
@@ -507,11 +553,15 @@ class Foreign:
         return "Foreign"
 
     def __init__(self, neighbour):
-        self.matrix = csr_array((np.ones(1, bool), np.array([1]), np.array([0, 1, 1, 1])), shape=(3, 3))
+        self.matrix = csr_array(
+            (np.ones(1, bool), np.array([1]), np.array([0, 1, 1, 1])), shape=(3, 3)
+        )
         self.matrix.indices[0] = neighbour
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.0001, 2, True, math.nan, math.inf, "0.1", None, torch.tensor(0.1)])
+@pytest.mark.parametrize(
+    "p", [-0.1, 1.0001, 2, True, math.nan, math.inf, "0.1", None, torch.tensor(0.1)]
+)
 def test_bad_p(p):
     sse = fb.SSE(nn.Embedding(3, 1), 0.25)
     for call in (
@@ -541,7 +591,10 @@ def test_bad_p(p):
         ({"exclude": "12"}, "exclude='12': give a list of ids"),
         ({"per": "batch"}, "per='batch': use occurrence or id"),
         ({"mixture": True}, "give a graph and rho of at least 1"),
-        ({"mixture": True, "rho": 0.5, "graph": fb.Graph.from_edges(3, [[0, 1]])}, "give a graph and rho of at least 1"),
+        (
+            {"mixture": True, "rho": 0.5, "graph": fb.Graph.from_edges(3, [[0, 1]])},
+            "give a graph and rho of at least 1",
+        ),
         ({"include_self": "no"}, "include_self='no': True or False"),
         ({"mixture": 1}, "mixture=1: True or False"),
     ],
@@ -559,7 +612,9 @@ def test_bad_settings(given, named):
 
 @pytest.mark.parametrize("table", [nn.Linear(3, 1), nn.Sequential(nn.Embedding(3, 1)), 5, None])
 def test_modules_without_ids(table):
-    with pytest.raises(fb.ArgumentError, match="has no num_embeddings: give a module that takes ids"):
+    with pytest.raises(
+        fb.ArgumentError, match="has no num_embeddings: give a module that takes ids"
+    ):
         fb.SSE(table, 0.1)
 
 
@@ -578,5 +633,11 @@ def test_bad_ids(ids, named):
 
 
 def test_numbers_of_numpy_are_numbers():
-    shared = fb.share(torch.zeros(9, dtype=torch.int64), np.int64(V), np.float32(1), rho=np.int32(2), exclude=np.array([3]))
+    shared = fb.share(
+        torch.zeros(9, dtype=torch.int64),
+        np.int64(V),
+        np.float32(1),
+        rho=np.int32(2),
+        exclude=np.array([3]),
+    )
     assert (shared != 0).all()

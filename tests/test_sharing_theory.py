@@ -24,7 +24,9 @@ def graph_of(rows, seed, edges=20, symmetric=True):
     """A graph with an id without neighbours (the last) and one related to all others (the first) but it."""
     rng = np.random.default_rng(seed)
     some = rng.integers(rows - 1, size=(edges, 2))
-    return fb.Graph.from_edges(rows, np.concatenate([some, [[0, k] for k in range(1, rows - 1)]]), symmetric=symmetric)
+    return fb.Graph.from_edges(
+        rows, np.concatenate([some, [[0, k] for k in range(1, rows - 1)]]), symmetric=symmetric
+    )
 
 
 LAWS = {
@@ -90,7 +92,9 @@ def test_expectations_are_products_with_the_matrix(name):
     settings = settings_of(name, 9)
     law, told = Transition(9, 0.4, **settings), written_out(9, 0.4, **settings)
     values, ids = rng.normal(size=(9, 3, 2)), rng.integers(9, size=20)
-    np.testing.assert_allclose(law.expected(values), np.einsum("jk,kab->jab", told, values), atol=1e-13)
+    np.testing.assert_allclose(
+        law.expected(values), np.einsum("jk,kab->jab", told, values), atol=1e-13
+    )
     np.testing.assert_allclose(law.expected(values[:, 0, 0]), told @ values[:, 0, 0], atol=1e-13)
     losses = rng.normal(size=(20, 9))
     np.testing.assert_allclose(law.average(ids, losses), (told[ids] * losses).sum(1), atol=1e-13)
@@ -108,7 +112,9 @@ def test_drawing_follows_the_law(name):
     law = Transition(9, 0.4, **settings).matrix
     draws = 20_000
     ids = torch.arange(9).repeat_interleave(draws)
-    shared = fb.share(ids, 9, 0.4, generator=torch.Generator().manual_seed(3), **settings).reshape(9, draws)
+    shared = fb.share(ids, 9, 0.4, generator=torch.Generator().manual_seed(3), **settings).reshape(
+        9, draws
+    )
     found = np.stack([np.bincount(row, minlength=9) for row in shared.numpy()]) / draws
     assert (np.abs(found - law) <= 4.5 * np.sqrt(law * (1 - law) / draws) + 1e-12).all()
 
@@ -122,7 +128,13 @@ def problem(users=7, items=9, dim=3, n=30, seed=0, biases=False):
     sides = (rng.normal(size=users), rng.normal(size=items)) if biases else None
     model = Factors(*tables, biases=sides, mean=0.8 if biases else 0.0)
     scores = tables[0] @ tables[1].T + (0.8 + sides[0][:, None] + sides[1] if biases else 0.0)
-    return model, scores, rng.integers(users, size=n), rng.integers(items, size=n), rng.normal(size=n)
+    return (
+        model,
+        scores,
+        rng.integers(users, size=n),
+        rng.integers(items, size=n),
+        rng.normal(size=n),
+    )
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -153,7 +165,9 @@ def test_many_samples_are_cut_into_blocks():
     np.testing.assert_allclose(model.losses(j, i, y), (y - scores[j, i]) ** 2, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["se", "graph", "self", "graph, self", "mixture", "graph, exclude"])
+@pytest.mark.parametrize(
+    "name", ["se", "graph", "self", "graph, self", "mixture", "graph, exclude"]
+)
 def test_drawing_has_these_losses_for_its_mean(name):
     users, items, n, draws = 300, 200, 1000, 600
     model, scores, j, i, y = problem(users, items, 8, n)
@@ -190,7 +204,11 @@ def test_shared_targets_on_a_graph_and_large_logits():
     law = settings_of("graph", 7)
     logits = 1000 * np.random.default_rng(0).normal(size=(20, 7))
     targets = np.arange(20) % 7
-    told = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(written_out(7, 0.3, **law)[targets]), reduction="none")
+    told = F.cross_entropy(
+        torch.from_numpy(logits),
+        torch.from_numpy(written_out(7, 0.3, **law)[targets]),
+        reduction="none",
+    )
     np.testing.assert_allclose(target_losses(logits, targets, Transition(7, 0.3, **law)), told)
 
 
@@ -255,7 +273,8 @@ def test_the_bias_term_by_enumeration(p):
         for case, chance in enumerate(tiny.chances):
             row = written_out(3, p)[tiny.ids[case]]
             expected += chance * sum(
-                row[k] * (tiny.loss[theta, case, k] - tiny.loss[theta, case, tiny.ids[case]]) for k in range(3)
+                row[k] * (tiny.loss[theta, case, k] - tiny.loss[theta, case, tiny.ids[case]])
+                for k in range(3)
             )
         over_data = tiny.weights @ (tiny.shared - tiny.plain)[theta][tiny.data].sum(1)
         found = bias_term(tiny.shared[theta], tiny.plain[theta], weights=tiny.chances, samples=3)
@@ -287,7 +306,9 @@ def test_the_theorems_hold_where_everything_can_be_counted(p, low, width, seed):
     risk = tiny.n * tiny.plain @ tiny.chances
     excess = risk[sums.argmin(0)] - risk.min()
     for u in (0.0, 0.1, 0.5, 1.0, 2.0):
-        bound, probability = excess_risk_bound(tiny.bias(), *complexity, u=u, samples=tiny.n, width=width)
+        bound, probability = excess_risk_bound(
+            tiny.bias(), *complexity, u=u, samples=tiny.n, width=width
+        )
         assert tiny.weights[excess > bound].sum() <= probability
 
 
@@ -330,7 +351,9 @@ WRONG = {
     "one of each": lambda: SMALL.losses([0, 1], [0], [1.0]),
     "users from 3 to 3": lambda: SMALL.losses([3], [0], [1.0]),
     "items from -1 to 0": lambda: SMALL.losses([0, 0], [-1, 0], [1.0, 1.0]),
-    "share_items is over 3 ids, there are 4 items": lambda: SMALL.losses([0], [0], [1.0], share_items=Transition(3, 0.1)),
+    "share_items is over 3 ids, there are 4 items": lambda: SMALL.losses(
+        [0], [0], [1.0], share_items=Transition(3, 0.1)
+    ),
     "classes=1": lambda: label_smoothing(0.1, 1),
     "logits of shape": lambda: target_losses(np.ones((2, 4)), [0, 1], Transition(3, 0.1)),
     "draws=0": lambda: rademacher_draws([1.0], 0, generator=np.random.default_rng(0)),

@@ -19,9 +19,16 @@ MAKERS = {  # short memories: rows that catch up with spared entries go through 
     "sgd": lambda p, pen: fb.SGD(p, lr=0.03, penalties=pen),
     "momentum": lambda p, pen: fb.SGD(p, lr=0.01, momentum=0.3, penalties=pen),
     "yogi": lambda p, pen: fb.Yogi(p, lr=0.02, betas=(0.2, 0.999), penalties=pen),
-    "yogi-scalar": lambda p, pen: fb.Yogi(p, lr=0.02, betas=(0.3, 0.99), penalties=pen, prox="scalar"),
+    "yogi-scalar": lambda p, pen: fb.Yogi(
+        p, lr=0.02, betas=(0.3, 0.99), penalties=pen, prox="scalar"
+    ),
 }
-LAM = {"sgd": 0.3, "momentum": 0.3, "yogi": 0.02, "yogi-scalar": 0.3}  # some entries die of it, others live
+LAM = {
+    "sgd": 0.3,
+    "momentum": 0.3,
+    "yogi": 0.02,
+    "yogi-scalar": 0.3,
+}  # some entries die of it, others live
 
 
 def seeded(seed):
@@ -32,7 +39,9 @@ def table_of_objects(seed=0, rows=V, anchors=K, dtype=WIDE, **settings):
     """Anchors that are objects, in no order."""
     counts = torch.rand(rows, generator=seeded(seed)).numpy()
     init = fb.Frequency(counts)
-    return fb.AnchorTable(rows, D, anchors=anchors, init=init, dtype=dtype, generator=seeded(seed + 1), **settings)
+    return fb.AnchorTable(
+        rows, D, anchors=anchors, init=init, dtype=dtype, generator=seeded(seed + 1), **settings
+    )
 
 
 def some_graph(rows=V, share=0.25, seed=5):
@@ -42,7 +51,9 @@ def some_graph(rows=V, share=0.25, seed=5):
 
 
 def related_pairs(graph):
-    return {tuple(pair) for pair in graph.pairs().tolist()} | {tuple(pair[::-1]) for pair in graph.pairs().tolist()}
+    return {tuple(pair) for pair in graph.pairs().tolist()} | {
+        tuple(pair[::-1]) for pair in graph.pairs().tolist()
+    }
 
 
 def spared_in(table, graph):  # -> bool, as the transform
@@ -104,7 +115,9 @@ def test_the_prox_with_spared_entries_is_the_papers(slots, elementwise, seed):
     some = step[ids] if elementwise else step
     torch.testing.assert_close(penalty.prox(x[ids], some, ids), wanted[ids], rtol=0, atol=1e-15)
     at = table.related(graph).places(None)
-    assert sorted(zip(*(part.tolist() for part in at), strict=True)) == [tuple(p) for p in spared.nonzero().tolist()]
+    assert sorted(zip(*(part.tolist() for part in at), strict=True)) == [
+        tuple(p) for p in spared.nonzero().tolist()
+    ]
     torch.testing.assert_close(penalty.value(x.abs()), 0.7 * (x.abs() * s).sum())
     assert penalty.value(x) == math.inf
 
@@ -112,7 +125,9 @@ def test_the_prox_with_spared_entries_is_the_papers(slots, elementwise, seed):
 def test_single_entries_are_spared_as_whole_rows_are():
     table, graph = table_of_objects(), some_graph()
     penalty, spared = fb.NonNegativeL1(0.7, exempt=table.related(graph)), spared_in(table, graph)
-    ids, atoms = (part.flatten() for part in torch.meshgrid(EVERYONE, torch.arange(K), indexing="ij"))
+    ids, atoms = (
+        part.flatten() for part in torch.meshgrid(EVERYONE, torch.arange(K), indexing="ij")
+    )
     x = torch.randn(V * K, dtype=WIDE, generator=seeded(2))
     found = penalty.first(x, 0.5, ids, atoms)
     assert torch.equal(found.view(V, K), penalty.prox(x.view(V, K), 0.5))
@@ -163,7 +178,9 @@ def test_no_point_beats_the_prox_of_a_frozen_penalty(kind, elementwise, lam):
     least(penalty, x, step, point, weights.detach() != 0, generator)
     assert bool(point.any())
     ids = torch.tensor([4, 4, 0])
-    torch.testing.assert_close(penalty.prox(x[ids], step[ids] if elementwise else step, ids), point[ids])
+    torch.testing.assert_close(
+        penalty.prox(x[ids], step[ids] if elementwise else step, ids), point[ids]
+    )
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -178,7 +195,10 @@ def test_a_spared_entry_lives_where_its_neighbours_die(sparse):
     assert bool(start[unseen][spared[unseen]].any())
     assert not bool(end[unseen][~spared[unseen]].any())
     assert bool(start[unseen][~spared[unseen]].any())
-    assert end[spared].count_nonzero() / spared.sum() > 3 * end[~spared].count_nonzero() / (~spared).sum()
+    assert (
+        end[spared].count_nonzero() / spared.sum()
+        > 3 * end[~spared].count_nonzero() / (~spared).sum()
+    )
 
 
 # --- rows that catch up --------------------------------------------------------------------------------------------------
@@ -203,7 +223,12 @@ def scenario(name, table, penalty, lam):
 
 
 CASES = [(rule, name, True) for rule in MAKERS for name in ("changing", "freeze")]
-CASES += [("sgd", "steady", True), ("yogi", "thaw", True), ("yogi", "thaw", False), ("momentum", "freeze", False)]
+CASES += [
+    ("sgd", "steady", True),
+    ("yogi", "thaw", True),
+    ("yogi", "thaw", False),
+    ("momentum", "freeze", False),
+]
 
 
 @pytest.mark.parametrize(("rule", "name", "exempt"), CASES)
@@ -223,12 +248,19 @@ def test_lazy_is_eager_with_spared_and_frozen_entries(rule, name, exempt):
     assert torch.equal(ends[0][1] == 0, ends[1][1] == 0)
     assert bool((ends[0][1] == 0).any())
     assert bool((ends[0][1] != 0).any())
-    assert behind or (name == "freeze" and rule == "sgd"), "some rows must have been behind, or nothing was tested"
+    assert behind or (name == "freeze" and rule == "sgd"), (
+        "some rows must have been behind, or nothing was tested"
+    )
 
 
 @pytest.mark.parametrize(
     ("rule", "name", "dtype"),
-    [("sgd", "steady", WIDE), ("momentum", "freeze", WIDE), ("yogi", "freeze", WIDE), ("yogi", "freeze", torch.float32)],
+    [
+        ("sgd", "steady", WIDE),
+        ("momentum", "freeze", WIDE),
+        ("yogi", "freeze", WIDE),
+        ("yogi", "freeze", torch.float32),
+    ],
 )
 def test_as_many_slots_as_anchors_are_the_plain_table(rule, name, dtype):
     graph, ends = some_graph(), []
@@ -341,7 +373,9 @@ def test_an_empty_graph_spares_nothing():
     exempt = table.related(fb.Graph.from_edges(V, []))
     x = torch.randn(V, K, dtype=WIDE, generator=seeded(0))
     assert len(exempt) == 0
-    assert torch.equal(fb.NonNegativeL1(0.3, exempt=exempt).prox(x, 1.0), fb.NonNegativeL1(0.3).prox(x, 1.0))
+    assert torch.equal(
+        fb.NonNegativeL1(0.3, exempt=exempt).prox(x, 1.0), fb.NonNegativeL1(0.3).prox(x, 1.0)
+    )
 
 
 def test_the_exempt_entries_of_another_table_are_refused():
@@ -351,7 +385,10 @@ def test_the_exempt_entries_of_another_table_are_refused():
         with pytest.raises(fb.ArgumentError, match="another table"):
             make(table.parameters(), penalties)
     with pytest.raises(fb.ArgumentError, match="another table"):
-        fb.SGD(table.parameters(), penalties={table.atoms: fb.NonNegativeL1(1.0, exempt=table.related(some_graph()))})
+        fb.SGD(
+            table.parameters(),
+            penalties={table.atoms: fb.NonNegativeL1(1.0, exempt=table.related(some_graph()))},
+        )
 
 
 @pytest.mark.parametrize("kind", [fb.NonNegativeL1, fb.L1])
@@ -369,7 +406,10 @@ def test_freezing_keeps_zeros_and_frees_the_rest(kind):
     optimizer.step()  # one entry is at zero, or below, now, but it was not when the others were frozen
     weights.grad = torch.full((2, 3), -4.0)
     optimizer.step()
-    assert weights.tolist() == [[0.0, 5.0, 4.0 if kind is fb.NonNegativeL1 else 3.5], [0.0, 0.0, 4.0]]
+    assert weights.tolist() == [
+        [0.0, 5.0, 4.0 if kind is fb.NonNegativeL1 else 3.5],
+        [0.0, 0.0, 4.0],
+    ]
     penalty.keep(weights, None)
     weights.grad = -torch.ones(2, 3)
     optimizer.step()
@@ -433,7 +473,10 @@ def test_copies_spare_and_freeze_too(rule, slots, frozen, how):
     penalty = fb.NonNegativeL1(LAM.get(rule, 0.3), exempt=table.related(some_graph()))
     penalties = {table.transform: penalty}
     if rule == "proximal":
-        optimizer = fb.Proximal(torch.optim.SGD(table.parameters(), lr=0.02, momentum=0.9 if slots is None else 0), penalties)
+        optimizer = fb.Proximal(
+            torch.optim.SGD(table.parameters(), lr=0.02, momentum=0.9 if slots is None else 0),
+            penalties,
+        )
     else:
         optimizer = MAKERS[rule](table.parameters(), penalties)
     train(table, optimizer, 30)
@@ -621,7 +664,12 @@ class Planted:
 
 @pytest.mark.parametrize(
     ("how", "sparse", "exempt"),
-    [("projection", False, False), ("projection", True, True), ("penalty", False, True), ("penalty", True, False)],
+    [
+        ("projection", False, False),
+        ("projection", True, True),
+        ("penalty", False, True),
+        ("penalty", True, False),
+    ],
 )
 def test_a_budget_is_met_over_two_tables(how, sparse, exempt):
     task = Planted(sparse, exempt=exempt)
@@ -632,10 +680,14 @@ def test_a_budget_is_met_over_two_tables(how, sparse, exempt):
         budget.step()
         if t % 5 == 4:
             counts[t + 1] = budget.count
-            assert counts[t + 1] == task.nonzeros, "rows that are behind must be counted as they are"
+            assert counts[t + 1] == task.nonzeros, (
+                "rows that are behind must be counted as they are"
+            )
     refit = [count for steps, count in counts.items() if steps >= 240]
     assert counts[30] > 180
-    assert counts[240] == 153, "where the support is frozen it has what the budget allows, and 2 % more"
+    assert counts[240] == 153, (
+        "where the support is frozen it has what the budget allows, and 2 % more"
+    )
     assert max(refit) <= 153
     assert refit[-1] <= 150, "at the end it has no more than the budget"
     assert min(refit) >= 140, "a few may be at zero, where weights are not negative, for a while"
@@ -662,7 +714,13 @@ def test_the_largest_entries_stay():
     penalties = {w: fb.L1(0.0) for w in weights}
     budget = fb.Budget(penalties, nonzeros=11, steps=10, warmup=0.0, until=0.1)
     before = [w.detach().clone() for w in weights]
-    flat = sorted(((abs(x), place, at) for place, w in enumerate(before) for at, x in enumerate(w.flatten().tolist())))
+    flat = sorted(
+        (
+            (abs(x), place, at)
+            for place, w in enumerate(before)
+            for at, x in enumerate(w.flatten().tolist())
+        )
+    )
     wanted = [torch.zeros_like(w) for w in before]
     for _, place, at in flat[-11:]:
         wanted[place].view(-1)[at] = before[place].view(-1)[at]
@@ -698,7 +756,9 @@ def test_a_budget_resumes_to_the_same_bytes(how, sparse, stop, tmp_path):
     for t in range(140):
         if t == stop:
             tables = [table.state_dict() for table in task.tables]
-            torch.save((tables, task.optimizer.state_dict(), budget.state_dict()), tmp_path / "state.pt")
+            torch.save(
+                (tables, task.optimizer.state_dict(), budget.state_dict()), tmp_path / "state.pt"
+            )
         task.step(t)
         budget.step()
     tables, optimizer, held = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -713,7 +773,9 @@ def test_a_budget_resumes_to_the_same_bytes(how, sparse, stop, tmp_path):
         again.step(t)
         after.step()
     for one, other in zip(task.tables, again.tables, strict=True):
-        assert one.transform.detach().numpy().tobytes() == other.transform.detach().numpy().tobytes()
+        assert (
+            one.transform.detach().numpy().tobytes() == other.transform.detach().numpy().tobytes()
+        )
         assert one.atoms.detach().numpy().tobytes() == other.atoms.detach().numpy().tobytes()
     assert after.count == budget.count
 
@@ -798,7 +860,9 @@ def test_negative_pairs_are_what_rows_have_in_common(slots, sparse):
     torch.testing.assert_close(found, wanted)
     assert bool(found > 0)
     found.backward()
-    gradient = table.transform.grad.to_dense() if table.transform.grad.is_sparse else table.transform.grad
+    gradient = (
+        table.transform.grad.to_dense() if table.transform.grad.is_sparse else table.transform.grad
+    )
     dense = rows.grad if slots is None else rows.grad.gather(1, table.support.long())
     there = table.transform.detach() != 0  # elsewhere |x| has no derivative
     torch.testing.assert_close(gradient[there], dense[there])
@@ -810,7 +874,9 @@ def test_negative_pairs_are_what_rows_have_in_common(slots, sparse):
 def test_negative_pairs_push_rows_apart():
     def learn(weight):
         table, graph = table_of_objects(), some_graph()
-        optimizer = fb.SGD(table.parameters(), lr=0.02, penalties={table.transform: fb.NonNegativeL1(0.0)})
+        optimizer = fb.SGD(
+            table.parameters(), lr=0.02, penalties={table.transform: fb.NonNegativeL1(0.0)}
+        )
         pairs = graph.non_edges(200, 1)
         for ids, target in batches(150):
             optimizer.zero_grad()
@@ -825,7 +891,12 @@ def test_negative_pairs_push_rows_apart():
 def test_orthogonality_is_the_sum_of_scores_between_anchors():
     table = table_of_objects()
     atoms = table.atoms.detach().tolist()
-    wanted = sum(abs(sum(a * b for a, b in zip(atoms[i], atoms[j], strict=True))) for i in range(K) for j in range(K) if i != j)
+    wanted = sum(
+        abs(sum(a * b for a, b in zip(atoms[i], atoms[j], strict=True)))
+        for i in range(K)
+        for j in range(K)
+        if i != j
+    )
     found = fb.orthogonality(table)
     assert found.item() == pytest.approx(wanted)
     found.backward()
@@ -854,6 +925,11 @@ def test_loss_terms_refuse_what_they_cannot_take():
     for pairs in ([0, 1], [[0, 1, 2]], [[[0, 1]]], [[0, 1], [2]], "ab", None, []):
         with pytest.raises(fb.ArgumentError, match="two ids"):
             fb.negative_pairs(table, pairs)
-    for pairs, named in (([[0, V]], "id 40"), ([[-1, 0]], "id -1"), ([[0.0, 1.0]], "float32"), ([[True, False]], "bool")):
+    for pairs, named in (
+        ([[0, V]], "id 40"),
+        ([[-1, 0]], "id -1"),
+        ([[0.0, 1.0]], "float32"),
+        ([[True, False]], "bool"),
+    ):
         with pytest.raises(fb.IdError, match=named):
             fb.negative_pairs(table, pairs)

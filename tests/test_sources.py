@@ -56,11 +56,16 @@ def peak(work):
 
 
 def glove(rows=ROWS, keys=KEYS):
-    return "".join(f"{key} {' '.join(map(repr, row.tolist()))}\n" for key, row in zip(keys, rows, strict=True))
+    return "".join(
+        f"{key} {' '.join(map(repr, row.tolist()))}\n" for key, row in zip(keys, rows, strict=True)
+    )
 
 
 def word2vec(rows=ROWS, keys=KEYS, newline=b"\n"):
-    body = b"".join(key.encode() + b" " + row.astype("<f4").tobytes() + newline for key, row in zip(keys, rows, strict=True))
+    body = b"".join(
+        key.encode() + b" " + row.astype("<f4").tobytes() + newline
+        for key, row in zip(keys, rows, strict=True)
+    )
     return f"{len(rows)} {rows.shape[1]}\n".encode() + body
 
 
@@ -81,7 +86,9 @@ def test_npy_is_mapped(tmp_path, dtype, order):
 
 def test_a_big_npy_takes_no_memory(tmp_path):
     path = tmp_path / "big.npy"
-    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(500_000, 100))  # 200 MB, sparse on disk
+    mapped = np.lib.format.open_memmap(
+        path, mode="w+", dtype=np.float32, shape=(500_000, 100)
+    )  # 200 MB, sparse on disk
     mapped[-1] = 3
     del mapped
     most, source = peak(lambda: read_matrix(path))
@@ -102,7 +109,8 @@ def test_npz(tmp_path, save, order):
 
 
 @pytest.mark.parametrize(
-    "text", ["\n".join(KEYS).encode(), "\n".join(KEYS), "\n".join(KEYS) + "\n", np.array(KEYS, dtype="S8")]
+    "text",
+    ["\n".join(KEYS).encode(), "\n".join(KEYS), "\n".join(KEYS) + "\n", np.array(KEYS, dtype="S8")],
 )
 @pytest.mark.parametrize("name", ["words", "keys", "vocab", "tokens"])
 def test_npz_keys(tmp_path, text, name):
@@ -111,7 +119,8 @@ def test_npz_keys(tmp_path, text, name):
 
 
 @pytest.mark.parametrize(
-    ("keys", "counts"), [(KEYS[:5], "5 keys, 5 of them different"), ([*KEYS[:6], "word0"], "7 keys, 6 of")]
+    ("keys", "counts"),
+    [(KEYS[:5], "5 keys, 5 of them different"), ([*KEYS[:6], "word0"], "7 keys, 6 of")],
 )
 def test_npz_strings_that_name_no_rows(tmp_path, keys, counts):
     np.savez(tmp_path / "m.npz", words=np.array(keys), vectors=ROWS)
@@ -145,7 +154,9 @@ def test_the_glove_set(data):
 
 
 def test_objects_are_not_unpickled(tmp_path):
-    np.save(tmp_path / "m.npy", np.array([[Trap(tmp_path / "sprung")]], dtype=object), allow_pickle=True)
+    np.save(
+        tmp_path / "m.npy", np.array([[Trap(tmp_path / "sprung")]], dtype=object), allow_pickle=True
+    )
     refused(tmp_path / "m.npy", "is of type object", "float32")
     np.savez(tmp_path / "m.npz", vectors=ROWS, words=np.array(KEYS, dtype=object))
     same(read_matrix(tmp_path / "m.npz"))
@@ -158,7 +169,9 @@ def test_damaged_numpy_files(tmp_path):
     refused(tmp_path / "short.npy", "cut short: 112 bytes of numbers announced, 107 there")
     (tmp_path / "none.npy").write_bytes(b"hello, this is no array")
     refused(tmp_path / "none.npy", "no valid .npy array")
-    (tmp_path / "header.npy").write_bytes((tmp_path / "m.npy").read_bytes().replace(b"descr", b"decsr"))
+    (tmp_path / "header.npy").write_bytes(
+        (tmp_path / "m.npy").read_bytes().replace(b"descr", b"decsr")
+    )
     refused(tmp_path / "header.npy", "no valid .npy array")
     (tmp_path / "none.npz").write_bytes(b"PK\x03\x04 and nothing more")
     refused(tmp_path / "none.npz", "no complete .npz archive")
@@ -203,7 +216,9 @@ def test_safetensors_bfloat16(tmp_path):
 
 def test_a_big_bfloat16_converts_only_what_is_asked_for(tmp_path):
     path = tmp_path / "m.safetensors"
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [500_000, 100], "data_offsets": [0, 100_000_000]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "BF16", "shape": [500_000, 100], "data_offsets": [0, 100_000_000]}}
+    ).encode()
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 100_000_000)
@@ -302,7 +317,9 @@ def test_checkpoints_without_a_plain_matrix(tmp_path):
     refused(tmp_path / "m.pt", "holds no matrix of floats; found instead: nothing")
 
 
-@pytest.mark.parametrize(("package", "ending", "extra"), [("torch", ".pt", "train"), ("pyarrow", ".parquet", "compress")])
+@pytest.mark.parametrize(
+    ("package", "ending", "extra"), [("torch", ".pt", "train"), ("pyarrow", ".parquet", "compress")]
+)
 def test_missing_packages(tmp_path, monkeypatch, package, ending, extra):
     (tmp_path / f"m{ending}").write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, package, None)
@@ -337,9 +354,13 @@ def test_keys_that_are_not_utf8(tmp_path):
 
 def test_later_duplicates_are_dropped_with_one_warning(tmp_path):
     (tmp_path / "m.txt").write_text("3 2\na 1 2\na 3 4\nb 5 6\n")
-    (tmp_path / "m.bin").write_bytes(word2vec(np.float32([[1, 2], [3, 4], [5, 6]]), ["a", "a", "b"]))
+    (tmp_path / "m.bin").write_bytes(
+        word2vec(np.float32([[1, 2], [3, 4], [5, 6]]), ["a", "a", "b"])
+    )
     for name in ("m.txt", "m.bin"):
-        with pytest.warns(UserWarning, match=f"{name}: dropped 1 rows whose keys came before") as caught:
+        with pytest.warns(
+            UserWarning, match=f"{name}: dropped 1 rows whose keys came before"
+        ) as caught:
             source = read_matrix(tmp_path / name)
         assert len(caught) == 1
         assert caught[0].filename == __file__
@@ -350,8 +371,14 @@ def test_later_duplicates_are_dropped_with_one_warning(tmp_path):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("a 1 2 3\nb 1 x 3\n", ("line 2", "a key and 3 numbers", "found 'x' in a line of 4 fields")),
-        ("a 1 2 3\nb 1 2\n", ("line 2", "a key and 3 numbers", "found 'b 1 2' in a line of 3 fields")),
+        (
+            "a 1 2 3\nb 1 x 3\n",
+            ("line 2", "a key and 3 numbers", "found 'x' in a line of 4 fields"),
+        ),
+        (
+            "a 1 2 3\nb 1 2\n",
+            ("line 2", "a key and 3 numbers", "found 'b 1 2' in a line of 3 fields"),
+        ),
         ("a 1 2 3\n\nb  2 3\n", ("line 3", "found '' in a line of 4 fields")),
         ("2 3\na 1 2 3\nb 1 2\n", ("line 3", "a key and 3 numbers")),
         ("a 1 oops 3\nb 1 2 3\n", ("line 1", "found 'oops'")),
@@ -413,7 +440,9 @@ def test_damaged_binary(tmp_path):
     (tmp_path / "m.bin").write_bytes(b"9 2\na " + struct.pack("<2f", 1, 2) + b"x" * (3 << 20))
     refused(tmp_path / "m.bin", "no key of row 1", "damaged")
     (tmp_path / "m.bin").write_bytes(b"\x89HDF\r\n\x1a\n\0\0\0")
-    refused(tmp_path / "m.bin", "like no format known here", "word2vec text and binary", ".safetensors")
+    refused(
+        tmp_path / "m.bin", "like no format known here", "word2vec text and binary", ".safetensors"
+    )
 
 
 # Parquet
@@ -439,7 +468,12 @@ def test_parquet_lists(parquet, kind, dtype, monkeypatch):
     inner = pa.from_numpy_dtype(dtype)
     listed = pa.list_(inner, 4) if kind == "fixed" else getattr(pa, kind)(inner)
     column = pa.array(list(ROWS.astype(dtype)), listed)
-    source = read_matrix(parquet({"id": list(range(7)), "word": KEYS, "vector": column, "score": ROWS[:, 0]}, row_group_size=5))
+    source = read_matrix(
+        parquet(
+            {"id": list(range(7)), "word": KEYS, "vector": column, "score": ROWS[:, 0]},
+            row_group_size=5,
+        )
+    )
     same(source, ROWS.astype(dtype), keys=KEYS, name="m.parquet:vector")
     assert isinstance(source.matrix, np.memmap)
 
@@ -447,14 +481,20 @@ def test_parquet_lists(parquet, kind, dtype, monkeypatch):
 def test_parquet_columns(parquet):
     columns = {f"x{i}": ROWS[:, i] for i in range(4)}
     same(read_matrix(parquet(columns)), name="m.parquet")
-    same(read_matrix(parquet({"word": KEYS, "id": list(range(7)), **columns})), keys=KEYS, name="m.parquet")
+    same(
+        read_matrix(parquet({"word": KEYS, "id": list(range(7)), **columns})),
+        keys=KEYS,
+        name="m.parquet",
+    )
     mixed = {"x0": ROWS[:, 0].astype(np.float64), **{f"x{i}": ROWS[:, i] for i in range(1, 4)}}
     same(read_matrix(parquet({"a": KEYS, "b": KEYS, **mixed})), ROWS.astype(np.float64))
 
 
 def test_parquet_keys_that_repeat(parquet):
     path = parquet({"genre": ["x"] * 7, "vector": list(ROWS)})
-    with pytest.warns(UserWarning, match="7 keys, 1 of them different, for 7 rows: read without keys"):
+    with pytest.warns(
+        UserWarning, match="7 keys, 1 of them different, for 7 rows: read without keys"
+    ):
         same(read_matrix(path))
 
 
@@ -463,8 +503,14 @@ def test_bad_parquet(parquet, tmp_path):
     refused(parquet({"v": [[1.0, 2.0], None]}), "row 1 of 'v' holds nothing")
     refused(parquet({"v": [[1.0, 2.0], [3.0, None]]}), "a number is missing (null) in rows 0 to 1")
     refused(parquet({"a": [1.0, None], "b": [1.0, 2.0]}), "a number is missing (null)")
-    refused(parquet({"v": [[1.0]], "w": [[2.0]]}), "holds 2 matrices: v (1 x 1 float64), w (1 x 1 float64)", "--array NAME")
-    assert read_matrix(parquet({"v": [[1.0]], "w": [[2.0]]}), array="w").matrix[:].tolist() == [[2.0]]
+    refused(
+        parquet({"v": [[1.0]], "w": [[2.0]]}),
+        "holds 2 matrices: v (1 x 1 float64), w (1 x 1 float64)",
+        "--array NAME",
+    )
+    assert read_matrix(parquet({"v": [[1.0]], "w": [[2.0]]}), array="w").matrix[:].tolist() == [
+        [2.0]
+    ]
     refused(parquet({"a": [1, 2], "word": ["x", "y"]}), "'a' holds integers (int64)")
     refused(parquet({"v": [[1, 2]]}), "'v' holds integers (int64)")
     refused(parquet({"a": [1.0], "b": [2.0]}), "'a' has the shape (1,)", array="a")
@@ -480,23 +526,37 @@ def test_bad_parquet(parquet, tmp_path):
 def test_several_candidates(tmp_path):
     path = tmp_path / "m.safetensors"
     save_file({"a.weight": ROWS, "b.weight": ROWS[:3].astype(np.float16), "bias": ROWS[0]}, path)
-    refused(path, "holds 2 matrices", "a.weight (7 x 4 float32)", "b.weight (3 x 4 float16)", "--array NAME (array= in Python)")
+    refused(
+        path,
+        "holds 2 matrices",
+        "a.weight (7 x 4 float32)",
+        "b.weight (3 x 4 float16)",
+        "--array NAME (array= in Python)",
+    )
     same(read_matrix(path, array="a.weight"), name="m.safetensors:a.weight")
     refused(path, "no array 'c'", "a.weight (7 x 4 float32)", array="c")
     refused(path, "'bias' has the shape (4,)", "two dimensions", array="bias")
 
 
-@pytest.mark.parametrize("save", [np.savez, lambda path, **a: torch.save({k: torch.tensor(v) for k, v in a.items()}, path)])
+@pytest.mark.parametrize(
+    "save",
+    [np.savez, lambda path, **a: torch.save({k: torch.tensor(v) for k, v in a.items()}, path)],
+)
 def test_many_candidates_are_cut_to_twelve(tmp_path, save):
     path = tmp_path / ("m.npz" if save is np.savez else "m.pt")
     save(path, **{f"layer{i:02}": ROWS for i in range(15)})
-    refused(path, "holds 15 matrices", "layer00 (7 x 4 float32)", "layer11 (7 x 4 float32) and 3 more")
+    refused(
+        path, "holds 15 matrices", "layer00 (7 x 4 float32)", "layer11 (7 x 4 float32) and 3 more"
+    )
     same(read_matrix(path, array="layer14"), name=f"{path.name}:layer14")
 
 
 def test_no_candidate_says_what_there_is(tmp_path):
     np.savez(tmp_path / "m.npz", ids=np.arange(3), scale=np.float32(2))
-    refused(tmp_path / "m.npz", "holds no matrix of floats; found instead: ids (3 int64), scale (scalar float32)")
+    refused(
+        tmp_path / "m.npz",
+        "holds no matrix of floats; found instead: ids (3 int64), scale (scalar float32)",
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,10 @@ def packed(fit, dim):
 def error(fit, matrix, weights=None):
     left = packed(fit, matrix.shape[1]).block(0, len(matrix)) - matrix
     weights = np.ones(len(matrix)) if weights is None else weights
-    return float((weights @ (left.astype(np.float64) ** 2)).sum() / (weights @ (matrix.astype(np.float64) ** 2)).sum())
+    return float(
+        (weights @ (left.astype(np.float64) ** 2)).sum()
+        / (weights @ (matrix.astype(np.float64) ** 2)).sum()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,7 +55,9 @@ def error(fit, matrix, weights=None):
 def test_the_size_is_exact(name, settings):
     matrix = clustered(701, 19)
     method = Sparse(name)
-    assert packed(method.fit(job(matrix), **settings), 19).nbytes == method.size(701, 19, **settings)
+    assert packed(method.fit(job(matrix), **settings), 19).nbytes == method.size(
+        701, 19, **settings
+    )
 
 
 @pytest.mark.parametrize("kind", ["int8", "float16"])
@@ -74,7 +79,9 @@ def test_settings_fit_and_use_the_budget(method):
         assert found
         assert all(method.size(5000, 40, **s) <= budget for s in found)
         more = "clusters" if method.name == "clusters" else "codes"
-        for anchors in {s.get("anchors") for s in found}:  # of the same dictionary, the most codes first
+        for anchors in {
+            s.get("anchors") for s in found
+        }:  # of the same dictionary, the most codes first
             counts = [s[more] for s in found if s.get("anchors") == anchors]
             assert counts == sorted(counts, reverse=True)
         for s in found:
@@ -103,7 +110,9 @@ def test_pursuit_finds_planted_codes():
     atoms = generator.standard_normal((64, 48)).astype(np.float32)
     atoms *= generator.uniform(0.2, 5, (64, 1)).astype(np.float32)
     chosen = np.argsort(generator.random((300, 64)), axis=1)[:, :3].astype(np.int32)
-    values = (generator.choice([-1, 1], (300, 3)) * generator.uniform(1, 2, (300, 3))).astype(np.float32)
+    values = (generator.choice([-1, 1], (300, 3)) * generator.uniform(1, 2, (300, 3))).astype(
+        np.float32
+    )
     values /= np.linalg.norm(atoms[chosen], axis=2)
     found, got = Coder(atoms, 3, "ksvd")(decode(chosen, values, atoms))
     same = np.sort(found, axis=1) == np.sort(chosen, axis=1)
@@ -111,7 +120,10 @@ def test_pursuit_finds_planted_codes():
     right = same.all(axis=1)
     order, given = np.argsort(found, axis=1), np.argsort(chosen, axis=1)
     np.testing.assert_allclose(
-        np.take_along_axis(got, order, 1)[right], np.take_along_axis(values, given, 1)[right], rtol=2e-3, atol=1e-4
+        np.take_along_axis(got, order, 1)[right],
+        np.take_along_axis(values, given, 1)[right],
+        rtol=2e-3,
+        atol=1e-4,
     )
 
 
@@ -173,7 +185,10 @@ def test_more_codes_are_never_worse(how):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_more_codes_lower_the_error_of_a_fit(name):
-    errors = [error(Sparse(name).fit(job(clustered()), **SMALL | {"codes": codes}), clustered()) for codes in (1, 3, 8)]
+    errors = [
+        error(Sparse(name).fit(job(clustered()), **SMALL | {"codes": codes}), clustered())
+        for codes in (1, 3, 8)
+    ]
     assert errors[0] > errors[1] > errors[2]
 
 
@@ -225,7 +240,10 @@ def test_what_is_learnt_on_a_sample_codes_all_rows():
         work.tell = lambda what, share: told.append((what, share))
         assert error(Sparse(name).fit(work, **SMALL), matrix) < 1.5 * known
     assert ("coding", 0.0) in told
-    assert error(Clusters().fit(replace(job(matrix), learn=700), clusters=32, kind="int8"), matrix) < 1.5 * whole[4]
+    assert (
+        error(Clusters().fit(replace(job(matrix), learn=700), clusters=32, kind="int8"), matrix)
+        < 1.5 * whole[4]
+    )
 
 
 def test_equal_rows_have_equal_clusters():
@@ -241,14 +259,28 @@ def test_equal_rows_have_equal_clusters():
 
 @pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)
 def test_hard_matrices(method):
-    settings = {"clusters": 16, "kind": "int8"} if method.name == "clusters" else SMALL | {"anchors": 16}
+    settings = (
+        {"clusters": 16, "kind": "int8"} if method.name == "clusters" else SMALL | {"anchors": 16}
+    )
     alike = np.repeat(clustered(3, 8), 40, axis=0)
-    for matrix in (np.zeros((100, 8), np.float32), np.full((100, 8), 3, np.float32), alike, alike * 1e4, clustered(100, 1)):
-        fit = method.fit(job(matrix), **settings | ({"codes": 1} if matrix.shape[1] == 1 and "codes" in settings else {}))
+    for matrix in (
+        np.zeros((100, 8), np.float32),
+        np.full((100, 8), 3, np.float32),
+        alike,
+        alike * 1e4,
+        clustered(100, 1),
+    ):
+        fit = method.fit(
+            job(matrix),
+            **settings | ({"codes": 1} if matrix.shape[1] == 1 and "codes" in settings else {}),
+        )
         fit.refine(2)
         rows = packed(fit, matrix.shape[1]).block(0, len(matrix))
         assert np.isfinite(rows).all()
-        assert np.abs(rows - matrix).max() <= 0.02 * np.abs(matrix).max() + 1e-6 or matrix.shape[1] == 1
+        assert (
+            np.abs(rows - matrix).max() <= 0.02 * np.abs(matrix).max() + 1e-6
+            or matrix.shape[1] == 1
+        )
 
 
 @pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)

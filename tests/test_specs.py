@@ -98,8 +98,15 @@ def test_bad_specs_say_what_is_accepted(spec, named):
 
 
 def test_spec_values():
-    settings = parse_spec("anchor:anchors=5,nonnegative=false,padding_idx=none,init=halfnormal(transform_std=1e-2)")[1]
-    assert settings == {"anchors": 5, "nonnegative": False, "padding_idx": None, "init": fb.HalfNormal(0.01)}
+    settings = parse_spec(
+        "anchor:anchors=5,nonnegative=false,padding_idx=none,init=halfnormal(transform_std=1e-2)"
+    )[1]
+    assert settings == {
+        "anchors": 5,
+        "nonnegative": False,
+        "padding_idx": None,
+        "init": fb.HalfNormal(0.01),
+    }
     assert parse_spec("dense:padding_idx=-1")[1] == {"padding_idx": -1}
 
 
@@ -113,7 +120,13 @@ def test_replace_refuses_to_untie():
 
 
 def test_replace_shares_what_shared_a_weight():
-    model = nn.ModuleDict({"a": nn.Embedding(20, 4), "b": nn.Embedding(20, 4), "c": nn.EmbeddingBag(20, 4, mode="sum")})
+    model = nn.ModuleDict(
+        {
+            "a": nn.Embedding(20, 4),
+            "b": nn.Embedding(20, 4),
+            "c": nn.EmbeddingBag(20, 4, mode="sum"),
+        }
+    )
     model["b"].weight = model["c"].weight = model["a"].weight
     swaps = fb.replace_embeddings(model, "lowrank:rank=2")
     assert len(swaps) == 1

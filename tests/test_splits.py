@@ -9,7 +9,14 @@ from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.packed.keys import IntegerKeys, TextKeys
 from featherbed.tasks import spool
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.splits import by_frequency, checksum, load_split, make_split, save_split, seen_only
+from featherbed.tasks.splits import (
+    by_frequency,
+    checksum,
+    load_split,
+    make_split,
+    save_split,
+    seen_only,
+)
 from featherbed.tasks.spool import is_stored, new_array
 
 RNG = np.random.default_rng(0)
@@ -45,7 +52,9 @@ def parts(split):
 def test_random_is_that_of_the_ratings(seed, stored):
     ratings = some_ratings(stored)
     split = make_split(ratings, seed=seed, validation=0.2, test=0.05)
-    for part, wanted in zip((split.train, split.validation, split.test), ratings.split(seed, 0.2, 0.05), strict=True):
+    for part, wanted in zip(
+        (split.train, split.validation, split.test), ratings.split(seed, 0.2, 0.05), strict=True
+    ):
         for name in ("users", "items", "values", "times"):
             assert np.array_equal(getattr(part, name), getattr(wanted, name))
         assert is_stored(part.users) == stored
@@ -99,7 +108,9 @@ def test_leaving_out_without_times_is_drawn_by_the_seed():
 
 def test_users_with_too_few_stay_in_training():
     ids = np.array([0, 0, 1, 1, 1])
-    ratings = Ratings(ids, np.array([0, 1, 0, 1, 2]), np.arange(5, dtype=np.float32), ("u", "v"), tuple("abc"))
+    ratings = Ratings(
+        ids, np.array([0, 1, 0, 1, 2]), np.arange(5, dtype=np.float32), ("u", "v"), tuple("abc")
+    )
     split = make_split(ratings, "leave-out")
     assert [len(part) for part in parts(split)] == [3, 1, 1]
     assert {0, 1} <= set(parts(split)[0])
@@ -113,7 +124,11 @@ def test_seen_only(tmp_path):
     kept = seen_only(split)
     users, items = set(split.train.users.tolist()), set(split.train.items.tolist())
     for old, new in ((split.validation, kept.validation), (split.test, kept.test)):
-        wanted = [line for line, u, i in zip(lines(old), old.users, old.items, strict=True) if u in users and i in items]
+        wanted = [
+            line
+            for line, u, i in zip(lines(old), old.users, old.items, strict=True)
+            if u in users and i in items
+        ]
         assert lines(new) == wanted
         assert 0 < len(new) < len(old)
     save_split(kept, tmp_path / "split")
@@ -130,8 +145,12 @@ def test_by_frequency(stored):
         assert np.all(np.diff(totals) <= 0)
         for name in ("train", "validation", "test"):
             old_part, new_part = getattr(split, name), getattr(new, name)
-            old_keys, new_keys = (getattr(part, side[:-1] + "_keys") for part in (old_part, new_part))
-            assert [old_keys[at] for at in getattr(old_part, side)] == [new_keys[at] for at in getattr(new_part, side)]
+            old_keys, new_keys = (
+                getattr(part, side[:-1] + "_keys") for part in (old_part, new_part)
+            )
+            assert [old_keys[at] for at in getattr(old_part, side)] == [
+                new_keys[at] for at in getattr(new_part, side)
+            ]
             assert sorted(old_keys) == sorted(new_keys)
     assert is_stored(new.train.users) == stored
 
@@ -145,8 +164,16 @@ def test_saved_splits(tmp_path):
     again = load_split(path, ratings)
     assert parts(again) == parts(split)
     assert (again.how, again.seed, again.checksum) == (split.how, 7, checksum(ratings))
-    other = Ratings(ratings.users[::-1].copy(), ratings.items, ratings.values, ratings.user_keys, ratings.item_keys)
-    renamed = Ratings(ratings.users, ratings.items, ratings.values, IntegerKeys(np.arange(80)), ratings.item_keys)
+    other = Ratings(
+        ratings.users[::-1].copy(),
+        ratings.items,
+        ratings.values,
+        ratings.user_keys,
+        ratings.item_keys,
+    )
+    renamed = Ratings(
+        ratings.users, ratings.items, ratings.values, IntegerKeys(np.arange(80)), ratings.item_keys
+    )
     for wrong in (other, renamed, ratings.take(np.arange(COUNT - 1))):
         with pytest.raises(DataError, match="split of other ratings"):
             load_split(path, wrong)

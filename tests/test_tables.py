@@ -17,24 +17,32 @@ VARIANTS = {
     "anchor xavier": lambda **kw: fb.AnchorTable(50, 8, anchors=12, init=fb.Xavier(), **kw),
     "anchor sparse": lambda **kw: fb.AnchorTable(50, 8, anchors=5, sparse=True, **kw),
     "anchor slots": lambda **kw: fb.AnchorTable(50, 8, anchors=9, slots=3, **kw),
-    "anchor slots signed": lambda **kw: fb.AnchorTable(50, 8, anchors=300, slots=2, nonnegative=False, **kw),
+    "anchor slots signed": lambda **kw: fb.AnchorTable(
+        50, 8, anchors=300, slots=2, nonnegative=False, **kw
+    ),
     "dense sparse": lambda **kw: fb.DenseTable(50, 8, sparse=True, **kw),
     "lowrank sparse": lambda **kw: fb.LowRankTable(50, 8, rank=3, sparse=True, **kw),
-    "hashed sparse": lambda **kw: fb.HashedTable(50, 8, buckets=6, values="learnt", sparse=True, **kw),
+    "hashed sparse": lambda **kw: fb.HashedTable(
+        50, 8, buckets=6, values="learnt", sparse=True, **kw
+    ),
     "kd sparse": lambda **kw: fb.KDTable(50, 8, choices=4, parts=5, sparse=True, **kw),
     "product sparse": lambda **kw: fb.ProductTable(50, 8, choices=4, parts=4, sparse=True, **kw),
     "quantized sparse": lambda **kw: fb.QuantizedTable(50, 8, bits=4, sparse=True, **kw),
     "hashed learnt": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=3, values="learnt", **kw),
     "hashed one": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=1, **kw),
     "remainder sum": lambda **kw: fb.RemainderTable(50, 8, divisor=7, combine="sum", **kw),
-    "selected hashed": lambda **kw: fb.SelectedTable(600, 8, keep=70, rest=4, counts=torch.arange(600) % 97, **kw),
+    "selected hashed": lambda **kw: fb.SelectedTable(
+        600, 8, keep=70, rest=4, counts=torch.arange(600) % 97, **kw
+    ),
     "selected all": lambda **kw: fb.SelectedTable(50, 8, keep=50, **kw),
     "quantized column": lambda **kw: fb.QuantizedTable(50, 8, bits=3, scales="column", **kw),
     "quantized 2": lambda **kw: fb.QuantizedTable(50, 7, bits=2, **kw),
     "quantized 8": lambda **kw: fb.QuantizedTable(50, 8, **kw),
 }
 for method in METHODS:
-    VARIANTS[method_name(method)] = lambda method=method, **kw: method(50, 8, **method.example, **kw)
+    VARIANTS[method_name(method)] = lambda method=method, **kw: method(
+        50, 8, **method.example, **kw
+    )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -52,7 +60,11 @@ def test_compiled(name):
 
 
 def test_every_method_is_public_and_listed():
-    found = {n for n, c in vars(fb.tables).items() if inspect.isclass(c) and issubclass(c, fb.Table) and c is not fb.Table}
+    found = {
+        n
+        for n, c in vars(fb.tables).items()
+        if inspect.isclass(c) and issubclass(c, fb.Table) and c is not fb.Table
+    }
     assert found == {method.__name__ for method in METHODS}
     assert found <= set(fb.__all__)
 
@@ -79,7 +91,9 @@ def test_conformance_sees_a_size_that_lies():
     class Wrong(fb.DenseTable):
         def sizes(self, optimizer=None):
             true = super().sizes(optimizer)
-            return fb.Sizes(true.file - 1, true.resident, true.training, true.parameters, true.dense)
+            return fb.Sizes(
+                true.file - 1, true.resident, true.training, true.parameters, true.dense
+            )
 
     with pytest.raises(AssertionError, match="the file has"):
         testing.check_sizes(lambda **kw: Wrong(50, 8, **kw))
@@ -104,7 +118,10 @@ def test_conformance_sees_a_size_that_lies():
         (lambda: fb.DenseTable(4, 4).bag(torch.ones(2, 2).long(), mode="max"), "mode='max'"),
         (lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long()), "1-D"),
         (lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long(), torch.tensor([1])), "start at 0"),
-        (lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long(), torch.tensor([0, 3])), "at most at 2"),
+        (
+            lambda: fb.DenseTable(4, 4).bag(torch.ones(2).long(), torch.tensor([0, 3])),
+            "at most at 2",
+        ),
         (lambda: fb.Bag(fb.DenseTable(4, 4), mode="max"), "mode='max'"),
         (lambda: fb.Bag(fb.DenseTable(4, 4), max_norm=1.0), "max_norm"),
         (lambda: fb.DenseTable(4, 4).pack(dictionary="int7"), "int7"),
@@ -125,7 +142,11 @@ def test_dense_table_loads_an_embedding_of_torch():
 
 def test_bag_module_equals_torch():
     theirs = torch.nn.EmbeddingBag(20, 4, mode="mean", include_last_offset=True, padding_idx=3)
-    ours = fb.Bag(fb.DenseTable.from_dense(theirs.weight.detach(), padding_idx=3), "mean", include_last_offset=True)
+    ours = fb.Bag(
+        fb.DenseTable.from_dense(theirs.weight.detach(), padding_idx=3),
+        "mean",
+        include_last_offset=True,
+    )
     ids, offsets = torch.tensor([1, 3, 3, 7, 9]), torch.tensor([0, 2, 2, 5])
     torch.testing.assert_close(ours(ids, offsets), theirs(ids, offsets))
 
@@ -139,7 +160,9 @@ def test_fits_are_as_near_as_the_method_can_be(tensors):
     assert bool((anchors.transform >= 0).all())
     assert float((anchors.weight.detach() - positive).norm() / positive.norm()) < 0.1
     product = fb.RemainderTable(60, 8, divisor=7, generator=tensors).weight.detach()
-    torch.testing.assert_close(fb.RemainderTable.from_dense(product, divisor=7).weight, product, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        fb.RemainderTable.from_dense(product, divisor=7).weight, product, atol=1e-4, rtol=1e-3
+    )
     wide = torch.randn(60, 8, generator=tensors)
     kept = fb.SelectedTable.from_dense(wide, keep=20).weight
     torch.testing.assert_close(kept[:20], wide[:20])
@@ -186,7 +209,9 @@ def test_weighed_rows_are_fitted_better(make):
 
 
 def test_anchors_that_are_fitted_stand_for_no_objects():
-    table = fb.AnchorTable.from_dense(torch.randn(50, 4), anchors=5, slots=2, init=fb.Frequency(torch.arange(50)))
+    table = fb.AnchorTable.from_dense(
+        torch.randn(50, 4), anchors=5, slots=2, init=fb.Frequency(torch.arange(50))
+    )
     assert table.anchor_ids is None
 
 
@@ -194,17 +219,24 @@ def test_hashed_fit_is_the_least_squares_solution(tensors):
     matrix = torch.randn(200, 5, generator=tensors, dtype=torch.float64)
     table = fb.HashedTable.from_dense(matrix, buckets=30)
     indices = table.codes(torch.arange(200)).indices
-    design = torch.zeros(200, 30, dtype=torch.float64).scatter_add_(1, indices, torch.ones(200, 2, dtype=torch.float64))
+    design = torch.zeros(200, 30, dtype=torch.float64).scatter_add_(
+        1, indices, torch.ones(200, 2, dtype=torch.float64)
+    )
     best = torch.linalg.lstsq(design, matrix, driver="gelsd").solution
     torch.testing.assert_close(table.weight, design @ best, atol=1e-6, rtol=1e-6)
 
 
 def test_low_bit_rows_lose_less_with_more_bits(tensors):
     matrix = torch.randn(300, 16, generator=tensors)
-    errors = [float((fb.QuantizedTable.from_dense(matrix, bits=b).weight.detach() - matrix).norm()) for b in (8, 4, 3, 2)]
+    errors = [
+        float((fb.QuantizedTable.from_dense(matrix, bits=b).weight.detach() - matrix).norm())
+        for b in (8, 4, 3, 2)
+    ]
     assert errors == sorted(errors)
     assert errors[0] / float(matrix.norm()) < 0.01
-    assert (errors[3] / float(matrix.norm())) ** 2 < 0.14  # the best four-level rounding of a Gaussian leaves 0.119
+    assert (
+        errors[3] / float(matrix.norm())
+    ) ** 2 < 0.14  # the best four-level rounding of a Gaussian leaves 0.119
 
 
 def test_low_bit_rows_train(tensors):
@@ -228,7 +260,9 @@ def test_logits_in_blocks_equal_logits_at_once(monkeypatch, tensors):
     monkeypatch.setattr("featherbed.tables.table.BLOCK_ELEMENTS", 64)
     blocks = table.logits(hidden)
     torch.testing.assert_close(blocks, whole)
-    for mine, theirs in zip(torch.autograd.grad(blocks.square().sum(), [hidden, table.atoms]), expected, strict=True):
+    for mine, theirs in zip(
+        torch.autograd.grad(blocks.square().sum(), [hidden, table.atoms]), expected, strict=True
+    ):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -252,11 +286,16 @@ def test_hashing_is_the_same_in_numpy_and_torch_beyond_32_bits():
 
     ids = np.array([0, 1, 2**31 - 1, 2**31, 2**40 + 7, 2**62])
     for seed in (0, 7, 2**32 - 1):
-        assert hash_ids(ids, seed, 1009).tolist() == hash_ids(torch.from_numpy(ids), seed, 1009).tolist()
+        assert (
+            hash_ids(ids, seed, 1009).tolist()
+            == hash_ids(torch.from_numpy(ids), seed, 1009).tolist()
+        )
     spread = np.bincount(hash_ids(np.arange(100_000), 1, 100), minlength=100)
     assert abs(spread - 1000).max() < 200  # six standard deviations
     first, second = hash_codes(np.arange(100_000), seed=0, hashes=2, buckets=100)
-    assert abs(float(np.mean(first == second)) - 0.01) < 0.003  # independent functions meet by chance only
+    assert (
+        abs(float(np.mean(first == second)) - 0.01) < 0.003
+    )  # independent functions meet by chance only
 
 
 def test_remainder_uses_whole_numbers_only():
@@ -266,17 +305,44 @@ def test_remainder_uses_whole_numbers_only():
 
 
 CHANGES = {
-    fb.AnchorTable: [{"anchors": 6}, {"slots": 2}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
+    fb.AnchorTable: [
+        {"anchors": 6},
+        {"slots": 2},
+        {"nonnegative": False},
+        {"padding_idx": 1},
+        {"init": fb.Xavier()},
+    ],
     fb.BandedTable: [
-        *({"hot": 9}, {"head": "quantized:bits=2"}, {"tail": "lowrank:rank=4"}, {"counts": torch.arange(50)}),
+        *(
+            {"hot": 9},
+            {"head": "quantized:bits=2"},
+            {"tail": "lowrank:rank=4"},
+            {"counts": torch.arange(50)},
+        ),
         {"padding_idx": 1},
     ],
     fb.DenseTable: [{"padding_idx": 1}],
     fb.GradedTable: [{"bits": 2}, {"grades": 2}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
-    fb.MixedTable: [{"dims": (8, 2)}, {"blocks": (10, 40)}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
-    fb.GrowingAnchorTable: [{"anchors": 6}, {"nonnegative": False}, {"padding_idx": 1}, {"init": fb.Xavier()}],
+    fb.MixedTable: [
+        {"dims": (8, 2)},
+        {"blocks": (10, 40)},
+        {"counts": torch.arange(50)},
+        {"padding_idx": 1},
+    ],
+    fb.GrowingAnchorTable: [
+        {"anchors": 6},
+        {"nonnegative": False},
+        {"padding_idx": 1},
+        {"init": fb.Xavier()},
+    ],
     fb.MixtureTable: [
-        *({"anchors": 6}, {"anchors": 4, "sets": 3}, {"combine": "linear"}, {"inits": fb.Xavier()}, {"nonnegative": False}),
+        *(
+            {"anchors": 6},
+            {"anchors": 4, "sets": 3},
+            {"combine": "linear"},
+            {"inits": fb.Xavier()},
+            {"nonnegative": False},
+        ),
         {"padding_idx": 1},
     ],
     fb.HashedTable: [{"buckets": 9}, {"hashes": 3}, {"seed": 3}, {"padding_idx": 1}],
@@ -290,19 +356,45 @@ CHANGES = {
             {"shared": True},
             {"padding_idx": 1},
         ),
-        *({"relax": fb.Softmax()}, {"guide": fb.Online()}, {"logit_norm": False}, {"output_norm": True}, {"unique": True}),
+        *(
+            {"relax": fb.Softmax()},
+            {"guide": fb.Online()},
+            {"logit_norm": False},
+            {"output_norm": True},
+            {"unique": True},
+        ),
     ],
     fb.LowRankTable: [{"rank": 5}, {"padding_idx": 1}],
     fb.ProductTable: [
-        *({"choices": 3}, {"parts": 2}, {"variant": "centroid"}, {"shared": True}, {"additive": True}, {"padding_idx": 1}),
+        *(
+            {"choices": 3},
+            {"parts": 2},
+            {"variant": "centroid"},
+            {"shared": True},
+            {"additive": True},
+            {"padding_idx": 1},
+        ),
         *({"query_dim": 5}, {"temperature": 0.5}, {"normalise": False}),
     ],
     fb.QuantizedTable: [{"bits": 2}, {"scales": "column"}, {"padding_idx": 1}],
     fb.RemainderTable: [{"divisor": 5}, {"combine": "sum"}, {"padding_idx": 1}],
     fb.SelectedTable: [{"keep": 9}, {"rest": 3}, {"counts": torch.arange(50)}, {"padding_idx": 1}],
-    fb.TensorTrainTable: [{"rank": 2}, {"shape": (5, 5, 2)}, {"dims": (1, 2, 4)}, {"std": 0.5}, {"padding_idx": 1}],
+    fb.TensorTrainTable: [
+        {"rank": 2},
+        {"shape": (5, 5, 2)},
+        {"dims": (1, 2, 4)},
+        {"std": 0.5},
+        {"padding_idx": 1},
+    ],
     fb.VariationalTable: [
-        *({"noise": "weight"}, {"kl": 9.0}, {"samples": 5}, {"threshold": -9.0}, {"start": 0.0}, {"padding_idx": 1}),
+        *(
+            {"noise": "weight"},
+            {"kl": 9.0},
+            {"samples": 5},
+            {"threshold": -9.0},
+            {"start": 0.0},
+            {"padding_idx": 1},
+        ),
     ],
 }
 
@@ -327,16 +419,23 @@ def test_every_setting_changes_the_rows(method):
         assert not torch.equal(rows(), rows(**change)), change
         covered |= set(change)
     if method is fb.HashedTable:  # learnt weights start at one: the setting adds a parameter
-        assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {"atoms", "weights.weight"}
+        assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {
+            "atoms",
+            "weights.weight",
+        }
         covered.add("values")
     if method is fb.GrowingAnchorTable:  # a limit that these few anchors are far from
         covered.add("max_anchors")
-    if "sparse" in inspect.signature(method.__init__).parameters:  # the same rows, gradients of another kind
+    if (
+        "sparse" in inspect.signature(method.__init__).parameters
+    ):  # the same rows, gradients of another kind
         learnt = {"values": "learnt"} if method is fb.HashedTable else {}
         for sparse in (False, True):
             table = method(50, 8, **method.example, **learnt, sparse=sparse)
             table(torch.arange(3)).square().sum().backward()
-            assert any(p.grad is not None and p.grad.is_sparse for p in table.parameters()) == sparse
+            assert (
+                any(p.grad is not None and p.grad.is_sparse for p in table.parameters()) == sparse
+            )
         covered.add("sparse")
     if method is fb.AnchorTable:
         covered.add("scan_every")  # in test_rows: when anchors come in
@@ -348,7 +447,9 @@ def test_every_setting_changes_the_rows(method):
 
 def test_init_settings_change_something():
     def table(init):
-        return fb.AnchorTable(50, 8, anchors=4, init=init, generator=torch.Generator().manual_seed(0)).weight
+        return fb.AnchorTable(
+            50, 8, anchors=4, init=init, generator=torch.Generator().manual_seed(0)
+        ).weight
 
     assert not torch.equal(table(fb.HalfNormal()), table(fb.HalfNormal(transform_std=0.5)))
     assert not torch.equal(table(fb.Xavier()), table(fb.Xavier(gain=2.0)))
@@ -372,7 +473,9 @@ def test_diverged_rows_are_not_stored_as_numbers():
         table.rows[3, 2] = float("nan")
     with pytest.raises(fb.ArgumentError, match="diverged"):
         table.pack()
-    large = (torch.randn(20, 6, generator=torch.Generator().manual_seed(0)).clamp(-2, 2) * 3e4).half()
+    large = (
+        torch.randn(20, 6, generator=torch.Generator().manual_seed(0)).clamp(-2, 2) * 3e4
+    ).half()
     with pytest.raises(fb.ArgumentError, match=r"dtype=torch\.float32"):
         fb.AnchorTable.from_dense(large, anchors=3)
     with pytest.raises(fb.ArgumentError, match="NaN"):

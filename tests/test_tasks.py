@@ -30,7 +30,9 @@ SMALL = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
 
 def factor_model(spec="dense", seed=0, biases="none"):
     generator = torch.Generator().manual_seed(seed)
-    users, items = (fb.make_table(spec, n, 6, generator=generator) for n in (SMALL.num_users, SMALL.num_items))
+    users, items = (
+        fb.make_table(spec, n, 6, generator=generator) for n in (SMALL.num_users, SMALL.num_items)
+    )
     with torch.no_grad():
         for name, parameter in (*users.named_parameters(), *items.named_parameters()):
             if name.split(".")[0] in ("rows", "scale", "atoms"):
@@ -41,10 +43,15 @@ def factor_model(spec="dense", seed=0, biases="none"):
 def fit(model, **settings):
     parts = SMALL.split(0)
     keywords = {"epochs": 4, "batch": 256, "progress": False} | settings
-    return ratings.train(model, fb.Yogi(model.parameters(), lr=0.03), parts[0], parts[1], **keywords)
+    return ratings.train(
+        model, fb.Yogi(model.parameters(), lr=0.03), parts[0], parts[1], **keywords
+    )
 
 
-@pytest.mark.parametrize("spec", ["dense", "anchor:anchors=4", "quantized:bits=4", "hashed:buckets=50", "selected:keep=150"])
+@pytest.mark.parametrize(
+    "spec",
+    ["dense", "anchor:anchors=4", "quantized:bits=4", "hashed:buckets=50", "selected:keep=150"],
+)
 def test_ratings_learn(spec):
     model = factor_model(spec)
     result = fit(model, epochs=30, patience=8)
@@ -86,12 +93,16 @@ def test_early_stopping_waits_for_patience():
     model = factor_model()
     with torch.no_grad():
         model.mean.fill_(float(SMALL.values.mean()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)  # never better than the first epoch by more than dust
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=1e-12
+    )  # never better than the first epoch by more than dust
     parts = SMALL.split(0)
     frozen = [p.requires_grad_(False) for p in model.parameters()]
     assert frozen
     model.users.rows.requires_grad_(True)
-    result = ratings.train(model, optimizer, parts[0], parts[1], epochs=30, batch=4096, patience=2, progress=False)
+    result = ratings.train(
+        model, optimizer, parts[0], parts[1], epochs=30, batch=4096, patience=2, progress=False
+    )
     worse = [row["validation_mse"] for row in result.history]
     assert len(result.history) == int(np.argmin(worse)) + 3
 
@@ -102,7 +113,9 @@ def test_resumed_ratings_end_as_uninterrupted_ones(tmp_path):
     fit(factor_model(), epochs=2, checkpoints=checkpoints)
     second = factor_model(seed=9)  # what it holds is replaced by the checkpoint
     resumed = fit(second, epochs=5, checkpoints=checkpoints)
-    assert [row["validation_mse"] for row in resumed.history] == [row["validation_mse"] for row in whole.history]
+    assert [row["validation_mse"] for row in resumed.history] == [
+        row["validation_mse"] for row in whole.history
+    ]
     assert len(list((tmp_path / "parts").iterdir())) == 1
 
 
@@ -121,7 +134,9 @@ def test_interrupted_training_keeps_the_best_model(monkeypatch):
     result = fit(model, epochs=10)
     assert result.interrupted
     assert len(result.history) == 2
-    assert result.metrics["validation"]["mse"] == pytest.approx(min(r["validation_mse"] for r in result.history))
+    assert result.metrics["validation"]["mse"] == pytest.approx(
+        min(r["validation_mse"] for r in result.history)
+    )
 
 
 def test_checkpoints_keep_the_last_and_write_whole_files(tmp_path):
@@ -133,7 +148,10 @@ def test_checkpoints_keep_the_last_and_write_whole_files(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003.pt", "step-00000004.pt"]
     expected = torch.rand(3, generator=generator)
     other = torch.Generator()
-    assert checkpoints.restore(model=model, generators={"order": other}) == {"step": 4, "extra": {"note": "n"}}
+    assert checkpoints.restore(model=model, generators={"order": other}) == {
+        "step": 4,
+        "extra": {"note": "n"},
+    }
     assert torch.equal(torch.rand(3, generator=other), expected)
     with pytest.raises(fb.DataError, match="no checkpoint"):
         Checkpoints(tmp_path / "empty").restore(model=model)
@@ -142,7 +160,9 @@ def test_checkpoints_keep_the_last_and_write_whole_files(tmp_path):
 
 
 def test_results_are_json_even_when_a_run_diverged(tmp_path):
-    Result("lm", {"lr": 1.0}, 3, metrics={"test": {"perplexity": math.inf}}).write(tmp_path / "r.json")
+    Result("lm", {"lr": 1.0}, 3, metrics={"test": {"perplexity": math.inf}}).write(
+        tmp_path / "r.json"
+    )
     read = json.loads((tmp_path / "r.json").read_text())
     assert read["metrics"]["test"]["perplexity"] == "inf"
     assert read["versions"]["featherbed"] == fb.__version__
@@ -165,12 +185,22 @@ def test_language_model_learns_a_chain(spec, tied, tmp_path):
     model = lm.LanguageModel(fb.make_table(spec, 12, 16), hidden=16, tied=tied, dropout=0.0)
     before = lm.perplexity(model, corpus.validation)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    result = lm.train(model, optimizer, corpus, epochs=8, clip=1.0, progress=False, checkpoints=Checkpoints(tmp_path))
+    result = lm.train(
+        model,
+        optimizer,
+        corpus,
+        epochs=8,
+        clip=1.0,
+        progress=False,
+        checkpoints=Checkpoints(tmp_path),
+    )
     after = result.metrics["validation"]["perplexity"]
     assert before > 8
     assert after < 3.5  # two next words are possible: 2 is the best there is
     assert result.history[0]["tokens_per_second"] > 0
-    again = lm.train(model, optimizer, corpus, epochs=8, progress=False, checkpoints=Checkpoints(tmp_path))
+    again = lm.train(
+        model, optimizer, corpus, epochs=8, progress=False, checkpoints=Checkpoints(tmp_path)
+    )
     assert again.history == result.history  # nothing left to do: the finished run is only read back
 
 
@@ -214,7 +244,9 @@ def test_readers_number_ids_from_zero(tmp_path):
 def test_splits_are_disjoint_and_complete():
     parts = SMALL.split(3, validation=0.2, test=0.1)
     assert isinstance(parts[0], Ratings)
-    assert [len(p) for p in parts] == pytest.approx([0.7 * len(SMALL), 0.2 * len(SMALL), 0.1 * len(SMALL)], abs=1)
+    assert [len(p) for p in parts] == pytest.approx(
+        [0.7 * len(SMALL), 0.2 * len(SMALL), 0.1 * len(SMALL)], abs=1
+    )
     pairs = np.concatenate([p.users * SMALL.num_items + p.items for p in parts])
     assert len(np.unique(pairs)) == len(SMALL)
 
@@ -234,7 +266,11 @@ def test_movielens_counts(data):
 
 def test_penn_treebank_counts(data):
     corpus = read_ptb(data / "ptb")
-    assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [929_589, 73_760, 82_430]
+    assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [
+        929_589,
+        73_760,
+        82_430,
+    ]
     assert len(corpus.words) == 10_000
 
 

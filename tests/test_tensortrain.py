@@ -33,10 +33,14 @@ def test_conformance(name, check):
 
 
 def test_rows_are_those_of_the_full_tensor(tensors):
-    table = fb.TensorTrainTable(57, 24, rank=5, shape=(3, 4, 5), dims=(2, 3, 4), generator=tensors, dtype=torch.float64)
+    table = fb.TensorTrainTable(
+        57, 24, rank=5, shape=(3, 4, 5), dims=(2, 3, 4), generator=tensors, dtype=torch.float64
+    )
     one, two, three = (
         core.detach().reshape(n, left, m, right)
-        for core, n, m, left, right in zip(table.cores, table.shape, table.dims, table.ranks, table.ranks[1:], strict=False)
+        for core, n, m, left, right in zip(
+            table.cores, table.shape, table.dims, table.ranks, table.ranks[1:], strict=False
+        )
     )
     full = torch.einsum("axbr,crds,eshx->acebdh", one, two, three).reshape(60, 24)[:57]
     torch.testing.assert_close(table.weight, full)
@@ -46,12 +50,17 @@ def test_rows_are_those_of_the_full_tensor(tensors):
 
 
 def test_both_ways_of_looking_up_give_the_same_gradients(tensors):
-    table = fb.TensorTrainTable(60, 8, rank=3, shape=(3, 4, 5), generator=tensors, dtype=torch.float64, padding_idx=7)
+    table = fb.TensorTrainTable(
+        60, 8, rank=3, shape=(3, 4, 5), generator=tensors, dtype=torch.float64, padding_idx=7
+    )
     ids = torch.randint(60, (40,), generator=tensors)
     ids[0] = 7
     slopes = torch.randn(40, 8, dtype=torch.float64, generator=tensors)
     whole = torch.autograd.grad(table(ids), table.cores, slopes)
-    pieces = [torch.autograd.grad(table(ids[at : at + 1]), table.cores, slopes[at : at + 1]) for at in range(40)]
+    pieces = [
+        torch.autograd.grad(table(ids[at : at + 1]), table.cores, slopes[at : at + 1])
+        for at in range(40)
+    ]
     for k, gradient in enumerate(whole):
         torch.testing.assert_close(gradient, sum(piece[k] for piece in pieces))
 
@@ -64,11 +73,15 @@ def test_fresh_rows_have_the_spread_asked_for(std, tensors):
 
 @pytest.mark.parametrize("rows", [60, 57])
 def test_tt_svd_finds_a_train_again(rows, tensors):
-    table = fb.TensorTrainTable(rows, 24, rank=3, shape=(3, 4, 5), dims=(2, 3, 4), generator=tensors, dtype=torch.float64)
+    table = fb.TensorTrainTable(
+        rows, 24, rank=3, shape=(3, 4, 5), dims=(2, 3, 4), generator=tensors, dtype=torch.float64
+    )
     target = table.weight.detach()
     again = fb.TensorTrainTable.from_dense(target, rank=3, shape=(3, 4, 5), dims=(2, 3, 4))
     exact = rows == 60  # otherwise the ids beyond V are filled in by rounds
-    assert float((again.weight.detach() - target).norm() / target.norm()) < (1e-6 if exact else 1e-2)
+    assert float((again.weight.detach() - target).norm() / target.norm()) < (
+        1e-6 if exact else 1e-2
+    )
     rms = [float(core.detach().square().mean().sqrt()) for core in again.cores]
     assert max(rms) < 1.001 * min(rms), "the cores must be of one size"
 

@@ -11,7 +11,15 @@ import featherbed as fb
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.classifiers import BagClassifier, TextCNN
 from featherbed.tasks.documents import Documents, prepare
-from featherbed.tasks.text import TextRecipe, accuracy, batches, fit_text, lexicon_of, logits_of, predictions
+from featherbed.tasks.text import (
+    TextRecipe,
+    accuracy,
+    batches,
+    fit_text,
+    lexicon_of,
+    logits_of,
+    predictions,
+)
 from featherbed.tasks.texts import Texts
 from featherbed.tasks.word_tables import WordTable
 
@@ -32,7 +40,15 @@ def planted_texts(count=400, seed=0):
 
 
 PLANTED = prepare(planted_texts())
-SMALL = {"epochs": 12, "batch": 32, "lr": 0.02, "channels": 8, "widths": (2, 3), "dropout": 0.1, "patience": 12}
+SMALL = {
+    "epochs": 12,
+    "batch": 32,
+    "lr": 0.02,
+    "channels": 8,
+    "widths": (2, 3),
+    "dropout": 0.1,
+    "patience": 12,
+}
 
 
 def fit(recipe=None, prepared=PLANTED, seed=0, checkpoints=None, **settings):
@@ -67,7 +83,10 @@ def test_the_cnn_is_a_plain_cnn(spec, tensors):
     ids[3:, 9:] = 0
     ours = model(ids)
     ours.square().sum().backward()
-    mine = {name: p.grad.to_dense() if p.grad.is_sparse else p.grad.clone() for name, p in model.named_parameters()}
+    mine = {
+        name: p.grad.to_dense() if p.grad.is_sparse else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
     model.zero_grad()
     plain = plain_cnn(model, ids)
     plain.square().sum().backward()
@@ -83,11 +102,15 @@ def test_padding_to_the_longest_text_is_padding_to_the_limit(tensors):
         for window in model.windows:
             window.bias.add_(1.0)  # the window of padding alone is often the strongest
     lengths = np.arange(1, 101)
-    ids = np.concatenate([np.random.default_rng(n).integers(1, 50, n) for n in lengths]).astype(np.int32)
+    ids = np.concatenate([np.random.default_rng(n).integers(1, 50, n) for n in lengths]).astype(
+        np.int32
+    )
     documents = Documents(ids, np.append(0, np.cumsum(lengths)), np.zeros(100, dtype=np.int64))
     full = torch.zeros(100, 100, dtype=torch.int64)
     for row, n in enumerate(lengths):
-        full[row, :n] = torch.from_numpy(ids[documents.offsets[row] : documents.offsets[row + 1]].astype(np.int64))
+        full[row, :n] = torch.from_numpy(
+            ids[documents.offsets[row] : documents.offsets[row + 1]].astype(np.int64)
+        )
     with torch.no_grad():
         whole = plain_cnn(model, full)
         for row in range(100):
@@ -110,7 +133,9 @@ def test_a_bag_is_the_mean_of_its_rows(hidden, tensors):
     mean = torch.stack([table(torch.tensor([3, 4, 4])).mean(0), table(torch.tensor([5])).mean(0)])
     expected = model.output(model.between(mean))
     assert torch.allclose(model(ids), expected, atol=1e-6)
-    assert torch.allclose(model.pooled(torch.tensor([3, 4, 4, 5]), torch.tensor([0, 3])), expected, atol=1e-6)
+    assert torch.allclose(
+        model.pooled(torch.tensor([3, 4, 4, 5]), torch.tensor([0, 3])), expected, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("model", ["cnn", "bag"])
@@ -131,9 +156,14 @@ def test_a_bag_is_the_mean_of_its_rows(hidden, tensors):
     ids=lambda words: words.get("spec", "dense"),
 )
 def test_every_table_learns(model, words):
-    fitted = fit(model=model, words=words, optimizer="yogi" if "slots" in words.get("spec", "") else "adam")
+    fitted = fit(
+        model=model, words=words, optimizer="yogi" if "slots" in words.get("spec", "") else "adam"
+    )
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
-    assert accuracy(fitted.model, PLANTED.validation) == fitted.result.metrics["validation"]["accuracy"]
+    assert (
+        accuracy(fitted.model, PLANTED.validation)
+        == fitted.result.metrics["validation"]["accuracy"]
+    )
     best = max(row["validation_accuracy"] for row in fitted.result.history)
     assert fitted.result.metrics["validation"]["accuracy"] == pytest.approx(best)
     assert fitted.result.sizes["words"]["parameters"] == fitted.made.table.parameter_count()
@@ -175,7 +205,12 @@ def test_runs_repeat_and_depend_on_the_seed():
 
 
 @pytest.mark.parametrize(
-    "words", [{"spec": "anchor:anchors=4", "by": "frequency", "nonzeros": 60}, {"sse": 0.1}, {"spec": "kd:choices=4,parts=4"}]
+    "words",
+    [
+        {"spec": "anchor:anchors=4", "by": "frequency", "nonzeros": 60},
+        {"sse": 0.1},
+        {"spec": "kd:choices=4,parts=4"},
+    ],
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(words, tmp_path, monkeypatch):
     settings = {"epochs": 4, "cosine": True, "words": words}
@@ -202,9 +237,13 @@ def test_batches_hold_every_text_once_and_differ():
 
     for by_length in (True, False):
         assert sorted(np.concatenate(drawn(0, by_length))) == list(range(len(PLANTED.train)))
-        assert not np.array_equal(np.concatenate(drawn(0, by_length)), np.concatenate(drawn(1, by_length)))
+        assert not np.array_equal(
+            np.concatenate(drawn(0, by_length)), np.concatenate(drawn(1, by_length))
+        )
     widths = [np.ptp(PLANTED.train.lengths[index]) for index in drawn(0, True)]
-    assert np.mean(widths) < np.mean([np.ptp(PLANTED.train.lengths[index]) for index in drawn(0, False)])
+    assert np.mean(widths) < np.mean(
+        [np.ptp(PLANTED.train.lengths[index]) for index in drawn(0, False)]
+    )
 
 
 def test_predictions_do_not_depend_on_the_order_of_texts():

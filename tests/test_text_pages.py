@@ -22,9 +22,13 @@ COUNTS = np.concatenate([[0, 7], 2000 // np.arange(1, 99)])
 
 
 def anchored(seed=0, rows=100, anchors=4):
-    table = fb.AnchorTable(rows, 6, anchors=anchors, padding_idx=0, generator=torch.Generator().manual_seed(seed))
+    table = fb.AnchorTable(
+        rows, 6, anchors=anchors, padding_idx=0, generator=torch.Generator().manual_seed(seed)
+    )
     with torch.no_grad():
-        table.transform.mul_(torch.rand(rows, anchors, generator=torch.Generator().manual_seed(seed)) < 0.5)
+        table.transform.mul_(
+            torch.rand(rows, anchors, generator=torch.Generator().manual_seed(seed)) < 0.5
+        )
     return table, table.pack()
 
 
@@ -36,16 +40,36 @@ def found():
 @pytest.fixture
 def report(found):
     told = answers(
-        [0, 0, 1, 1], [0, 1, 1, 0], [3, 12, 14, 200], ["sport", "trade"], ["a", "b", "c", "d"], [0.9, 0.7, 0.8, 0.95]
+        [0, 0, 1, 1],
+        [0, 1, 1, 0],
+        [3, 12, 14, 200],
+        ["sport", "trade"],
+        ["a", "b", "c", "d"],
+        [0.9, 0.7, 0.8, 0.95],
     )
     return {
         "name": "news.csv",
-        "metrics": {"train": {"accuracy": 0.95}, "validation": {"accuracy": 0.9}, "test": {"accuracy": 0.912}}
+        "metrics": {
+            "train": {"accuracy": 0.95},
+            "validation": {"accuracy": 0.9},
+            "test": {"accuracy": 0.912},
+        }
         | {"stored": {"accuracy": 0.911}, "baselines": {"always the first class": 0.25}},
-        "sizes": {"file": 1_000_000, "parts": {"table": 600_000, "keys": 400_000}, "float32": 40_000_000, "float16": 20_000_000}
+        "sizes": {
+            "file": 1_000_000,
+            "parts": {"table": 600_000, "keys": 400_000},
+            "float32": 40_000_000,
+            "float16": 20_000_000,
+        }
         | {"parameters": 1000, "dense_parameters": 50_000},
         "history": [
-            {"epoch": n, "train_accuracy": 0.5 + n / 10, "validation_accuracy": 0.6, "parameters": 9 - n} for n in range(3)
+            {
+                "epoch": n,
+                "train_accuracy": 0.5 + n / 10,
+                "validation_accuracy": 0.6,
+                "parameters": 9 - n,
+            }
+            for n in range(3)
         ],
         "model": {"kind": "bag", "table": "anchor:anchors=4", "words": 100, "dim": 6},
         "classes": ["sport", "trade"],
@@ -68,8 +92,16 @@ def read(page):
 
 
 def rows_of(page, title):
-    rows = re.findall(r"<tr>(.*?)</tr>", read(page).split(f"<h2>{title}</h2>")[1].split("</table>")[0])
-    return [[re.sub(r"<small>.*?</small>|<[^>]*>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+    rows = re.findall(
+        r"<tr>(.*?)</tr>", read(page).split(f"<h2>{title}</h2>")[1].split("</table>")[0]
+    )
+    return [
+        [
+            re.sub(r"<small>.*?</small>|<[^>]*>", "", cell)
+            for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+        ]
+        for row in rows
+    ]
 
 
 def drawn(page, name):
@@ -80,10 +112,15 @@ def drawn(page, name):
 def language(report):
     own = {part: {"perplexity": 90.0 + n} for n, part in enumerate(("test", "validation", "train"))}
     return {
-        key: value for key, value in report.items() if key not in ("classes", "confusion", "lengths", "wrong", "history")
+        key: value
+        for key, value in report.items()
+        if key not in ("classes", "confusion", "lengths", "wrong", "history")
     } | {
         "metrics": own | {"baselines": {"frequencies alone": 700.0}},
-        "history": [{"epoch": n, "train_perplexity": 900.0 / (n + 1), "validation_perplexity": 500.0} for n in range(3)],
+        "history": [
+            {"epoch": n, "train_perplexity": 900.0 / (n + 1), "validation_perplexity": 500.0}
+            for n in range(3)
+        ],
         "bands": loss_bands([1.0, 2.0, 3.0], [2, 2, 50], COUNTS),
         "speed": {"this model": 5000.0, "plain rows": 5200.0},
         "continuations": [{"start": "the stock", "text": "fell by N points"}],
@@ -94,27 +131,51 @@ def test_the_page_of_a_classifier(report):
     page = text_page(report)
     text = read(page)
     assert (
-        "91.20 % of test texts are classified right, by 1.00 MB in all: 40.0 times smaller than with float32 rows, 20.0" in text
+        "91.20 % of test texts are classified right, by 1.00 MB in all: 40.0 times smaller than with float32 rows, 20.0"
+        in text
     )
     assert "of 100 words, width 6, is <b>anchor:anchors=4</b> in a <b>bag</b> model" in text
-    assert "1,000 parameters, 50.0 times fewer than the 50,000" in text and "Training was interrupted" in text
-    assert rows_of(page, "How good it is")[1:3] == [["test", "91.20 %"], ["test, by the files as they are served", "91.10 %"]]
-    assert ["with float16 rows", "20.0 MB", "20.0 times as large"] in rows_of(page, "How large it is")
+    assert (
+        "1,000 parameters, 50.0 times fewer than the 50,000" in text
+        and "Training was interrupted" in text
+    )
+    assert rows_of(page, "How good it is")[1:3] == [
+        ["test", "91.20 %"],
+        ["test, by the files as they are served", "91.10 %"],
+    ]
+    assert ["with float16 rows", "20.0 MB", "20.0 times as large"] in rows_of(
+        page, "How large it is"
+    )
     assert rows_of(page, "What is taken for what")[1:] == [["sport", "1", "1"], ["trade", "1", "1"]]
     assert rows_of(page, "Accuracy by class")[1] == ["sport", "2", "50.00 %", "50.00 %"]
     assert ["10 to 19", "2", "50.00 %"] in rows_of(page, "Accuracy by length of the text")
-    assert [row[:2] for row in rows_of(page, "Most confidently wrong")[1:]] == [["trade", "sport"], ["sport", "trade"]]
-    assert drawn(page, "curve0")[0]["y"] == pytest.approx([0.5, 0.6, 0.7]) and drawn(page, "curve3")[0]["y"] == [9, 8, 7]
-    for said in ("3 texts were cut.", "Stopped early.", "--out DIR</code>", "Made by featherbed 0.6.0 in 12.3 s."):
+    assert [row[:2] for row in rows_of(page, "Most confidently wrong")[1:]] == [
+        ["trade", "sport"],
+        ["sport", "trade"],
+    ]
+    assert drawn(page, "curve0")[0]["y"] == pytest.approx([0.5, 0.6, 0.7]) and drawn(
+        page, "curve3"
+    )[0]["y"] == [9, 8, 7]
+    for said in (
+        "3 texts were cut.",
+        "Stopped early.",
+        "--out DIR</code>",
+        "Made by featherbed 0.6.0 in 12.3 s.",
+    ):
         assert said in text
 
 
 def test_many_classes_are_told_by_pairs(report):
     counts = np.eye(40, dtype=int) * 9
     counts[7, 3] = 5
-    page = text_page(report | {"classes": [f"c{n}" for n in range(40)], "confusion": counts.tolist()})
+    page = text_page(
+        report | {"classes": [f"c{n}" for n in range(40)], "confusion": counts.tolist()}
+    )
     assert rows_of(page, "What is taken for what")[1:] == [["c7", "5", "c3"]]
-    assert len(rows_of(page, "Accuracy by class")) == 31 and rows_of(page, "Accuracy by class")[1][0] == "c7"
+    assert (
+        len(rows_of(page, "Accuracy by class")) == 31
+        and rows_of(page, "Accuracy by class")[1][0] == "c7"
+    )
 
 
 def test_the_page_of_a_language_model(report):
@@ -130,8 +191,12 @@ def test_the_page_of_a_language_model(report):
 def test_the_look_inside_is_shown(report, found):
     for page in (text_page(report), language_page(language(report))):
         shown = rows_of(page, "What the anchors stand for")[1:]
-        assert [row[0] for row in shown] == [one["word"] or str(one["anchor"]) for one in found["anchors"]["shown"]]
-        assert shown[0][2] == ", ".join(one["word"] for one in found["anchors"]["shown"][0]["special"])
+        assert [row[0] for row in shown] == [
+            one["word"] or str(one["anchor"]) for one in found["anchors"]["shown"]
+        ]
+        assert shown[0][2] == ", ".join(
+            one["word"] for one in found["anchors"]["shown"][0]["special"]
+        )
         assert f"{found['pairs'][0]['word']} – " in read(page)
         assert len(rows_of(page, "Nearest words")) == len(found["neighbours"]) + 1 == 13
         assert f"{found['zero']['rows']:,} words have a row of zeros" in read(page)
@@ -155,14 +220,24 @@ def test_nothing_in_a_report_is_markup(report, kind):
     hurt["speed"] = {HOSTILE: 5.0}
     page = make(hurt)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "<script>alert" not in page and "<img" not in read(page) and "</style></title>" not in page
-    assert page.count("<script") == harmless.count("<script") and page.count("</script") == harmless.count("</script")
+    assert (
+        "<script>alert" not in page and "<img" not in read(page) and "</style></title>" not in page
+    )
+    assert page.count("<script") == harmless.count("<script") and page.count(
+        "</script"
+    ) == harmless.count("</script")
 
 
 def test_what_is_not_there_is_left_out(report):
     for make in (text_page, language_page):
         page = make(
-            {"name": "a", "metrics": {"test": {"accuracy": float("nan")}}, "sizes": {}, "insight": None, "history": None}
+            {
+                "name": "a",
+                "metrics": {"test": {"accuracy": float("nan")}},
+                "sizes": {},
+                "insight": None,
+                "history": None,
+            }
         )
         assert len(page) < 10_000 and "<h2>" not in page, "no section, no plotly"
         with pytest.raises(ArgumentError, match="a report without sizes: give the whole report"):
@@ -176,7 +251,9 @@ def test_bands_add_up():
     table, packed = anchored()
     found = word_insight(packed, WORDS, COUNTS)
     weights = table.transform.detach().numpy()
-    assert sum(band["words"] for band in found["bands"]) == 99 and sum(b["share"] for b in found["bands"]) == pytest.approx(1)
+    assert sum(band["words"] for band in found["bands"]) == 99 and sum(
+        b["share"] for b in found["bands"]
+    ) == pytest.approx(1)
     (some,) = [band for band in found["bands"] if band["name"] == "30 to 99"]
     inside = (COUNTS >= 30) & (COUNTS < 100)
     assert some["cost"] == pytest.approx(np.count_nonzero(weights[inside], axis=1).mean())
@@ -184,23 +261,34 @@ def test_bands_add_up():
     empty = ~weights.any(1)
     empty[:2] = False
     assert found["zero"]["rows"] == empty.sum() > 0
-    assert {one["word"] for one in found["zero"]["examples"]} <= {WORDS[i] for i in np.flatnonzero(empty)}
+    assert {one["word"] for one in found["zero"]["examples"]} <= {
+        WORDS[i] for i in np.flatnonzero(empty)
+    }
     assert found == json.loads(json.dumps(found))
 
 
 def test_words_of_anchors(monkeypatch):
     table, packed = anchored(1)
-    weights, norms = np.abs(table.transform.detach().numpy()), table.atoms.detach().norm(dim=1).numpy()
+    weights, norms = (
+        np.abs(table.transform.detach().numpy()),
+        table.atoms.detach().norm(dim=1).numpy(),
+    )
     size = weights * norms
     score = weights * size / np.maximum(size.sum(1, keepdims=True), 1e-20)
     weights[0] = score[0] = 0
     weights[[2, 3], [0, 1]] = score[[2, 3], [0, 1]] = 0
     found = word_insight(packed, WORDS, COUNTS, anchor_ids=[2, 3, -1, -1])
-    assert {one["word"] for one in found["anchors"]["shown"][:2]} == {WORDS[2], WORDS[3]}, "anchors that are words come first"
+    assert {one["word"] for one in found["anchors"]["shown"][:2]} == {WORDS[2], WORDS[3]}, (
+        "anchors that are words come first"
+    )
     for one in found["anchors"]["shown"]:
         k = one["anchor"]
-        assert [top["word"] for top in one["top"]] == [WORDS[i] for i in np.argsort(-weights[:, k], kind="stable")[:8]]
-        assert [top["word"] for top in one["special"]] == [WORDS[i] for i in np.argsort(-score[:, k], kind="stable")[:8]]
+        assert [top["word"] for top in one["top"]] == [
+            WORDS[i] for i in np.argsort(-weights[:, k], kind="stable")[:8]
+        ]
+        assert [top["word"] for top in one["special"]] == [
+            WORDS[i] for i in np.argsort(-score[:, k], kind="stable")[:8]
+        ]
     best = np.unravel_index(weights.argmax(), weights.shape)
     assert (found["pairs"][0]["word"], found["pairs"][0]["anchor"]) == (WORDS[best[0]], best[1])
     monkeypatch.setattr("featherbed.packed.inside.HELD", 50)
@@ -214,12 +302,19 @@ def test_tables_of_codes(report):
     found = word_insight(packed, WORDS, COUNTS)
     assert found["kind"] == "codes" and "anchors" not in found
     codes, told = packed.codes_of(np.arange(100)), found["codes"]
-    assert (told["parts"], told["choices"], told["distinct"]) == (4, 8, len(np.unique(codes, axis=0)))
+    assert (told["parts"], told["choices"], told["distinct"]) == (
+        4,
+        8,
+        len(np.unique(codes, axis=0)),
+    )
     assert told["used"] == np.mean([len(np.unique(codes[:, part])) / 8 for part in range(4)])
     first, ids = told["shared"][0], {word: n for n, word in enumerate(WORDS)}
     for other in first["others"]:
         assert other["same"] == np.sum(codes[ids[first["word"]]] == codes[ids[other["word"]]])
-    assert rows_of(text_page(report | {"insight": found}), "Words with nearly the same codes")[1][0] == first["word"]
+    assert (
+        rows_of(text_page(report | {"insight": found}), "Words with nearly the same codes")[1][0]
+        == first["word"]
+    )
 
 
 def test_tables_that_keep_some_words(report):
@@ -229,7 +324,9 @@ def test_tables_that_keep_some_words(report):
     assert found["kind"] == "kept"
     assert sum(band["kept"] * band["words"] for band in found["bands"]) == pytest.approx(20)
     for band in found["bands"]:
-        assert set(band["kept_words"]) <= {WORDS[i] for i in kept} and not set(band["dropped_words"]) & {WORDS[i] for i in kept}
+        assert set(band["kept_words"]) <= {WORDS[i] for i in kept} and not set(
+            band["dropped_words"]
+        ) & {WORDS[i] for i in kept}
     assert "<h2>Words that share a row</h2>" in text_page(report | {"insight": found})
 
 
@@ -238,7 +335,10 @@ def test_plain_rows_have_neighbours():
     rows[9] = 2 * rows[2]
     found = word_insight(fb.DenseTable.from_dense(rows).pack(), WORDS, COUNTS)
     assert found["kind"] == "rows" and found["zero"]["rows"] == 0
-    assert found["neighbours"][0]["word"] == WORDS[2] and found["neighbours"][0]["nearest"][0]["word"] == WORDS[9]
+    assert (
+        found["neighbours"][0]["word"] == WORDS[2]
+        and found["neighbours"][0]["nearest"][0]["word"] == WORDS[9]
+    )
     assert found["neighbours"][0]["nearest"][0]["cosine"] == pytest.approx(1)
     assert kind_of(fb.LowRankTable(9, 4, rank=2).pack()) == "rows"
 
@@ -246,7 +346,9 @@ def test_plain_rows_have_neighbours():
 def test_function_words_and_markers_are_no_neighbours():
     words = ["<unk>", "that", "12", "stock", "bonds"]
     found = word_insight(fb.DenseTable(5, 4).pack(), words, [90, 80, 70, 60, 50])
-    assert [one["word"] for one in found["neighbours"]] == words[1:], "too few telling words: all but the marker"
+    assert [one["word"] for one in found["neighbours"]] == words[1:], (
+        "too few telling words: all but the marker"
+    )
     many = ["that", "with", *WORDS[2:]]
     shown = word_insight(fb.DenseTable(100, 4).pack(), many, np.arange(1000, 900, -1))["neighbours"]
     assert shown[0]["word"] == WORDS[2]
@@ -261,7 +363,10 @@ def test_what_does_not_fit_is_refused():
 
 def test_losses_by_band():
     bands = loss_bands([1.0, 3.0, 2.0], [2, 2, 99], COUNTS)
-    assert [(band["tokens"], band["name"]) for band in bands] == [(1, "10 to 29"), (2, "1,000 and more")]
+    assert [(band["tokens"], band["name"]) for band in bands] == [
+        (1, "10 to 29"),
+        (2, "1,000 and more"),
+    ]
     assert [band["perplexity"] for band in bands] == pytest.approx([np.exp(2), np.exp(2)])
 
 

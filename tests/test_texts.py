@@ -28,7 +28,12 @@ from featherbed.tasks.data import read_ptb
 from featherbed.tasks.documents import Documents, cooccurring, prepare
 from featherbed.tasks.texts import Texts, read_sentences, read_texts
 
-ROWS = [("pos", "A good film, really"), ("neg", 'Bad "film"'), ("pos", "good good"), ("neg", "I don't like it")]
+ROWS = [
+    ("pos", "A good film, really"),
+    ("neg", 'Bad "film"'),
+    ("pos", "good good"),
+    ("neg", "I don't like it"),
+]
 
 
 def write(tmp_path, content, name="texts.csv"):
@@ -56,9 +61,18 @@ FORMS = {
     "blank lines": ("\n\nlabel,text\n" + CSV.replace("\n", "\n\n"), "a.csv"),
     "semicolons": ("category;content\n" + CSV.replace(",", ";").replace("film;", "film,"), "a.csv"),
     "tsv, quotes as letters": ("label\ttext\n" + TSV, "a.tsv"),
-    "tsv, last column": ("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in ROWS), "a.tsv"),
-    "tsv without a header, last column": ("".join(f"{text}\t{label}\n" for label, text in ROWS), "a.txt"),
-    "tsv, quoted": ("label\ttext\n" + "".join(f"{label}\t{quoted(text)}\n" for label, text in ROWS), "a.tsv"),
+    "tsv, last column": (
+        "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in ROWS),
+        "a.tsv",
+    ),
+    "tsv without a header, last column": (
+        "".join(f"{text}\t{label}\n" for label, text in ROWS),
+        "a.txt",
+    ),
+    "tsv, quoted": (
+        "label\ttext\n" + "".join(f"{label}\t{quoted(text)}\n" for label, text in ROWS),
+        "a.tsv",
+    ),
     "json": (JSON, "a.jsonl"),
     "json by its look": (JSON, "a.txt"),
     "fasttext": ("".join(f"__label__{label} {text}\n" for label, text in ROWS), "a.txt"),
@@ -81,7 +95,10 @@ def test_columns_by_name_and_number(tmp_path):
     texts = read(tmp_path, content, label="kind", text="title,body")
     assert list(texts.texts) == ["One first text", "second text"]
     assert texts.lines.tolist() == [2, 3]
-    assert list(read(tmp_path, content, label=4, text="3", header=True).texts) == ["first text", "second text"]
+    assert list(read(tmp_path, content, label=4, text="3", header=True).texts) == [
+        "first text",
+        "second text",
+    ]
     assert list(read(tmp_path, "1,One,first\n2,,second\n").texts) == ["One first", "second"]
     assert read(tmp_path, "1,a b\n2,c d\n", label="1", text="2").names == ("1", "2")
 
@@ -94,7 +111,9 @@ def test_a_header_of_unusual_names_is_seen(tmp_path):
     texts = read(tmp_path, "ton,avis\n" + "bon,tres bien\nmal,trop long\n" * 2)
     assert texts.names == ("bon", "mal")
     assert "taken for a header" in texts.notes[0]
-    assert read(tmp_path, "ton,avis\n" + "bon,tres bien\nmal,trop long\n" * 2, header=False).names == ("bon", "mal", "ton")
+    assert read(
+        tmp_path, "ton,avis\n" + "bon,tres bien\nmal,trop long\n" * 2, header=False
+    ).names == ("bon", "mal", "ton")
 
 
 def test_classes_are_sorted_and_can_be_given(tmp_path):
@@ -115,7 +134,9 @@ def test_a_cell_may_go_over_lines(tmp_path):
 
 
 def test_json_values(tmp_path):
-    content = '{"text": "a", "label": 1.0}\n{"text": "b", "label": 0}\n{"label": true, "text": "c"}\n'
+    content = (
+        '{"text": "a", "label": 1.0}\n{"text": "b", "label": 0}\n{"label": true, "text": "c"}\n'
+    )
     assert read(tmp_path, content).names == ("0", "1", "true")
 
 
@@ -126,13 +147,19 @@ BAD = {
     "one class": ("a,x y\na,z\n", "all 2 texts have the label 'a'"),
     "one column": ("hello\nworld\n", "line 1: one column, 'hello'"),
     "label missing": ("label,text\na,x\n,y\n", "line 3: the label is missing"),
-    "json label missing": ('{"text": "x", "label": "a"}\n{"text": "y"}\n', "line 2: the label is missing"),
+    "json label missing": (
+        '{"text": "x", "label": "a"}\n{"text": "y"}\n',
+        "line 2: the label is missing",
+    ),
     "no label column": ('{"text": "x"}\n', "no column for the labels; its columns are 'text'"),
     "empty text": ("label,text\na,x\nb,...\nb,\n", r"line 3: a text without a word \(2 in all\)"),
     "ragged": ("label,text\na,x\nb,y, z\n", "line 3: 3 columns, 2 in the first line"),
     "unclosed": ('label,text\na,x\nb,"y\nc,z\n', "line 3: unexpected end of data"),
     "quote inside": ('label,text\na,"x" y\nb,y\n', "line 2: .*double the quotation marks"),
-    "undecodable": (b"label,text\na,caf\xe9\n", r"line 2: byte 0xe9 at offset 16 is no UTF-8 text: give --encoding"),
+    "undecodable": (
+        b"label,text\na,caf\xe9\n",
+        r"line 2: byte 0xe9 at offset 16 is no UTF-8 text: give --encoding",
+    ),
     "zero byte": (b"label,text\na,x\nb,\0\n", "line 3: a zero byte"),
     "utf-16": ("label,text\na,x\n".encode("utf-16"), "UTF-16 text: give --encoding utf-16"),
     "zip": (b"PK\x03\x04\0\0", "zip archive: unpack it"),
@@ -140,10 +167,16 @@ BAD = {
     "cut gzip": (gzip.compress(CSV.encode())[:-12], "packed and not complete"),
     "cut xz": (lzma.compress(CSV.encode())[:-20], "packed and not complete"),
     "broken gzip": (gzip.compress(CSV.encode())[:20] + b"\xff" * 40, "packed and not complete"),
-    "json list": ('{"text": "x", "label": "a"}\n["y", "b"]\n', r"line 2: found .*write one object a line"),
+    "json list": (
+        '{"text": "x", "label": "a"}\n["y", "b"]\n',
+        r"line 2: found .*write one object a line",
+    ),
     "json nested": ('{"text": ["x"], "label": "a"}\n', "line 1: a list or an object"),
     "fasttext": ("__label__a __label__b x\n", "line 1: found .*write one __label__"),
-    "no labels": ("".join(f"text {n},other {n}\n" for n in range(9)), "neither first nor last column looks like labels"),
+    "no labels": (
+        "".join(f"text {n},other {n}\n" for n in range(9)),
+        "neither first nor last column looks like labels",
+    ),
 }
 
 
@@ -157,7 +190,9 @@ def test_bad_input(fault, tmp_path):
 
 
 def test_wrong_columns(tmp_path):
-    with pytest.raises(DataError, match="no column 'kind' for label; its columns are 'label', 'text'"):
+    with pytest.raises(
+        DataError, match="no column 'kind' for label; its columns are 'label', 'text'"
+    ):
         read(tmp_path, "label,text\na,x\nb,y\n", label="kind")
     with pytest.raises(DataError, match="given for label and text"):
         read(tmp_path, "label,text\na,x\nb,y\n", label="text", text="text")
@@ -187,7 +222,10 @@ def test_empty_texts_are_skipped_when_asked(tmp_path):
     [
         ('He said: "It\'s fine"!', ["he", "said", '"', "it", "'s", "fine", '"', "!"]),
         ("can't won't DON'T", ["ca", "n't", "wo", "n't", "do", "n't"]),
-        ("we'll they're I've I'd I'm", ["we", "'ll", "they", "'re", "i", "'ve", "i", "'d", "i", "'m"]),
+        (
+            "we'll they're I've I'd I'm",
+            ["we", "'ll", "they", "'re", "i", "'ve", "i", "'d", "i", "'m"],
+        ),
         ("state-of-the-art, e.g. $3.50", ["state", "of", "the", "art", ",", "e", "g", "3", "50"]),
         ("a_b <br /> me@home.org", ["a", "b", "br", "me", "@", "home", "org"]),
         ("’tis don’t", ["'", "tis", "do", "n't"]),
@@ -207,7 +245,11 @@ def test_the_beginning_of_a_text_is_cut_as_the_whole(text, most):
 
 
 @given(
-    st.lists(st.lists(st.sampled_from(["red", "blue", "n't", "'", "'s", "("]), min_size=1, max_size=8), min_size=2, max_size=8)
+    st.lists(
+        st.lists(st.sampled_from(["red", "blue", "n't", "'", "'s", "("]), min_size=1, max_size=8),
+        min_size=2,
+        max_size=8,
+    )
 )
 def test_encoding_what_was_decoded_agrees(lines):
     words, ids = vocabulary([word for line in lines for word in line])
@@ -231,14 +273,22 @@ def test_encoders():
 
 
 SENTENCES = [
-    f"the {colour} {thing} is {n}" for n, colour in enumerate(("red", "green", "blue")) for thing in ("house", "horse")
+    f"the {colour} {thing} is {n}"
+    for n, colour in enumerate(("red", "green", "blue"))
+    for thing in ("house", "horse")
 ]
 
 
 def some_texts(count=60, seed=0):
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(SENTENCES, size=rng.integers(1, 4))) for _ in range(count)]
-    return Texts(texts, rng.integers(2, size=count), ("no", "yes"), lines=np.arange(1, count + 1), path="some.csv")
+    return Texts(
+        texts,
+        rng.integers(2, size=count),
+        ("no", "yes"),
+        lines=np.arange(1, count + 1),
+        path="some.csv",
+    )
 
 
 def test_prepared_parts():
@@ -246,16 +296,24 @@ def test_prepared_parts():
     prepared = prepare(texts, test)
     assert (len(prepared.train), len(prepared.validation), len(prepared.test)) == (51, 9, 20)
     assert prepared.words[:2] == ("<pad>", "<unk>")
-    assert prepared.counts.tolist() == np.bincount(prepared.train.ids, minlength=len(prepared.words)).tolist()
+    assert (
+        prepared.counts.tolist()
+        == np.bincount(prepared.train.ids, minlength=len(prepared.words)).tolist()
+    )
     assert np.all(np.diff(prepared.counts[2:]) <= 0)
     kept = np.setdiff1d(np.arange(60), prepared.held)
     counted = Counter(word for at in kept for word in tokenize(texts.texts[at]))
     assert dict(zip(prepared.words[2:], prepared.counts[2:].tolist(), strict=True)) == counted
     encoder = WordEncoder({word: at for at, word in enumerate(prepared.words)}, prepared.length)
-    for part, source, index in ((prepared.train, texts, kept), (prepared.validation, texts, prepared.held)):
+    for part, source, index in (
+        (prepared.train, texts, kept),
+        (prepared.validation, texts, prepared.held),
+    ):
         assert part.labels.tolist() == source.labels[index].tolist()
         for at, place in enumerate(index):
-            assert part.take(np.array([at])).ids.tolist() == encoder.ids(source.texts[place]).tolist()
+            assert (
+                part.take(np.array([at])).ids.tolist() == encoder.ids(source.texts[place]).tolist()
+            )
 
 
 def test_ids_are_stable_and_the_split_goes_by_the_seed():
@@ -274,7 +332,9 @@ def test_the_vocabulary_can_be_bounded():
     assert fewer.counts[1] == whole.counts[6:].sum()
     rare = int(whole.counts[-1])
     common = prepare(texts, min_count=rare + 1)
-    assert common.words == tuple(word for at, word in enumerate(whole.words) if at < 2 or whole.counts[at] > rare)
+    assert common.words == tuple(
+        word for at, word in enumerate(whole.words) if at < 2 or whole.counts[at] > rare
+    )
 
 
 def test_texts_are_cut_or_refused():
@@ -283,7 +343,9 @@ def test_texts_are_cut_or_refused():
     long = sum(len(tokenize(text)) > 6 for text in texts.texts)
     assert prepared.train.lengths.max() == 6
     assert prepared.notes == (f"{long} of 60 texts were cut to their first 6 words",)
-    with pytest.raises(DataError, match=r"some.csv, line \d+: a text of 1[05] words, the limit is 6"):
+    with pytest.raises(
+        DataError, match=r"some.csv, line \d+: a text of 1[05] words, the limit is 6"
+    ):
         prepare(texts, length=6, long="error")
 
 
@@ -311,7 +373,9 @@ def test_settings_that_cannot_work():
 
 
 def test_documents():
-    documents = Documents(np.array([2, 3, 2, 4, 4, 4], np.int32), np.array([0, 2, 3, 6]), np.array([0, 1, 0]))
+    documents = Documents(
+        np.array([2, 3, 2, 4, 4, 4], np.int32), np.array([0, 2, 3, 6]), np.array([0, 1, 0])
+    )
     index = np.array([2, 0])
     assert documents.take(index).ids.tolist() == [4, 4, 4, 2, 3]
     ids, offsets = documents.bags(index)
@@ -319,12 +383,21 @@ def test_documents():
     assert documents.padded(index, slack=1).tolist() == [[4, 4, 4, 0, 0], [2, 3, 0, 0, 0]]
     assert documents.padded(index, least=1, length=2).tolist() == [[4, 4], [2, 3]]
     assert documents.padded(index).shape == (2, 8)
-    assert documents.counts(5).toarray().tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 3]]
+    assert documents.counts(5).toarray().tolist() == [
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 3],
+    ]
     assert len(documents.take(np.zeros(0, np.int64))) == 0
 
 
 def same(one, other):
-    assert (one.words, one.classes, one.length, one.tokenizer) == (other.words, other.classes, other.length, other.tokenizer)
+    assert (one.words, one.classes, one.length, one.tokenizer) == (
+        other.words,
+        other.classes,
+        other.length,
+        other.tokenizer,
+    )
     assert (one.notes, one.checksum) == (other.notes, other.checksum)
     assert one.counts.tolist() == other.counts.tolist()
     assert one.held.tolist() == other.held.tolist()
@@ -356,7 +429,9 @@ def test_damaged_files_are_made_again(tmp_path):
         for content in (whole[:-1], b"", bytes(damaged), b"\xff" * 64):
             path.write_bytes(content)
             assert same(prepare(some_texts(), cache=tmp_path), fresh)
-            assert np.array_equal(cooccurring(fresh, least=3, cache=tmp_path).pairs(), graph.pairs())
+            assert np.array_equal(
+                cooccurring(fresh, least=3, cache=tmp_path).pairs(), graph.pairs()
+            )
             assert path.read_bytes() == whole
 
 
@@ -373,11 +448,18 @@ def test_cooccurrence_stays_inside_texts(tmp_path, monkeypatch):
     for at in range(len(prepared.train)):
         ids = prepared.train.take(np.array([at])).ids.tolist()
         pairs.update(
-            (min(one, other), max(one, other)) for n, one in enumerate(ids) for other in ids[n + 1 : n + 3] if one != other
+            (min(one, other), max(one, other))
+            for n, one in enumerate(ids)
+            for other in ids[n + 1 : n + 3]
+            if one != other
         )
-    assert {tuple(pair) for pair in graph.pairs().tolist()} == {pair for pair, count in pairs.items() if count >= 4}
+    assert {tuple(pair) for pair in graph.pairs().tolist()} == {
+        pair for pair, count in pairs.items() if count >= 4
+    }
     monkeypatch.setattr(made, "cooccurrence", None)
-    assert np.array_equal(cooccurring(prepared, window=2, least=4, cache=tmp_path).pairs(), graph.pairs())
+    assert np.array_equal(
+        cooccurring(prepared, window=2, least=4, cache=tmp_path).pairs(), graph.pairs()
+    )
     with pytest.raises(ArgumentError, match="objects=None"):
         cooccurring(prepared.train)
 
@@ -393,7 +475,9 @@ def test_subwords(tmp_path):
     for at, place in enumerate(prepared.held):
         ids = encoder.ids(texts.texts[place])
         assert prepared.validation.take(np.array([at])).ids.tolist() == ids.tolist()
-        assert "".join(prepared.words[n] for n in ids).replace("▁", " ").strip() == texts.texts[place]
+        assert (
+            "".join(prepared.words[n] for n in ids).replace("▁", " ").strip() == texts.texts[place]
+        )
         assert encoder.tokens(texts.texts[place]) == [prepared.words[n] for n in ids]
     assert 1 in encoder.ids("Ωmega").tolist()
     assert same(prepare(texts, test, subwords=40, cache=tmp_path), prepared)
@@ -449,5 +533,9 @@ def test_published_sets(data, names, rows, classes):
     test = read_texts(data / names[1], names=train.names)
     assert (len(train), len(test), len(train.names)) == (*rows, classes)
     assert min(np.bincount(train.labels)) > 10_000
-    few = Texts(train.texts[:2000] + train.texts[-2000:], np.append(train.labels[:2000], train.labels[-2000:]), train.names)
+    few = Texts(
+        train.texts[:2000] + train.texts[-2000:],
+        np.append(train.labels[:2000], train.labels[-2000:]),
+        train.names,
+    )
     assert len(prepare(few).train) == 3400

@@ -64,7 +64,9 @@ def told_by_customers(selection, a, b, late=0):
 def test_probabilities_add_up(customers, most, a, b):
     by_dishes = np.zeros(most + 1)
     for counts in totals(2**customers - 1, most):
-        by_dishes[sum(counts)] += math.exp(theory.log_probability(matrix_with(counts, customers), a, b))
+        by_dishes[sum(counts)] += math.exp(
+            theory.log_probability(matrix_with(counts, customers), a, b)
+        )
     mean = theory.expected_dishes(customers, a, b)
     np.testing.assert_allclose(by_dishes, stats.poisson.pmf(np.arange(most + 1), mean), rtol=1e-10)
     assert by_dishes.sum() == pytest.approx(1.0, abs=2e-3)
@@ -75,7 +77,9 @@ def test_probabilities_add_up(customers, most, a, b):
 def test_the_probability_is_that_of_the_story(a, b):
     for selection in random_selections(20, seed=1, objects=6, anchors=4):
         kept = selection[:, selection.any(0)]
-        assert theory.log_probability(kept, a, b) == pytest.approx(told_by_customers(kept, a, b), abs=1e-10)
+        assert theory.log_probability(kept, a, b) == pytest.approx(
+            told_by_customers(kept, a, b), abs=1e-10
+        )
 
 
 def test_the_printed_denominator_is_one_too_many():
@@ -93,7 +97,8 @@ def test_one_parameter_is_b_of_1():
         same = math.prod(math.factorial(n) for n in Counter(map(tuple, kept.T.tolist())).values())
         harmonic = sum(1 / j for j in range(1, customers + 1))
         shares = [
-            math.factorial(customers - m) * math.factorial(m - 1) / math.factorial(customers) for m in kept.sum(0).tolist()
+            math.factorial(customers - m) * math.factorial(m - 1) / math.factorial(customers)
+            for m in kept.sum(0).tolist()
         ]
         printed = 1.7**dishes / same * math.exp(-1.7 * harmonic) * math.prod(shares)  # equation 8
         assert theory.log_probability(selection, 1.7) == pytest.approx(math.log(printed), rel=1e-12)
@@ -104,11 +109,17 @@ def test_columns_without_takers_and_their_order_do_not_matter():
     for selection in random_selections(10, seed=3):
         wide = np.concatenate([selection, np.zeros((len(selection), 3), dtype=bool)], axis=1)
         mixed = wide[:, rng.permutation(wide.shape[1])]
-        assert theory.log_probability(mixed, 0.9, 2.0) == pytest.approx(theory.log_probability(selection, 0.9, 2.0))
+        assert theory.log_probability(mixed, 0.9, 2.0) == pytest.approx(
+            theory.log_probability(selection, 0.9, 2.0)
+        )
         np.testing.assert_array_equal(theory.left_ordered(mixed), theory.left_ordered(selection))
-        numbers = [int("".join(map(str, column.astype(int))), 2) for column in theory.left_ordered(mixed).T]
+        numbers = [
+            int("".join(map(str, column.astype(int))), 2) for column in theory.left_ordered(mixed).T
+        ]
         assert numbers == sorted(numbers, reverse=True)
-    assert theory.log_probability(np.zeros((4, 0)), 0.9, 2.0) == pytest.approx(-theory.expected_dishes(4, 0.9, 2.0))
+    assert theory.log_probability(np.zeros((4, 0)), 0.9, 2.0) == pytest.approx(
+        -theory.expected_dishes(4, 0.9, 2.0)
+    )
 
 
 @pytest.mark.parametrize(("a", "b"), [(1.5, 1.0), (1.5, 0.4), (2.0, 4.0)])
@@ -128,7 +139,10 @@ def test_sampled_means(a, b):
 @pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.8, 3.0)])
 def test_sampled_frequencies_are_the_probabilities(a, b):
     rng, count = np.random.default_rng(5), 6000
-    seen = Counter(theory.left_ordered(theory.sample_buffet(3, a, b, generator=rng)).tobytes() for _ in range(count))
+    seen = Counter(
+        theory.left_ordered(theory.sample_buffet(3, a, b, generator=rng)).tobytes()
+        for _ in range(count)
+    )
     observed, expected = [], []
     for counts in totals(7, 4):
         matrix = matrix_with(counts, 3)
@@ -142,7 +156,9 @@ def test_sampled_frequencies_are_the_probabilities(a, b):
 
 
 def test_a_generator_repeats_itself():
-    draws = [theory.sample_buffet(20, 2.0, 1.5, generator=np.random.default_rng(6)) for _ in range(2)]
+    draws = [
+        theory.sample_buffet(20, 2.0, 1.5, generator=np.random.default_rng(6)) for _ in range(2)
+    ]
     np.testing.assert_array_equal(*draws)
 
 
@@ -162,7 +178,9 @@ def test_the_prior_approaches_its_limit_like_one_over_beta(lambda1, lambda2):
         limit = lambda2 * int(selection.sum()) + (lambda1 - lambda2) * len(takers)
         assert theory.limit_cost(selection, lambda1, lambda2) == pytest.approx(limit, rel=1e-12)
         betas = np.array([1e3, 1e4, 1e5, 1e6])  # exp(1e6 * 1.9) is no float
-        gaps = np.array([theory.prior_cost(selection, lambda1, lambda2, beta) - limit for beta in betas])
+        gaps = np.array(
+            [theory.prior_cost(selection, lambda1, lambda2, beta) - limit for beta in betas]
+        )
         np.testing.assert_allclose(gaps * betas, first_order(selection), rtol=1e-4, atol=1e-4)
         assert abs(gaps[-1]) < 1e-4
 
@@ -170,7 +188,10 @@ def test_the_prior_approaches_its_limit_like_one_over_beta(lambda1, lambda2):
 def test_log_space_agrees_with_the_plain_formula():
     for selection in random_selections(6, seed=8):
         for beta in (0.1, 1.0, 5.0):
-            plain = -theory.log_probability(selection, math.exp(-beta * 0.7), math.exp(beta * 0.2)) / beta
+            plain = (
+                -theory.log_probability(selection, math.exp(-beta * 0.7), math.exp(beta * 0.2))
+                / beta
+            )
             assert theory.prior_cost(selection, 0.7, 0.2, beta) == pytest.approx(plain, rel=1e-12)
             a, b = math.exp(-beta * 0.7), math.exp(beta * 0.2)
             story = told_by_customers(selection[:, selection.any(0)], a, b)
@@ -194,7 +215,9 @@ def test_the_whole_joint_likelihood_approaches_the_objective():
         likelihood = stats.norm.logpdf(labels, predicted, 1 / math.sqrt(beta)).sum()
         prior = -beta * theory.prior_cost(chosen, lambda1, lambda2, beta)
         gap = -(likelihood + others + prior) / beta - wanted
-        base = labels.size / 2 * math.log(beta / (2 * math.pi))  # log b(y): the slowest to go, log(beta) / beta
+        base = (
+            labels.size / 2 * math.log(beta / (2 * math.pi))
+        )  # log b(y): the slowest to go, log(beta) / beta
         assert gap == pytest.approx((left - base) / beta, rel=1e-5)
     assert abs(gap) < 1e-4 * wanted
 
@@ -216,7 +239,9 @@ def points(kind, rng, count, width):
 def test_divergences_by_their_definition(kind):
     rng = np.random.default_rng(10)
     x, y = points(kind, rng, 50, 4), points(kind, rng, 50, 4)
-    np.testing.assert_allclose(kind.divergence(x, y), theory.Bregman.divergence(kind, x, y), atol=1e-10)
+    np.testing.assert_allclose(
+        kind.divergence(x, y), theory.Bregman.divergence(kind, x, y), atol=1e-10
+    )
     assert (theory.Bregman.divergence(kind, x, y) > 1e-6).all()
     np.testing.assert_allclose(kind.divergence(x, x), 0.0, atol=1e-12)
     step = 1e-6 * (y - x)  # towards another point of the domain
@@ -254,11 +279,15 @@ def test_multinomial_is_the_cross_entropy():
     soft = torch.randn(20, 5, generator=generator, dtype=torch.float64).softmax(-1)
     predictions, ours = logits.softmax(-1).numpy(), theory.Multinomial()
     hard = F.one_hot(targets, 5).numpy()
-    assert ours.divergence(hard, predictions).mean() == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-12)
+    assert ours.divergence(hard, predictions).mean() == pytest.approx(
+        F.cross_entropy(logits, targets).item(), rel=1e-12
+    )
     crossed = F.cross_entropy(logits, soft).item()
     assert ours.loss(soft, predictions).mean() == pytest.approx(crossed, rel=1e-12)
     entropy = stats.entropy(soft.numpy(), axis=-1)
-    assert (ours.divergence(soft, predictions) + entropy).mean() == pytest.approx(crossed, rel=1e-12)
+    assert (ours.divergence(soft, predictions) + entropy).mean() == pytest.approx(
+        crossed, rel=1e-12
+    )
     assert ours.divergence([1.0, 0.0], [0.0, 1.0]) == math.inf
     assert ours.divergence([0.0, 1.0], [0.0, 1.0]) == 0.0
 
@@ -269,9 +298,13 @@ def test_multinomial_counts_have_their_density():
     counts = np.array([rng.multinomial(9, share) for share in shares])
     density = [stats.multinomial.logpmf(x, 9, q) for x, q in zip(counts, shares, strict=True)]
     np.testing.assert_allclose(ours.log_density(counts, 9 * shares), density, rtol=1e-9)
-    np.testing.assert_allclose(ours.loss(counts, 9 * shares), -(counts * np.log(shares)).sum(-1), rtol=1e-12)
+    np.testing.assert_allclose(
+        ours.loss(counts, 9 * shares), -(counts * np.log(shares)).sum(-1), rtol=1e-12
+    )
     ahead, behind = ((9 * shares + h) * np.log(shares + h / 9) for h in (1e-6, -1e-6))
-    np.testing.assert_allclose(ours.gradient(9 * shares), (ahead - behind) / 2e-6, rtol=1e-5)  # of Σ y log(y/N)
+    np.testing.assert_allclose(
+        ours.gradient(9 * shares), (ahead - behind) / 2e-6, rtol=1e-5
+    )  # of Σ y log(y/N)
 
 
 # the objective
@@ -287,8 +320,13 @@ LAMBDA1 = [2e-5, 1e-4, 1e-1]
 
 
 def table_15(**lambda2):
-    runs = [theory.Run(f"ANT {anchors}", math.log(ppl), nnz, anchors) for ppl, nnz, anchors, *_ in TABLE_15]
-    return theory.objective_table(runs, LAMBDA1, **(lambda2 or {"lambda2": [row[3] for row in TABLE_15]}))
+    runs = [
+        theory.Run(f"ANT {anchors}", math.log(ppl), nnz, anchors)
+        for ppl, nnz, anchors, *_ in TABLE_15
+    ]
+    return theory.objective_table(
+        runs, LAMBDA1, **(lambda2 or {"lambda2": [row[3] for row in TABLE_15]})
+    )
 
 
 def test_table_15_of_the_paper():
@@ -304,15 +342,40 @@ def test_table_15_of_the_paper():
 def test_the_table_as_text_and_as_data():
     table = table_15()
     head, *lines = str(table).splitlines()
-    assert head.split() == ["run", "anchors", "nnz(T)", "loss", "lambda2", "lambda1=2e-05", "lambda1=0.0001", "lambda1=0.1"]
-    assert lines[3].split() == ["ANT", "100", "100", "25,000", "4.6691", "1e-05", "4.9201", "4.9281", "14.918*"]
+    assert head.split() == [
+        "run",
+        "anchors",
+        "nnz(T)",
+        "loss",
+        "lambda2",
+        "lambda1=2e-05",
+        "lambda1=0.0001",
+        "lambda1=0.1",
+    ]
+    assert lines[3].split() == [
+        "ANT",
+        "100",
+        "100",
+        "25,000",
+        "4.6691",
+        "1e-05",
+        "4.9201",
+        "4.9281",
+        "14.918*",
+    ]
     assert [line.count("*") for line in lines] == [0, 1, 1, 1]
     data = json.loads(json.dumps(table.data))
     assert data["best"] == ["ANT 1000", "ANT 500", "ANT 100"]
     assert data["lambda1"] == LAMBDA1
     row = data["runs"][1]
     assert row.pop("objective") == table.values[1].tolist()
-    assert row == {"name": "ANT 1000", "loss": math.log(79.4), "nonzeros": 214_000, "anchors": 1000, "lambda2": 1e-6}
+    assert row == {
+        "name": "ANT 1000",
+        "loss": math.log(79.4),
+        "nonzeros": 214_000,
+        "anchors": 1000,
+        "lambda2": 1e-6,
+    }
     assert theory.objective_table(table.runs, 0.5, 0.1).values.shape == (4, 1)
 
 
@@ -342,12 +405,16 @@ def test_frequency_selection_is_an_anchor_table_with_a_fixed_identity():
     generator = torch.Generator().manual_seed(16)
     counts = torch.randperm(40, generator=generator)
     kept = fb.SelectedTable(40, 6, keep=10, counts=counts, dtype=torch.float64, generator=generator)
-    anchored = fb.AnchorTable(40, 6, anchors=10, init=fb.Frequency(counts), dtype=torch.float64, generator=generator)
+    anchored = fb.AnchorTable(
+        40, 6, anchors=10, init=fb.Frequency(counts), dtype=torch.float64, generator=generator
+    )
     others = counts < 30
     copied(anchored.transform, anchored.transform.masked_fill(others[:, None], 0.0))
     copied(anchored.atoms, kept.atoms[kept.index[anchored.anchor_ids]])
     copied(kept.atoms[-1], torch.zeros(6, dtype=torch.float64))
-    kept.atoms.register_hook(lambda g: torch.cat([g[:-1], torch.zeros_like(g[-1:])]))  # what is not kept stays zero
+    kept.atoms.register_hook(
+        lambda g: torch.cat([g[:-1], torch.zeros_like(g[-1:])])
+    )  # what is not kept stays zero
     fixed, start = anchored.transform.detach().clone(), anchored.atoms.detach().clone()
     assert int(fixed.sum()) == 10
     torch.testing.assert_close(anchored.weight, kept.weight)
@@ -362,12 +429,18 @@ def test_frequency_selection_is_an_anchor_table_with_a_fixed_identity():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_low_rank_is_sets_of_one_anchor_without_penalty(together):
-    low = fb.LowRankTable(40, 6, rank=3, dtype=torch.float64, generator=torch.Generator().manual_seed(17))
+    low = fb.LowRankTable(
+        40, 6, rank=3, dtype=torch.float64, generator=torch.Generator().manual_seed(17)
+    )
     where = {"nonnegative": False, "dtype": torch.float64}
     sets = (
-        [fb.AnchorTable(40, 6, anchors=3, **where)] if together else [fb.AnchorTable(40, 6, anchors=1, **where) for _ in "abc"]
+        [fb.AnchorTable(40, 6, anchors=3, **where)]
+        if together
+        else [fb.AnchorTable(40, 6, anchors=1, **where) for _ in "abc"]
     )
-    for part, (table, columns) in enumerate(zip(sets, low.values.split(3 if together else 1, dim=1), strict=True)):
+    for part, (table, columns) in enumerate(
+        zip(sets, low.values.split(3 if together else 1, dim=1), strict=True)
+    ):
         copied(table.transform, columns)
         copied(table.atoms, low.atoms if together else low.atoms[part : part + 1])
     torch.testing.assert_close(sum(table.weight for table in sets), low.weight)
@@ -382,7 +455,9 @@ def code_sets(codes, vectors):
     """An anchor table for each part: its code vectors, chosen by a one-hot transform."""
     sets = []
     for part, code_vectors in enumerate(vectors):
-        table = fb.AnchorTable(len(codes), code_vectors.shape[1], anchors=len(code_vectors), dtype=code_vectors.dtype)
+        table = fb.AnchorTable(
+            len(codes), code_vectors.shape[1], anchors=len(code_vectors), dtype=code_vectors.dtype
+        )
         copied(table.atoms, code_vectors)
         copied(table.transform, F.one_hot(codes[:, part], len(code_vectors)))
         sets.append(table)
@@ -401,21 +476,33 @@ def test_compositional_codes_are_sets_with_one_anchor_a_row():
 
     averaged = fb.ProductTable(40, 6, additive=True, **shape).eval()
     parts = averaged.values.detach().reshape(3, 4, 6) / 3
-    torch.testing.assert_close(sum(table.weight for table in code_sets(averaged.codes_of(), parts)), averaged.weight)
+    torch.testing.assert_close(
+        sum(table.weight for table in code_sets(averaged.codes_of(), parts)), averaged.weight
+    )
 
-    beside = fb.ProductTable(40, 6, **shape).eval()  # side by side: code vectors with zeros in the other parts' columns
+    beside = fb.ProductTable(
+        40, 6, **shape
+    ).eval()  # side by side: code vectors with zeros in the other parts' columns
     padded = torch.zeros(3, 4, 3, 2, dtype=torch.float64)
     for part, own in enumerate(beside.values.detach().reshape(3, 4, 2)):
         padded[part, :, part] = own
     torch.testing.assert_close(
-        sum(table.weight for table in code_sets(beside.codes_of(), padded.reshape(3, 4, 6))), beside.weight
+        sum(table.weight for table in code_sets(beside.codes_of(), padded.reshape(3, 4, 6))),
+        beside.weight,
     )
 
 
 def test_trained_with_one_free_entry_a_row_a_set_becomes_a_codebook():
     generator = torch.Generator().manual_seed(19)
     summed = fb.KDTable(
-        40, 6, choices=4, parts=3, pool="sum", logit_norm=False, dtype=torch.float64, generator=generator
+        40,
+        6,
+        choices=4,
+        parts=3,
+        pool="sum",
+        logit_norm=False,
+        dtype=torch.float64,
+        generator=generator,
     ).eval()
     codes = summed.codes_of()
     sets = code_sets(codes, summed.dictionary.detach())
@@ -435,11 +522,15 @@ def test_trained_with_one_free_entry_a_row_a_set_becomes_a_codebook():
     for part, table in enumerate(sets):
         assert ((table.transform > 0).sum(1) == 1).all()
         assert torch.equal(table.transform.argmax(1), codes[:, part])
-        assert table.transform.max(1).values.std() > 0.01  # the penalty leaves a weight, which a code has not:
+        assert (
+            table.transform.max(1).values.std() > 0.01
+        )  # the penalty leaves a weight, which a code has not:
         copied(table.transform, (table.transform > 0).double())  # with it held to 1 ...
     for part, table in enumerate(sets):
         copied(summed.atoms[4 * part : 4 * part + 4], table.atoms)
-    torch.testing.assert_close(sum(table.weight for table in sets), summed.weight)  # ... the set is a codebook
+    torch.testing.assert_close(
+        sum(table.weight for table in sets), summed.weight
+    )  # ... the set is a codebook
 
 
 # bad input
@@ -449,7 +540,8 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize(
-    ("lambda1", "lambda2"), [(0.1, 0.1), (0.1, 0.2), (0.1, 0.0), (0.1, -0.1), (math.nan, 0.1), (True, 0.1)]
+    ("lambda1", "lambda2"),
+    [(0.1, 0.1), (0.1, 0.2), (0.1, 0.0), (0.1, -0.1), (math.nan, 0.1), (True, 0.1)],
 )
 def test_lambdas_that_are_refused(lambda1, lambda2):
     calls = [
@@ -487,11 +579,20 @@ def test_lambdas_that_are_refused(lambda1, lambda2):
         (lambda: theory.nbant_objective(1.0, 1, 1.5, 0.2, 0.1), "anchors=1.5"),
         (lambda: theory.objective_table([], [0.2], 0.1), "0 runs"),
         (lambda: theory.objective_table([theory.Run("one", 1.0, 1, 1)], [], 0.1), "0 lambda1"),
-        (lambda: theory.objective_table([theory.Run("one", 1.0, 1, 1)], 0.2, [0.1, 0.1]), "2 lambda2 for 1 runs"),
+        (
+            lambda: theory.objective_table([theory.Run("one", 1.0, 1, 1)], 0.2, [0.1, 0.1]),
+            "2 lambda2 for 1 runs",
+        ),
         (lambda: theory.objective_table([("one", 1.0, 1, 1)], 0.2, 0.1), "theory.Run"),
         (lambda: theory.Multinomial().divergence([0.5, 0.4], [0.5, 0.5]), "sum to 0.9"),
-        (lambda: theory.Multinomial().loss([1.0, 0.0], [3.0, -2.0]), "-2.0 among the probabilities"),
-        (lambda: theory.Multinomial(trials=3).divergence([1, 0], [2, 1]), "sum to 1: along the last axis they must sum to 3"),
+        (
+            lambda: theory.Multinomial().loss([1.0, 0.0], [3.0, -2.0]),
+            "-2.0 among the probabilities",
+        ),
+        (
+            lambda: theory.Multinomial(trials=3).divergence([1, 0], [2, 1]),
+            "sum to 1: along the last axis they must sum to 3",
+        ),
         (lambda: theory.Multinomial(trials=0), "trials=0"),
         (lambda: theory.Gaussian().divergence([1.0, 2.0], [1.0]), "differ in width"),
         (lambda: theory.Gaussian().divergence([math.nan], [1.0]), "finite vectors"),

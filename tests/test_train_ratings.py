@@ -25,10 +25,21 @@ from featherbed.tasks.splits import load_split
 USERS, ITEMS = 60, 40
 HEADER = "userId,movieId,rating,timestamp"
 FILES = {
-    *("users.safetensors", "items.safetensors", "seen.safetensors", "split.safetensors", "recommender.json"),
+    *(
+        "users.safetensors",
+        "items.safetensors",
+        "seen.safetensors",
+        "split.safetensors",
+        "recommender.json",
+    ),
     *("metrics.json", "history.parquet", "report.html"),
 }
-EXACT = ("users.safetensors", "items.safetensors", "seen.safetensors", "recommender.json")  # the same bytes every time
+EXACT = (
+    "users.safetensors",
+    "items.safetensors",
+    "seen.safetensors",
+    "recommender.json",
+)  # the same bytes every time
 DENSE = ("--users", "dense", "--items", "dense", "--epochs", "2")
 ANCHORS = ("--nonzeros", "200", "--epochs", "4")
 
@@ -38,7 +49,10 @@ def made_rows():
     found = planted_ratings(USERS, ITEMS, 1500, seed=0)
     values = np.clip(np.round(3.5 + 1.2 * (found.values - found.values.mean())), 1, 5)
     times = 978_300_000 + 60 * np.random.default_rng(0).permutation(len(values))
-    return [(f"u{u}", f"i{i}", int(r), int(t)) for u, i, r, t in zip(found.users, found.items, values, times, strict=True)]
+    return [
+        (f"u{u}", f"i{i}", int(r), int(t))
+        for u, i, r, t in zip(found.users, found.items, values, times, strict=True)
+    ]
 
 
 ROWS = made_rows()
@@ -115,7 +129,10 @@ def errors_of(folder, source):
 
 def test_what_is_left_on_disk(train, run, file, tmp_path):
     titles = tmp_path / "titles.csv"
-    titles.write_text("movieId,title,genres\n" + "".join(f'i{i},"Film {i}, The",Drama|War\n' for i in range(ITEMS - 2)))
+    titles.write_text(
+        "movieId,title,genres\n"
+        + "".join(f'i{i},"Film {i}, The",Drama|War\n' for i in range(ITEMS - 2))
+    )
     out, said = train(file, "--titles", titles, out=tmp_path / "made here" / "out")
     assert names(out) == FILES | {"titles.safetensors"}
     assert "(user = userId, item = movieId, rating = rating, time = timestamp)" in said
@@ -126,7 +143,9 @@ def test_what_is_left_on_disk(train, run, file, tmp_path):
         table, sizes = fb.load(out / f"{side}.safetensors"), metrics["sizes"][side]
         assert sizes["file"] + sizes["keys"] == (out / f"{side}.safetensors").stat().st_size
         assert table.rows == count
-        assert {table.keys[id_] for id_ in range(count)} == {f"{side[0]}{id_}" for id_ in range(count)}
+        assert {table.keys[id_] for id_ in range(count)} == {
+            f"{side[0]}{id_}" for id_ in range(count)
+        }
     history = pl.read_parquet(out / "history.parquet")
     assert len(history) == metrics["epochs"]
     assert history["validation_mse"].min() == pytest.approx(metrics["validation"]["mse"], rel=0.01)
@@ -150,7 +169,9 @@ def test_recommended_items_are_the_best_by_the_stored_rows(train, run, file):
     users, items = fb.load(out / "users.safetensors"), fb.load(out / "items.safetensors")
     mean = json.loads((out / "recommender.json").read_text())["mean"]
     row, rows = users[users.ids_of("u7")], items[np.arange(ITEMS)]
-    scores = {items.keys[i]: mean + row[0] + rows[i, 0] + rows[i, 1:] @ row[1:] for i in range(ITEMS)}
+    scores = {
+        items.keys[i]: mean + row[0] + rows[i, 0] + rows[i, 1:] @ row[1:] for i in range(ITEMS)
+    }
     for user, item in zip(own.users, own.items, strict=True):
         if ratings.user_keys[user] == "u7":
             scores.pop(ratings.item_keys[item])
@@ -161,7 +182,10 @@ def test_recommended_items_are_the_best_by_the_stored_rows(train, run, file):
 
 
 def as_json_lines(rows):
-    return "".join(json.dumps(dict(zip(("user", "item", "rating", "time"), row, strict=True))) + "\n" for row in rows).encode()
+    return "".join(
+        json.dumps(dict(zip(("user", "item", "rating", "time"), row, strict=True))) + "\n"
+        for row in rows
+    ).encode()
 
 
 FORMS = {
@@ -179,7 +203,9 @@ def test_every_form_of_file_gives_the_same_recommender(train, file, tmp_path):
     wanted = train(file)[0]
     for name, form in FORMS.items():
         (tmp_path / name).write_bytes(form(text))
-    pl.DataFrame(ROWS, schema=["user_id", "item_id", "rating", "timestamp"], orient="row").write_parquet(tmp_path / "a.parquet")
+    pl.DataFrame(
+        ROWS, schema=["user_id", "item_id", "rating", "timestamp"], orient="row"
+    ).write_parquet(tmp_path / "a.parquet")
     for name in (*FORMS, "a.parquet"):
         out, said = train(tmp_path / name, out=tmp_path / "other", dim=4)
         assert ("no header" in said) == (name == "a.dat")
@@ -202,17 +228,27 @@ def test_lines_that_cannot_be_used_are_counted_or_refused(train, run, tmp_path):
 
 @pytest.mark.parametrize(
     ("policy", "count", "said"),
-    [("last", 0, "last by time"), ("first", 0, "first by time"), ("mean", 0, "mean counts"), ("keep", 30, "all are kept")],
+    [
+        ("last", 0, "last by time"),
+        ("first", 0, "first by time"),
+        ("mean", 0, "mean counts"),
+        ("keep", 30, "all are kept"),
+    ],
 )
 def test_pairs_rated_twice(policy, count, said, train, tmp_path):
     out, told = train(write_csv(tmp_path / "r.csv", LINES + LINES[:30]), "--duplicates", policy)
     assert "30 ratings of pairs that were rated before" in told
     assert said in told
     assert "left out" not in told
-    assert sum(metrics_of(out)[part]["ratings"] for part in ("train", "validation", "test")) == len(ROWS) + count
+    assert (
+        sum(metrics_of(out)[part]["ratings"] for part in ("train", "validation", "test"))
+        == len(ROWS) + count
+    )
 
 
-@pytest.mark.parametrize("words", [("time",), ("leave-out",), ("leave-out", "--leave", "2"), ("time", "--seen-only")])
+@pytest.mark.parametrize(
+    "words", [("time",), ("leave-out",), ("leave-out", "--leave", "2"), ("time", "--seen-only")]
+)
 def test_splits(words, train, file):
     out, said = train(file, "--split", *words)
     metrics = metrics_of(out)
@@ -231,7 +267,9 @@ def test_splits(words, train, file):
 def test_columns_by_name_and_by_number(train, tmp_path):
     swapped = [",".join((r, u, i)) for u, i, r, _ in (line.split(",") for line in LINES)]
     path = write_csv(tmp_path / "r.csv", swapped, "alpha,beta,gamma")
-    out, said = train(path, "--user", "beta", "--item", "3", "--rating", "alpha", "--low", "1", "--high", "5")
+    out, said = train(
+        path, "--user", "beta", "--item", "3", "--rating", "alpha", "--low", "1", "--high", "5"
+    )
     assert "(user = beta, item = gamma, rating = alpha)" in said
     assert "u0" in fb.load(out / "users.safetensors")
 
@@ -239,8 +277,20 @@ def test_columns_by_name_and_by_number(train, tmp_path):
 @pytest.mark.parametrize(
     "spec",
     [
-        *("anchor:anchors=4", "growinganchor:anchors=4", "lowrank:rank=2", "kd:parts=2,choices=4", "product:parts=2,choices=4"),
-        *("hashed:buckets=20", "remainder:divisor=10", "selected:keep=20", "quantized:bits=4", "mixture:anchors=4"),
+        *(
+            "anchor:anchors=4",
+            "growinganchor:anchors=4",
+            "lowrank:rank=2",
+            "kd:parts=2,choices=4",
+            "product:parts=2,choices=4",
+        ),
+        *(
+            "hashed:buckets=20",
+            "remainder:divisor=10",
+            "selected:keep=20",
+            "quantized:bits=4",
+            "mixture:anchors=4",
+        ),
         *("mixed:dims=[4,2]", "graded:bits=3", "banded:hot=10,tail='lowrank:rank=2'"),
     ],
 )
@@ -253,7 +303,9 @@ def test_tables_of_every_kind(spec, train, run, file):
     assert (metrics["nonzeros"] is None) == ("anchor:" not in spec)
     assert fb.load(out / "users.safetensors").rows == USERS
     assert run("recommend", out, "--user", "u1")[0] == 0
-    kind = type(fb.make_table(spec, USERS, 4, **({"counts": [1] * USERS} if needs_counts(spec) else {}))).__name__
+    kind = type(
+        fb.make_table(spec, USERS, 4, **({"counts": [1] * USERS} if needs_counts(spec) else {}))
+    ).__name__
     assert kind in (out / "report.html").read_text()
 
 
@@ -272,7 +324,16 @@ def test_biases(biases, train, run, file):
 
 def test_a_number_of_weights_and_shared_rows(train, file):
     out, said = train(
-        file, *ANCHORS, "--sse-users", "0.1", "--sse-items", "0.05", "--values", "int8", "--dictionary", "float16"
+        file,
+        *ANCHORS,
+        "--sse-users",
+        "0.1",
+        "--sse-items",
+        "0.05",
+        "--values",
+        "int8",
+        "--dictionary",
+        "float16",
     )
     assert metrics_of(out)["nonzeros"] <= 200
     assert f"{metrics_of(out)['nonzeros']} weights" in said
@@ -287,7 +348,10 @@ def test_the_number_of_anchors_is_found(train, file):
     assert "anchors" in pl.read_parquet(out / "history.parquet").columns
 
 
-@pytest.mark.parametrize(("words", "most"), [(("--budget", "2KB"), 2000), (("--ratio", "1.5"), 4 * 16 * (USERS + ITEMS) / 1.5)])
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [(("--budget", "2KB"), 2000), (("--ratio", "1.5"), 4 * 16 * (USERS + ITEMS) / 1.5)],
+)
 def test_bytes(words, most, train, file):
     out, _ = train(file, *words, dim=16)
     metrics = metrics_of(out)
@@ -295,7 +359,9 @@ def test_bytes(words, most, train, file):
     assert metrics["test"]["mse"] == pytest.approx(errors_of(out, file)["test"], rel=1e-4)
 
 
-@pytest.mark.parametrize("words", [(), ("--nonzeros", "200", "--epochs", "2", "--sse-users", "0.1")])
+@pytest.mark.parametrize(
+    "words", [(), ("--nonzeros", "200", "--epochs", "2", "--sse-users", "0.1")]
+)
 def test_the_same_seed_gives_the_same_files(words, train, file, tmp_path):
     one, other = (train(file, *words, "--seed", 3, out=tmp_path / name)[0] for name in "ab")
     for name in EXACT:
@@ -305,7 +371,11 @@ def test_the_same_seed_gives_the_same_files(words, train, file, tmp_path):
         k: v for k, v in metrics_of(other).items() if k not in timed
     }
     histories = [pl.read_parquet(folder / "history.parquet") for folder in (one, other)]
-    assert histories[0].drop("seconds", strict=False).equals(histories[1].drop("seconds", strict=False))
+    assert (
+        histories[0]
+        .drop("seconds", strict=False)
+        .equals(histories[1].drop("seconds", strict=False))
+    )
     third = train(file, *words, "--seed", 4, out=tmp_path / "c")[0]
     assert (third / EXACT[0]).read_bytes() != (one / EXACT[0]).read_bytes()
 
@@ -391,8 +461,14 @@ def test_a_run_that_died_goes_on_where_it_was(train, run, file, tmp_path, monkey
     code, _, said = run("recommend", out, "--user", "u1")
     assert code == 2
     assert "holds no recommender" in said
-    for words, changed in ((("--seed", 5), "seed"), (("--lambda", "1e-3"), "lam"), (("--split", "time"), "split")):
-        code, _, said = run("train", "ratings", file, "--dim", 4, "--out", out, *ANCHORS, "--resume", *words)
+    for words, changed in (
+        (("--seed", 5), "seed"),
+        (("--lambda", "1e-3"), "lam"),
+        (("--split", "time"), "split"),
+    ):
+        code, _, said = run(
+            "train", "ratings", file, "--dim", 4, "--out", out, *ANCHORS, "--resume", *words
+        )
         assert code == 2
         assert f"checkpoints of other {changed}" in said
     train(file, *ANCHORS, "--resume")
@@ -416,7 +492,10 @@ def test_a_folder_that_is_there(train, run, file, tmp_path):
 
 
 def one_column(place, word):
-    return [",".join(word if at == place else cell for at, cell in enumerate(line.split(","))) for line in LINES]
+    return [
+        ",".join(word if at == place else cell for at, cell in enumerate(line.split(",")))
+        for line in LINES
+    ]
 
 
 BAD_FILES = {
@@ -426,7 +505,10 @@ BAD_FILES = {
     "one item": ("\n".join([HEADER, *one_column(1, "i1")]), "one item only"),
     "NaN throughout": ("\n".join([HEADER, *one_column(2, "nan")]), "not finite"),
     "two ratings": (f"{HEADER}\na,x,1,1\nb,y,2,2\n", "too few"),
-    "no ratings": ("user,item\n" + "\n".join(line.rsplit(",", 2)[0] for line in LINES), "no column for rating"),
+    "no ratings": (
+        "user,item\n" + "\n".join(line.rsplit(",", 2)[0] for line in LINES),
+        "no column for rating",
+    ),
     "zero bytes": ("\0\1\2" * 100, "is no text"),
 }
 
@@ -485,7 +567,16 @@ def test_files_that_cannot_be_learnt_from(what, run, tmp_path):
 )
 def test_options_that_cannot_be_met(options, words, run, tmp_path):
     write_csv(tmp_path / "r.csv", LINES + LINES[:3])
-    answer = run("train", "ratings", tmp_path / "r.csv", "--dim", 4, "--out", tmp_path / "out", *options.split())
+    answer = run(
+        "train",
+        "ratings",
+        tmp_path / "r.csv",
+        "--dim",
+        4,
+        "--out",
+        tmp_path / "out",
+        *options.split(),
+    )
     assert_refused(answer, tmp_path, {"r.csv"}, words)
 
 
@@ -496,7 +587,10 @@ def test_folders_that_cannot_be_written(run, file, tmp_path):
 
 
 def test_a_batch_larger_than_the_ratings(train, file):
-    assert metrics_of(train(file, "--users", "dense", "--epochs", "1", "--batch", 10**12)[0])["epochs"] == 1
+    assert (
+        metrics_of(train(file, "--users", "dense", "--epochs", "1", "--batch", 10**12)[0])["epochs"]
+        == 1
+    )
 
 
 def test_users_that_are_not_there(train, run, file):
@@ -516,6 +610,9 @@ def test_movielens_100k(train, run, data, tmp_path):
     if not (folder / "u.data.gz").exists():
         pytest.skip("no ml-100k in the data folder")
     out, said = train(folder / "u.data.gz", "--titles", folder / "u.item.gz", dim=8)
-    assert "100,000 ratings of 1,682 items by 943 users (user = 1, item = 2, rating = 3, time = 4)" in said
+    assert (
+        "100,000 ratings of 1,682 items by 943 users (user = 1, item = 2, rating = 3, time = 4)"
+        in said
+    )
     assert metrics_of(out)["test"]["mse"] < 0.9
     assert "(19" in run("recommend", out, "--user", "196", "-k", "3")[1]

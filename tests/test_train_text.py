@@ -68,7 +68,9 @@ def names(folder):
 @pytest.mark.parametrize("options", [BAG, CNN])
 def test_a_classifier_is_trained_stored_and_asked(run, file, tmp_path, options):
     out = tmp_path / "out"
-    code, printed, said = run("train", "text", file, "--out", out, "--table", "anchor:anchors=4", *options)
+    code, printed, said = run(
+        "train", "text", file, "--out", out, "--table", "anchor:anchors=4", *options
+    )
     assert code == 0, said
     assert names(out) == MODEL | REPORTS | {"classifier.json"}
     metrics = json.loads((out / "metrics.json").read_text())
@@ -85,11 +87,21 @@ def test_a_classifier_is_trained_stored_and_asked(run, file, tmp_path, options):
 
 def test_accuracies_are_those_of_the_files(run, file, tmp_path):
     out, test = tmp_path / "out", tmp_path / "test.csv"
-    test.write_text("\n".join(["label,text", *(f"{label},{text}" for label, text in made_texts(60, seed=1))]))
+    test.write_text(
+        "\n".join(["label,text", *(f"{label},{text}" for label, text in made_texts(60, seed=1))])
+    )
     coarse = ("--dictionary", "int2", "--weights", "int8")
-    assert run("train", "text", file, "--test", test, "--table", "dense", "--out", out, *BAG, *coarse)[0] == 0
+    assert (
+        run("train", "text", file, "--test", test, "--table", "dense", "--out", out, *BAG, *coarse)[
+            0
+        ]
+        == 0
+    )
     metrics = json.loads((out / "metrics.json").read_text())
-    given = [Classifier.open(out).classify(text, k=1)[0].label == label for label, text in made_texts(60, seed=1)]
+    given = [
+        Classifier.open(out).classify(text, k=1)[0].label == label
+        for label, text in made_texts(60, seed=1)
+    ]
     assert metrics["test"] == {"accuracy": pytest.approx(np.mean(given)), "texts": 60}
 
 
@@ -97,7 +109,17 @@ def test_accuracies_are_those_of_the_files(run, file, tmp_path):
     "words",
     [
         ("anchor:anchors=3", "--by", "frequency", "--nonzeros", "12"),
-        ("anchor:anchors=3", "--by", "tfidf", "--domain", "cooccurrence", "--least", "3", "--lambda", "0.001"),
+        (
+            "anchor:anchors=3",
+            "--by",
+            "tfidf",
+            "--domain",
+            "cooccurrence",
+            "--least",
+            "3",
+            "--lambda",
+            "0.001",
+        ),
         ("mixture:anchors=2,sets=2", "--sse", "0.05"),
         ("selected:keep=5", "--by", "vvd"),
         ("dense", "--by", "lasso", "--lambda", "0.001"),
@@ -116,7 +138,9 @@ def test_tables_of_every_kind(run, file, tmp_path, words):
 
 def test_a_table_that_cannot_be_packed_leaves_reports_only(run, file, tmp_path):
     out = tmp_path / "out"
-    code, printed, _ = run("train", "text", file, "--out", out, "--table", "tensortrain:rank=2", *BAG)
+    code, printed, _ = run(
+        "train", "text", file, "--out", out, "--table", "tensortrain:rank=2", *BAG
+    )
     assert code == 0 and "no packed form" in printed
     assert names(out) == REPORTS
     assert run("classify", out, "film")[0] == 2
@@ -124,8 +148,14 @@ def test_a_table_that_cannot_be_packed_leaves_reports_only(run, file, tmp_path):
 
 def test_sub_words(run, file, tmp_path):
     out = tmp_path / "out"
-    assert run("train", "text", file, "--out", out, "--table", "dense", "--subwords", "300", *BAG)[0] == 0
-    assert names(out) == {"words.safetensors", "model.safetensors", "tokenizer.json", "classifier.json"} | REPORTS
+    assert (
+        run("train", "text", file, "--out", out, "--table", "dense", "--subwords", "300", *BAG)[0]
+        == 0
+    )
+    assert (
+        names(out)
+        == {"words.safetensors", "model.safetensors", "tokenizer.json", "classifier.json"} | REPORTS
+    )
     assert Classifier.open(out).classify("a lovely story", k=1)[0].label == "yes"
 
 
@@ -137,17 +167,32 @@ def test_the_same_seed_gives_the_same_files_and_folders_are_guarded(run, file, t
         assert (first / name).read_bytes() == (second / name).read_bytes()
     code, _, said = run("train", "text", file, "--out", first, *BAG)
     assert code == 2 and "--overwrite" in said
-    assert run("train", "text", file, "--out", first, "--overwrite", "--table", "dense", *BAG)[0] == 0
+    assert (
+        run("train", "text", file, "--out", first, "--overwrite", "--table", "dense", *BAG)[0] == 0
+    )
     assert (first / "words.safetensors").read_bytes() != (second / "words.safetensors").read_bytes()
 
 
 def test_the_cache_changes_nothing(run, file, tmp_path):
     cache = tmp_path / "cache"
-    words = ("--table", "anchor:anchors=4", "--by", "frequency", "--domain", "cooccurrence", "--least", "3", "--lambda", "0.01")
+    words = (
+        "--table",
+        "anchor:anchors=4",
+        "--by",
+        "frequency",
+        "--domain",
+        "cooccurrence",
+        "--least",
+        "3",
+        "--lambda",
+        "0.01",
+    )
     for out, kept in (("none", ()), ("first", ("--cache", cache)), ("second", ("--cache", cache))):
         assert run("train", "text", file, "--out", tmp_path / out, *words, *kept, *BAG)[0] == 0
     assert {path.name.partition("-")[0] for path in cache.iterdir()} == {"texts", "cooccurrence"}
-    stored = {(tmp_path / out / "words.safetensors").read_bytes() for out in ("none", "first", "second")}
+    stored = {
+        (tmp_path / out / "words.safetensors").read_bytes() for out in ("none", "first", "second")
+    }
     assert len(stored) == 1
 
 
@@ -166,7 +211,9 @@ BAD_TEXTS = {
 def test_bad_files_are_refused_and_leave_nothing(run, tmp_path, name):
     content, hint = BAD_TEXTS[name]
     (tmp_path / "bad.csv").write_bytes(content)
-    code, printed, said = run("train", "text", tmp_path / "bad.csv", "--out", tmp_path / "out", *BAG)
+    code, printed, said = run(
+        "train", "text", tmp_path / "bad.csv", "--out", tmp_path / "out", *BAG
+    )
     assert (code, printed) == (2, "")
     last = said.strip().split("\n")[-1]
     assert last.startswith("error: ") and hint in last
@@ -194,11 +241,23 @@ def test_bad_options_are_refused_and_leave_nothing(run, file, tmp_path, options,
     assert names(tmp_path) == {file.name}
 
 
-@pytest.mark.parametrize("options", [(), ("--model", "awd", "--layers", "2"), ("--softmax", "sampled", "--samples", "5")])
+@pytest.mark.parametrize(
+    "options", [(), ("--model", "awd", "--layers", "2"), ("--softmax", "sampled", "--samples", "5")]
+)
 def test_a_language_model_is_trained_stored_and_goes_on(run, corpus, tmp_path, options):
     out = tmp_path / "out"
     shared = ("--dim", "8", "--epochs", "2", "--batch", "4", "--length", "10", "--quiet")
-    code, printed, said = run("train", "lm", corpus, "--out", out, "--table", "anchor:anchors=4,slots=2", *shared, *options)
+    code, printed, said = run(
+        "train",
+        "lm",
+        corpus,
+        "--out",
+        out,
+        "--table",
+        "anchor:anchors=4,slots=2",
+        *shared,
+        *options,
+    )
     assert code == 0, said
     assert names(out) == MODEL | REPORTS | {"language.json"}
     metrics = json.loads((out / "metrics.json").read_text())
@@ -216,23 +275,34 @@ def test_three_files_in_any_order(run, corpus, tmp_path):
             file.write("\n".join(some))
     files = [tmp_path / f"my.{name}.txt.gz" for name in ("test", "train", "valid")]
     shared = ("--dim", "8", "--epochs", "1", "--batch", "4", "--quiet")
-    code, _, said = run("train", "lm", *files, "--out", tmp_path / "out", "--table", "dense", *shared)
+    code, _, said = run(
+        "train", "lm", *files, "--out", tmp_path / "out", "--table", "dense", *shared
+    )
     assert code == 0 and "1,680 train, 210 validation, 210 test" in said
 
 
 @pytest.mark.parametrize(
     ("content", "hint"),
-    [(b"", "empty"), (b"word\n" * 50, "two different words"), (b"a b\xff c\n" * 9, "--encoding"), (b"a b c\n", "lines")],
+    [
+        (b"", "empty"),
+        (b"word\n" * 50, "two different words"),
+        (b"a b\xff c\n" * 9, "--encoding"),
+        (b"a b c\n", "lines"),
+    ],
 )
 def test_bad_texts_of_language_models(run, tmp_path, content, hint):
     (tmp_path / "bad.txt").write_bytes(content)
-    code, printed, said = run("train", "lm", tmp_path / "bad.txt", "--out", tmp_path / "out", "--quiet")
+    code, printed, said = run(
+        "train", "lm", tmp_path / "bad.txt", "--out", tmp_path / "out", "--quiet"
+    )
     assert (code, printed) == (2, "") and hint in said
     assert names(tmp_path) == {"bad.txt"}
 
 
 def test_two_files_and_a_wrong_width_are_refused(run, corpus, tmp_path):
     assert run("train", "lm", corpus, corpus, "--out", tmp_path / "out", "--quiet")[0] == 2
-    code, _, said = run("train", "lm", corpus, "--out", tmp_path / "out", "--hidden", "9", "--dim", "8", "--quiet")
+    code, _, said = run(
+        "train", "lm", corpus, "--out", tmp_path / "out", "--hidden", "9", "--dim", "8", "--quiet"
+    )
     assert code == 2 and "hidden=9" in said
     assert names(tmp_path) == {corpus.name}

@@ -40,7 +40,12 @@ def test_conformance(noise):
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_conformance_of_a_pruned_table(noise):
-    for check in (testing.check_forward, testing.check_gradients, testing.check_bags, testing.check_logits):
+    for check in (
+        testing.check_forward,
+        testing.check_gradients,
+        testing.check_bags,
+        testing.check_logits,
+    ):
         check(lambda **kw: _pruned_double(noise, **kw))
 
 
@@ -69,7 +74,9 @@ def test_the_divergence_is_that_of_the_log_uniform_prior():
 def test_what_is_added_to_the_loss(noise):
     table = pruned(noise, kl=2.0, samples=500).train()
     entries, words = table._log_alphas(slice(None))
-    total = sum(float(divergence(part.detach()).sum()) for part in (entries, words) if part is not None)
+    total = sum(
+        float(divergence(part.detach()).sum()) for part in (entries, words) if part is not None
+    )
     assert float(table.auxiliary().detach()) == pytest.approx(2.0 * total / 500, rel=1e-5)
     table.warm(0.25)
     assert float(fb.auxiliary_loss(table).detach()) == pytest.approx(0.5 * total / 500, rel=1e-5)
@@ -82,7 +89,14 @@ def test_what_is_added_to_the_loss(noise):
 @pytest.mark.parametrize("noise", NOISES)
 def test_gradients_of_draws_and_divergence(noise):
     table = fb.VariationalTable(
-        6, 3, noise=noise, samples=10, start=0.5, padding_idx=2, dtype=torch.float64, generator=seeded()
+        6,
+        3,
+        noise=noise,
+        samples=10,
+        start=0.5,
+        padding_idx=2,
+        dtype=torch.float64,
+        generator=seeded(),
     )
     names, held = zip(*table.named_parameters(), strict=True)
     ids = torch.tensor([0, 5, 5, 2, 1])
@@ -104,21 +118,27 @@ def test_noise_has_the_moments_it_says():
     mean, found = row.rows.detach()[1], row(ids).detach()
     torch.testing.assert_close(found.mean(0), mean, rtol=0.02, atol=0.02)
     torch.testing.assert_close(found.std(0), mean.abs() * math.exp(-0.5), rtol=0.03, atol=0.01)
-    assert torch.allclose(found[:, 0] / mean[0], found[:, 1] / mean[1], atol=1e-4), "one draw for a whole row"
+    assert torch.allclose(found[:, 0] / mean[0], found[:, 1] / mean[1], atol=1e-4), (
+        "one draw for a whole row"
+    )
     weight = fb.VariationalTable(3, 2, noise="weight", start=-1.0, generator=seeded())
     found, spread = weight(ids).detach(), weight.log_variance.detach()[1].mul(0.5).exp()
     torch.testing.assert_close(found.std(0), spread, rtol=0.03, atol=0.01)
     assert abs(float(torch.corrcoef(found.T)[0, 1])) < 0.03, "a draw for every entry"
     both = fb.VariationalTable(3, 2, noise="both", start=-1.0, generator=seeded())
     mean, theirs, gate = both.rows.detach()[1], both.log_variance.detach()[1].exp(), math.exp(-1.0)
-    expected = (theirs * (1 + gate) + mean.square() * gate).sqrt()  # of a product of independent draws
+    expected = (
+        theirs * (1 + gate) + mean.square() * gate
+    ).sqrt()  # of a product of independent draws
     torch.testing.assert_close(both(ids).detach().std(0), expected, rtol=0.05, atol=0.01)
 
 
 def test_noise_is_bounded_but_its_gradient_is_not_cut():
     table = fb.VariationalTable(3, 2, start=30.0, threshold=40.0, generator=seeded())
     rows = table(torch.full((1000,), 1))
-    assert float(rows.detach().abs().max()) < 6 * math.exp(LOUDEST / 2) * float(table.rows.detach().abs().max())
+    assert float(rows.detach().abs().max()) < 6 * math.exp(LOUDEST / 2) * float(
+        table.rows.detach().abs().max()
+    )
     rows.sum().backward()
     assert float(table.log_alpha.grad[1].abs()) > 0
 
@@ -220,7 +240,9 @@ def test_words_that_matter_are_kept(noise, optimizer):
     table, accuracy = trained(noise, optimizer)
     kept = table.kept().tolist()
     assert kept[:4] == [0, 1, 2, 3]
-    assert len(kept) <= (8 if (noise, optimizer) == ("weight", fb.Yogi) else 4)  # there 300 steps do not prune all others
+    assert len(kept) <= (
+        8 if (noise, optimizer) == ("weight", fb.Yogi) else 4
+    )  # there 300 steps do not prune all others
     assert accuracy > 0.99
     if noise == "row":
         told, others = table.log_alpha.detach()[:4], table.log_alpha.detach()[4:]
@@ -228,7 +250,9 @@ def test_words_that_matter_are_kept(noise, optimizer):
 
 
 def test_more_weight_prunes_more():
-    mild, strong = (trained("weight", torch.optim.Adam, kl=kl)[0].parameter_count() for kl in (0.1, 3.0))
+    mild, strong = (
+        trained("weight", torch.optim.Adam, kl=kl)[0].parameter_count() for kl in (0.1, 3.0)
+    )
     assert strong < mild
 
 

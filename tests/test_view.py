@@ -23,9 +23,21 @@ POINTS = [
 
 @pytest.fixture
 def report():
-    chosen = {"method": "residual", "settings": {"books": 9}, "bytes": 597_812, "ratio": 20.07, "ratio_float16": 10.04}
+    chosen = {
+        "method": "residual",
+        "settings": {"books": 9},
+        "bytes": 597_812,
+        "ratio": 20.07,
+        "ratio_float16": 10.04,
+    }
     return {
-        "input": {"name": "glove.npz", "rows": 60_000, "dim": 50, "dtype": "float16", "bytes_float32": 12_000_000},
+        "input": {
+            "name": "glove.npz",
+            "rows": 60_000,
+            "dim": 50,
+            "dtype": "float16",
+            "bytes_float32": 12_000_000,
+        },
         "target": "ratio=20",
         "measure": "recall",
         "budget": 600_000,
@@ -33,16 +45,52 @@ def report():
         "parts": {"scales": 11_732, "codes": 540_000, "dictionary": 46_080},
         "quality": {"error": 0.2131, "cosine": 0.886, "overlap": 0.9731, "recall": 0.5832},
         "bands": [
-            {"name": "rows 0 to 999", "rows": 1000, "share": 0.612, "error": 0.18, "cosine": 0.91, "recall": 0.68},
-            {"name": "rows 1,000 to 59,999", "rows": 59_000, "share": 0.388, "error": 0.22, "cosine": 0.88, "recall": 0.571},
+            {
+                "name": "rows 0 to 999",
+                "rows": 1000,
+                "share": 0.612,
+                "error": 0.18,
+                "cosine": 0.91,
+                "recall": 0.68,
+            },
+            {
+                "name": "rows 1,000 to 59,999",
+                "rows": 59_000,
+                "share": 0.388,
+                "error": 0.22,
+                "cosine": 0.88,
+                "recall": 0.571,
+            },
         ],
         "curve": [
-            {"method": m, "settings": s, "bytes": b, "recall": r, "error": e, "stage": g, "chosen": g == "refined"}
+            {
+                "method": m,
+                "settings": s,
+                "bytes": b,
+                "recall": r,
+                "error": e,
+                "stage": g,
+                "chosen": g == "refined",
+            }
             for m, s, b, r, e, g in POINTS
         ],
         "words": [
-            {"file": "ws353.txt", "kind": "similarity", "used": 349, "of": 353, "before": 0.5202, "after": 0.5013},
-            {"file": "questions.txt", "kind": "analogy", "used": 14_877, "of": 19_544, "before": 0.4969, "after": 0.391},
+            {
+                "file": "ws353.txt",
+                "kind": "similarity",
+                "used": 349,
+                "of": 353,
+                "before": 0.5202,
+                "after": 0.5013,
+            },
+            {
+                "file": "questions.txt",
+                "kind": "analogy",
+                "used": 14_877,
+                "of": 19_544,
+                "before": 0.4969,
+                "after": 0.391,
+            },
         ],
         "seconds": 42.31,
         "command": "featherbed compress glove.npz --ratio 20",
@@ -67,13 +115,25 @@ def rows_of(page, title):
     """The cells of a section's table, without tags."""
     section = without_plotly(page).split(f"<h2>{title}</h2>")[1].split("</table>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", section)
-    return [[re.sub(r"<small>.*?</small>|<[^>]*>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+    return [
+        [
+            re.sub(r"<small>.*?</small>|<[^>]*>", "", cell)
+            for cell in re.findall(r"<t[hd].*?</t[hd]>", row)
+        ]
+        for row in rows
+    ]
 
 
 def test_the_page_says_it_all(report):
     page = compression_page(report)
-    assert "60,000 × 50: 12.0 MB → 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbours kept" in page
-    assert "<b>ratio=20</b> (at most 600 KB). Chosen: <b>residual</b> with books=9, by recall among 3 candidates" in page
+    assert (
+        "60,000 × 50: 12.0 MB → 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbours kept"
+        in page
+    )
+    assert (
+        "<b>ratio=20</b> (at most 600 KB). Chosen: <b>residual</b> with books=9, by recall among 3 candidates"
+        in page
+    )
     assert "Against float16 rows it is 10.0 times smaller" in page
     assert "<pre><code>featherbed compress glove.npz --ratio 20</code></pre>" in page
     assert "Made by featherbed 0.3.0 in 42.3 s from float16." in page
@@ -97,7 +157,13 @@ def test_the_page_says_it_all(report):
         ["ws353.txt", "349 of 353", "0.520", "0.501"],
         ["questions.txt", "14,877 of 19,544", "49.7 %", "39.1 %"],
     ]
-    assert rows_of(page, "What was tried")[1] == ["residual chosen", "refined", "597,812", "58.3 %", "0.2131"]
+    assert rows_of(page, "What was tried")[1] == [
+        "residual chosen",
+        "refined",
+        "597,812",
+        "58.3 %",
+        "0.2131",
+    ]
     assert "Neighbours kept: of the ten rows nearest" in page and "recall by use" not in page
 
 
@@ -105,15 +171,26 @@ def test_keys_are_part_of_the_file_and_counted_apart(report):
     report["chosen"]["keys"] = 520_000
     page, lines = compression_page(report), compression_text(report).splitlines()
     assert "12.0 MB → 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept" in page
-    assert "Without keys it is 20.1 times smaller than float32 rows; against float16 rows it is 10.0 times smaller." in page
+    assert (
+        "Without keys it is 20.1 times smaller than float32 rows; against float16 rows it is 10.0 times smaller."
+        in page
+    )
     assert "Keys, the names of the rows, take 520,000 bytes more." in page
-    assert lines[1] == "60,000 x 50: 12.0 MB -> 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept"
-    assert lines[4] == "smaller     20.1 times than float32, 10.0 times than float16, keys not counted"
+    assert (
+        lines[1]
+        == "60,000 x 50: 12.0 MB -> 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept"
+    )
+    assert (
+        lines[4] == "smaller     20.1 times than float32, 10.0 times than float16, keys not counted"
+    )
 
 
 def test_weighted_figures_where_there_are_any(report):
     report["quality"] |= {"weighted_recall": 0.6512, "weighted_error": 0.1831}
-    assert rows_of(compression_page(report), "How good it is")[-2:] == [["recall by use", "65.1 %"], ["error by use", "0.1831"]]
+    assert rows_of(compression_page(report), "How good it is")[-2:] == [
+        ["recall by use", "65.1 %"],
+        ["error by use", "0.1831"],
+    ]
     assert "by use      recall 65.1 %, error 0.1831" in compression_text(report).splitlines()
 
 
@@ -123,9 +200,13 @@ def test_the_curve(report):
     assert [trace["name"] for trace in data] == ["residual", "product", "quantized", "chosen"]
     assert (quantized["x"], quantized["y"]) == ([760_000, 760_016], [0.61, 0.6])
     assert [symbol.endswith("-open") for symbol in quantized["marker"]["symbol"]] == [True, False]
-    assert product["marker"]["symbol"][0].endswith("-open") and not residual["marker"]["symbol"][0].endswith("-open")
+    assert product["marker"]["symbol"][0].endswith("-open") and not residual["marker"]["symbol"][
+        0
+    ].endswith("-open")
     assert (ring["x"], ring["y"]) == ([597_812], [0.5832])
-    assert product["hovertext"] == ["<b>product</b> parts=10, bits=8<br>651 KB, recall 52.0 %, error 0.3500 (sample)"]
+    assert product["hovertext"] == [
+        "<b>product</b> parts=10, bits=8<br>651 KB, recall 52.0 %, error 0.3500 (sample)"
+    ]
     (line,) = layout["shapes"]
     assert line["x0"] == line["x1"] == 600_000 and line["name"] == "budget 600 KB"
     assert layout["xaxis"]["type"] == "log" and layout["yaxis"]["title"]["text"] == "recall"
@@ -137,13 +218,19 @@ def test_the_curve_of_errors_without_a_budget(report):
     report |= {"measure": "error", "budget": None, "target": "quality=error:0.25"}
     page = compression_page(report)
     data, layout = figure(page)
-    assert data[0]["y"] == [0.2131] and "shapes" not in layout and layout["yaxis"]["title"]["text"] == "error"
+    assert (
+        data[0]["y"] == [0.2131]
+        and "shapes" not in layout
+        and layout["yaxis"]["title"]["text"] == "error"
+    )
     assert "at most" not in without_plotly(page)
 
 
 def test_one_page_that_fetches_nothing(report):
     page = compression_page(report)
-    assert page.count("Plotly.newPlot(") == 1 + page.split('<div id="curve"')[0].count("Plotly.newPlot(")
+    assert page.count("Plotly.newPlot(") == 1 + page.split('<div id="curve"')[0].count(
+        "Plotly.newPlot("
+    )
     assert len(page) > 1_000_000, "plotly.js is not in the page"
     assert "default-src 'none'" in page.split("<body>")[0]
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", page)
@@ -165,18 +252,38 @@ def test_nothing_in_the_report_is_markup(report):
     hurt["parts"] = {HOSTILE: 1000}
     page = compression_page(hurt)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "<script>alert" not in page and "<img" not in without_plotly(page) and "</style></title>" not in page
-    assert page.count("<script") == harmless.count("<script") and page.count("</script") == harmless.count("</script")
+    assert (
+        "<script>alert" not in page
+        and "<img" not in without_plotly(page)
+        and "</style></title>" not in page
+    )
+    assert page.count("<script") == harmless.count("<script") and page.count(
+        "</script"
+    ) == harmless.count("</script")
     data, _ = figure(page)
     assert data[0]["name"].startswith("&lt;script&gt;") and "<img" not in data[0]["hovertext"][0]
 
 
 def test_figures_that_are_not_there(report):
-    report |= {"words": None, "bands": [], "curve": [], "command": "", "quality": {"recall": None, "error": float("nan")}}
+    report |= {
+        "words": None,
+        "bands": [],
+        "curve": [],
+        "command": "",
+        "quality": {"recall": None, "error": float("nan")},
+    }
     page = compression_page(report)
-    assert "12.0 MB → 598 KB, 20.1 times smaller</p>" in page and "as the only candidate. Against" in page
+    assert (
+        "12.0 MB → 598 KB, 20.1 times smaller</p>" in page
+        and "as the only candidate. Against" in page
+    )
     assert rows_of(page, "How good it is")[1:] == [["recall", "–"], ["error", "–"]]
-    for title in ("What was tried", "Frequent and rare rows", "As word vectors", "How to repeat it"):
+    for title in (
+        "What was tried",
+        "Frequent and rare rows",
+        "As word vectors",
+        "How to repeat it",
+    ):
         assert title not in page
     assert len(page) < 10_000, "no plot, no plotly"
     assert "ratio=20; chosen as the only candidate in 42.3 s" in compression_text(report)
@@ -189,7 +296,14 @@ def test_figures_that_are_missing_in_places(report):
     report["words"][0]["after"] = float("nan")
     page = compression_page(report)
     assert figure(page)[0][2]["y"] == [None, 0.6]
-    assert rows_of(page, "Frequent and rare rows")[1] == ["rows 0 to 999", "1,000", "–", "0.180", "0.910", "–"]
+    assert rows_of(page, "Frequent and rare rows")[1] == [
+        "rows 0 to 999",
+        "1,000",
+        "–",
+        "0.180",
+        "0.910",
+        "–",
+    ]
     assert rows_of(page, "As word vectors")[1][-1] == "–"
 
 
@@ -240,7 +354,9 @@ def test_the_lines_stay_few_short_and_plain(report):
     assert all(line.isprintable() for line in lines)
     assert "  and 33 more" in lines and "  and 35 more" in lines
     report["command"] = "featherbed compress " + "long " * 30
-    assert "featherbed compress" not in compression_text(report), "a command cut short would be another command"
+    assert "featherbed compress" not in compression_text(report), (
+        "a command cut short would be another command"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,29 @@ import featherbed as fb
 from featherbed.tasks.word_choice import choose_words, glove_vectors
 from featherbed.tasks.word_tables import Lexicon, WordTable, make_word_table, rescale
 
-WORDS = ("<pad>", "<unk>", "the", "good", "bad", "film", "car", "auto", "vehicle", "tree", "oak", "green")
+WORDS = (
+    "<pad>",
+    "<unk>",
+    "the",
+    "good",
+    "bad",
+    "film",
+    "car",
+    "auto",
+    "vehicle",
+    "tree",
+    "oak",
+    "green",
+)
 COUNTS = np.array([0, 0, 50, 20, 18, 15, 6, 5, 4, 3, 2, 1])
-DOCUMENTS = [[2, 3, 5], [2, 4, 5], [2, 3, 6], [2, 4, 7], [2, 3, 8, 9], [2, 4, 10, 11]] * 5  # 3 and 4 tell the class
+DOCUMENTS = [
+    [2, 3, 5],
+    [2, 4, 5],
+    [2, 3, 6],
+    [2, 4, 7],
+    [2, 3, 8, 9],
+    [2, 4, 10, 11],
+] * 5  # 3 and 4 tell the class
 
 
 def lexicon(**changes):
@@ -43,7 +63,10 @@ def write_wordnet(folder):
     (folder / "wordnet").mkdir()
     for name in ("data.noun", "data.verb", "data.adj", "data.adv"):
         (folder / "wordnet" / name).write_text("")
-    lines = ["01 05 n 02 car 0 auto 0 001 @ 02 n 0000 | it has a motor", "02 05 n 01 vehicle 0 000 | it moves"]
+    lines = [
+        "01 05 n 02 car 0 auto 0 001 @ 02 n 0000 | it has a motor",
+        "02 05 n 01 vehicle 0 000 | it moves",
+    ]
     (folder / "wordnet" / "data.noun").write_text("\n".join(lines))
 
 
@@ -57,13 +80,24 @@ def sources(tmp_path, monkeypatch):
     write_wordnet(tmp_path)
 
 
-BY = ["random", "frequency", "tfidf", "kmeans-glove", "kmeans-cooccurrence", "frequency-clusters", "lasso", "vvd"]
+BY = [
+    "random",
+    "frequency",
+    "tfidf",
+    "kmeans-glove",
+    "kmeans-cooccurrence",
+    "frequency-clusters",
+    "lasso",
+    "vvd",
+]
 
 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("spec", ["anchor:anchors=3", "mixture:anchors=[2,1]", "selected:keep=3"])
 def test_every_choice_makes_a_table(by, spec, sources):
-    words = WordTable(spec, dim=8, by=by, domain=() if spec.startswith("selected") else ("cooccurrence",))
+    words = WordTable(
+        spec, dim=8, by=by, domain=() if spec.startswith("selected") else ("cooccurrence",)
+    )
     made, again, other = (make_word_table(words, lexicon(), seed) for seed in (0, 0, 1))
     assert torch.equal(made.table.weight, again.table.weight)
     assert not torch.equal(made.table.weight, other.table.weight)
@@ -92,11 +126,16 @@ def test_choices_without_anchors_that_are_words():
 
 def test_domains_relate_words_to_anchors(sources):
     def exempt(*domain, least=5):
-        words = WordTable("anchor:anchors=9", dim=8, by="frequency", domain=domain, least=least, lam=0.1)
+        words = WordTable(
+            "anchor:anchors=9", dim=8, by="frequency", domain=domain, least=least, lam=0.1
+        )
         (penalty,) = make_word_table(words, lexicon(), 0).penalties.values()
         rows, columns = penalty.exempt.places(None)
         anchors = make_word_table(words, lexicon(), 0).table.anchor_ids
-        return {(WORDS[i], WORDS[anchors[k]]) for i, k in zip(rows.tolist(), columns.tolist(), strict=True)}
+        return {
+            (WORDS[i], WORDS[anchors[k]])
+            for i, k in zip(rows.tolist(), columns.tolist(), strict=True)
+        }
 
     car = {"car", "auto", "vehicle"}
     assert exempt("wordnet") == {(a, b) for a in car for b in car if a != b}
@@ -108,7 +147,9 @@ def test_domains_relate_words_to_anchors(sources):
 
 
 def test_a_domain_of_a_mixture_spares_its_weights(sources):
-    words = WordTable("mixture:anchors=[3,2]", dim=8, by="frequency", domain=("cooccurrence",), lam=1.0)
+    words = WordTable(
+        "mixture:anchors=[3,2]", dim=8, by="frequency", domain=("cooccurrence",), lam=1.0
+    )
     made = make_word_table(words, lexicon(), 0)
     (parameter, penalty), *_ = made.penalties.items()
     anchors = torch.cat(made.table.anchor_ids)
@@ -123,22 +164,37 @@ def test_a_graph_in_place_of_counts_is_taken_as_it_is():
     (penalty,) = make_word_table(words, lexicon(cooccurrence=lambda: graph), 0).penalties.values()
     assert [part.tolist() for part in penalty.exempt.places(None)] == [[11], [0]]
     by = WordTable("anchor:anchors=2", dim=8, by="kmeans-cooccurrence")
-    assert sorted(make_word_table(by, lexicon(cooccurrence=lambda: graph), 0).table.anchor_ids.tolist()) == [2, 11]
+    assert sorted(
+        make_word_table(by, lexicon(cooccurrence=lambda: graph), 0).table.anchor_ids.tolist()
+    ) == [2, 11]
 
 
 @pytest.mark.parametrize(
     "spec",
-    ["dense", "lowrank:rank=3", "hashed:buckets=5", "remainder:divisor=4", "selected:keep=5", "kd:choices=4,parts=3"],
+    [
+        "dense",
+        "lowrank:rank=3",
+        "hashed:buckets=5",
+        "remainder:divisor=4",
+        "selected:keep=5",
+        "kd:choices=4,parts=3",
+    ],
 )
 def test_rows_start_with_the_spread_asked_for(spec):
-    table = make_word_table(WordTable(spec, dim=64, start=0.03), lexicon(padding_idx=None), 0).table.eval()
+    table = make_word_table(
+        WordTable(spec, dim=64, start=0.03), lexicon(padding_idx=None), 0
+    ).table.eval()
     assert float(table.weight.detach().std()) == pytest.approx(0.03, rel=0.01)
 
 
-@pytest.mark.parametrize("spec", ["anchor:anchors=4", "anchor:anchors=8,slots=3", "mixture:anchors=3,sets=2"])
+@pytest.mark.parametrize(
+    "spec", ["anchor:anchors=4", "anchor:anchors=8,slots=3", "mixture:anchors=3,sets=2"]
+)
 @pytest.mark.parametrize("by", [None, "frequency"])
 def test_anchors_are_scaled_for_rows_of_the_spread_asked_for(spec, by):
-    table = make_word_table(WordTable(spec, dim=64, by=by, start=0.2, spread=0.03), lexicon(padding_idx=None), 0).table.eval()
+    table = make_word_table(
+        WordTable(spec, dim=64, by=by, start=0.2, spread=0.03), lexicon(padding_idx=None), 0
+    ).table.eval()
     assert float(table.weight.detach().std()) == pytest.approx(0.03, rel=1e-3)
 
 
@@ -154,7 +210,9 @@ def test_rows_that_do_not_depend_on_a_dictionary_are_left_as_they_are():
 def test_what_is_penalised():
     lasso = make_word_table(WordTable(by="lasso", lam=0.1, dim=8), lexicon(), 0)
     assert isinstance(lasso.penalties[lasso.table.rows], fb.GroupL1)
-    signed = make_word_table(WordTable("anchor:anchors=3,nonnegative=false", dim=8, lam=0.1), lexicon(), 0)
+    signed = make_word_table(
+        WordTable("anchor:anchors=3,nonnegative=false", dim=8, lam=0.1), lexicon(), 0
+    )
     assert type(signed.penalties[signed.table.transform]) is fb.L1
     assert make_word_table(WordTable("hashed:buckets=4", dim=8), lexicon(), 0).penalties == {}
     anchors = make_word_table(WordTable("anchor:anchors=3", dim=8), lexicon(), 0)
@@ -168,7 +226,9 @@ def test_sharing_and_row_sparse_gradients():
     assert made.module.table is made.table
     assert made.table.sparse
     assert not make_word_table(WordTable(dim=8), lexicon(), 0).table.sparse
-    assert not make_word_table(WordTable("anchor:anchors=3", dim=8), lexicon(), 0, sparse=True).table.sparse
+    assert not make_word_table(
+        WordTable("anchor:anchors=3", dim=8), lexicon(), 0, sparse=True
+    ).table.sparse
 
 
 @pytest.mark.parametrize(
@@ -197,7 +257,11 @@ def test_bad_settings_are_refused(settings, message):
 
 def test_what_a_text_cannot_tell_is_said():
     bare = Lexicon(WORDS, COUNTS, padding_idx=0)
-    for by, missing in (("tfidf", "documents"), ("lasso", "documents"), ("kmeans-cooccurrence", "co-occurrence counts")):
+    for by, missing in (
+        ("tfidf", "documents"),
+        ("lasso", "documents"),
+        ("kmeans-cooccurrence", "co-occurrence counts"),
+    ):
         with pytest.raises(fb.ArgumentError, match=f"needs {missing}"):
             make_word_table(WordTable("anchor:anchors=2", dim=8, by=by), bare, 0)
     with pytest.raises(fb.ArgumentError, match="needs labels"):
@@ -205,7 +269,9 @@ def test_what_a_text_cannot_tell_is_said():
     with pytest.raises(fb.ArgumentError, match="11 to choose among"):
         make_word_table(WordTable("anchor:anchors=12", dim=8, by="frequency"), bare, 0)
     with pytest.raises(fb.ArgumentError, match="keeps them above 0"):
-        words = WordTable("anchor:anchors=2,nonnegative=false", dim=8, by="frequency", domain=("cooccurrence",))
+        words = WordTable(
+            "anchor:anchors=2,nonnegative=false", dim=8, by="frequency", domain=("cooccurrence",)
+        )
         make_word_table(words, lexicon(), 0)
 
 
@@ -229,4 +295,6 @@ def test_glove_and_wordnet_as_they_are(data, monkeypatch):
     made = make_word_table(words, lexicon(), 0)
     assert made.notes[0].startswith("anchors: ")
     assert "related by wordnet" in made.notes[1]
-    assert torch.allclose(made.table.atoms.norm(dim=1), torch.ones(4), atol=1e-5)  # atoms start at vectors as wide
+    assert torch.allclose(
+        made.table.atoms.norm(dim=1), torch.ones(4), atol=1e-5
+    )  # atoms start at vectors as wide

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from featherbed.compression import words
-from featherbed.compression.words import is_analogies, read_analogies, read_pairs, score_words, spearman
+from featherbed.compression.words import (
+    is_analogies,
+    read_analogies,
+    read_pairs,
+    score_words,
+    spearman,
+)
 from featherbed.errors import ArgumentError, DataError
 
 
@@ -21,12 +27,27 @@ def write(tmp_path):
 
 
 def test_pairs_in_every_spelling(write):
-    path = write("\ufeff# made by hand\r\n\r\ntiger\tcat\t7.35\r\nbook paper  7.46\nold, new ,1e-1\n  # said nobody\n")
-    assert read_pairs(path) == [("tiger", "cat", 7.35), ("book", "paper", 7.46), ("old", "new", 0.1)]
+    path = write(
+        "\ufeff# made by hand\r\n\r\ntiger\tcat\t7.35\r\nbook paper  7.46\nold, new ,1e-1\n  # said nobody\n"
+    )
+    assert read_pairs(path) == [
+        ("tiger", "cat", 7.35),
+        ("book", "paper", 7.46),
+        ("old", "new", 0.1),
+    ]
 
 
 @pytest.mark.parametrize(
-    "line", ["tiger cat", "tiger cat high", "tiger cat 7 8", "tiger,,7", "tiger cat nan", "tiger", "a,b,7,35"]
+    "line",
+    [
+        "tiger cat",
+        "tiger cat high",
+        "tiger cat 7 8",
+        "tiger,,7",
+        "tiger cat nan",
+        "tiger",
+        "a,b,7,35",
+    ],
 )
 def test_a_bad_pair_is_named_by_its_line(write, line):
     with pytest.raises(DataError, match=r"words\.txt, line 3 is .*two words and a finite score"):
@@ -34,9 +55,16 @@ def test_a_bad_pair_is_named_by_its_line(write, line):
 
 
 def test_analogies(write):
-    path = write(": capitals\nAthens Greece Oslo Norway\n\n# more\n: plurals\r\ncat cats dog dogs\r\n")
-    assert read_analogies(path) == [("Athens", "Greece", "Oslo", "Norway"), ("cat", "cats", "dog", "dogs")]
-    with pytest.raises(DataError, match="line 2 is 'one two three': an analogy file has four words"):
+    path = write(
+        ": capitals\nAthens Greece Oslo Norway\n\n# more\n: plurals\r\ncat cats dog dogs\r\n"
+    )
+    assert read_analogies(path) == [
+        ("Athens", "Greece", "Oslo", "Norway"),
+        ("cat", "cats", "dog", "dogs"),
+    ]
+    with pytest.raises(
+        DataError, match="line 2 is 'one two three': an analogy file has four words"
+    ):
         read_analogies(write(": capitals\none two three\n"))
 
 
@@ -51,7 +79,13 @@ def test_files_that_cannot_be_read(write, tmp_path, read):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(": x\n", True), ("a b c d\n", True), ("a b 1\n", False), ("# :\na,b,2\n", False), ("a b 3 noun\n", False)],
+    [
+        (": x\n", True),
+        ("a b c d\n", True),
+        ("a b 1\n", False),
+        ("# :\na,b,2\n", False),
+        ("a b 3 noun\n", False),
+    ],
 )
 def test_kinds_are_told_apart(write, text, expected):
     assert is_analogies(write(text)) is expected
@@ -81,7 +115,9 @@ ROWS = np.array([[2, 0], [0, 3], [-1, 0], [0.5, 0.5], [0, 0]], np.float32)
 
 def test_similarity_by_hand(write):
     # cosines: east-northeast .71 (Northeast is found only as it is spelt), east-north 0, east-west -1, north-west 0
-    path = write("East NorthEast 9\nEAST north 8\neast west 1\nnorth west 3\neast northeast 4\neast up 5\n")
+    path = write(
+        "East NorthEast 9\nEAST north 8\neast west 1\nnorth west 3\neast northeast 4\neast up 5\n"
+    )
     (found,) = score_words(ROWS.__getitem__, KEYS, [path])
     score = found.pop("score")
     assert found == {"file": "words.txt", "kind": "similarity", "used": 4, "of": 6}
@@ -111,7 +147,9 @@ ROYAL_ROWS = np.array([[1, 0, 0.2], [0, 1, 0.2], [1, 0, 2], [0, 1, 2], [-1, -1, 
 
 
 def test_analogies_by_hand(write):
-    path = write(": family\nman woman king queen\nMan Woman King Apple\nman woman king king\nman woman king pear\n")
+    path = write(
+        ": family\nman woman king queen\nMan Woman King Apple\nman woman king king\nman woman king pear\n"
+    )
     assert score_words(ROYAL_ROWS.__getitem__, ROYAL, [path]) == [
         {"file": "words.txt", "kind": "analogy", "used": 3, "of": 4, "score": 1 / 3}
     ]
@@ -142,7 +180,9 @@ def test_blocks_do_not_matter(write, monkeypatch):
     lines, right = [": all"], 0
     for _ in range(60):
         a, b, c, d = generator.choice(40, 4, replace=False)
-        order = [n for n in np.argsort(-(unit @ (unit[b] - unit[a] + unit[c]))) if n not in (a, b, c)]
+        order = [
+            n for n in np.argsort(-(unit @ (unit[b] - unit[a] + unit[c]))) if n not in (a, b, c)
+        ]
         d = order[0] if generator.random() < 0.5 else d
         right += order[0] == d
         lines.append(" ".join(keys[n] for n in (a, b, c, d)))
@@ -167,7 +207,11 @@ def test_rows_that_cannot_be(write):
 
 
 def test_real_files(data):
-    names = ["glove/glove.6B.50d.top60k.npz", "word-similarity/EN-WS-353-ALL.txt", "word-similarity/questions-words.txt"]
+    names = [
+        "glove/glove.6B.50d.top60k.npz",
+        "word-similarity/EN-WS-353-ALL.txt",
+        "word-similarity/questions-words.txt",
+    ]
     glove, pairs, questions = (data / name for name in names)
     for path in (glove, pairs, questions):
         if not path.exists():

@@ -25,7 +25,11 @@ def planted_lines(runs):
 
 
 def grid_of(runs):
-    grid = {int(name.removeprefix("k-")): run["metrics"]["validation"] for name, run in runs.items() if name.startswith("k-")}
+    grid = {
+        int(name.removeprefix("k-")): run["metrics"]["validation"]
+        for name, run in runs.items()
+        if name.startswith("k-")
+    }
     return {k: objective_of(runs[f"k-{k}"], found) for k, found in sorted(grid.items())}
 
 
@@ -74,9 +78,17 @@ def ratings_lines(runs):
     yield "|---|---|---|---|---|---|"
     for name, run in sorted(runs.items(), key=lambda item: item[1]["metrics"]["validation"]["mse"]):
         found = run["metrics"]["validation"]
-        shown = f"{found['nonzeros']:,}" + (f" ({found['anchors'][0]} anchors)" if name == "growth" else "")
+        shown = f"{found['nonzeros']:,}" + (
+            f" ({found['anchors'][0]} anchors)" if name == "growth" else ""
+        )
         test = run["metrics"]["test"]["mse"]
-        cells = (f"{run['settings']['lam']:g}", shown, f"{found['mse']:.4f}", f"{test:.4f}", f"{run['seconds']:.0f}")
+        cells = (
+            f"{run['settings']['lam']:g}",
+            shown,
+            f"{found['mse']:.4f}",
+            f"{test:.4f}",
+            f"{run['seconds']:.0f}",
+        )
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
@@ -95,9 +107,17 @@ def ratings_picture(runs):
     for name, run in runs.items():
         found = run["metrics"]["validation"]
         kind = name.split("-")[0]
-        colour = {"prox": "tab:red", "penalty": "tab:orange", "projection": "tab:blue"}.get(kind, "tab:green")
+        colour = {"prox": "tab:red", "penalty": "tab:orange", "projection": "tab:blue"}.get(
+            kind, "tab:green"
+        )
         axes.plot(found["nonzeros"], found["mse"], "o", color=colour)
-        axes.annotate(name, (found["nonzeros"], found["mse"]), fontsize=6, xytext=(4, 2), textcoords="offset points")
+        axes.annotate(
+            name,
+            (found["nonzeros"], found["mse"]),
+            fontsize=6,
+            xytext=(4, 2),
+            textcoords="offset points",
+        )
     axes.set(xlabel="non-zero weights", ylabel="validation MSE")
     figure.tight_layout()
     figure.savefig(HERE / "ml1m.svg")
@@ -109,7 +129,10 @@ def main():
     growth_picture(planted, grid)
     ratings_picture(ml1m)
     lines = ["# Anchors: planted rows, budgets, growth", ""]
-    lines += ["`python experiments/ant/run.py planted.toml` and `... ml1m.toml`; settings stand in these files.", ""]
+    lines += [
+        "`python experiments/ant/run.py planted.toml` and `... ml1m.toml`; settings stand in these files.",
+        "",
+    ]
     lines += [
         "## Planted rows",
         "",
@@ -121,13 +144,23 @@ def main():
         "",
         "λ1 = 0.05, λ2 = 1e-5; 400 epochs, the same training for all; of a run with growth",
     ]
-    lines += ["the epoch of the lowest objective counts.", "", *growth_lines(planted, grid), "", "![growth](growth.svg)", ""]
+    lines += [
+        "the epoch of the lowest objective counts.",
+        "",
+        *growth_lines(planted, grid),
+        "",
+        "![growth](growth.svg)",
+        "",
+    ]
     lines += [
         "## MovieLens-1M to 30,000 non-zeros",
         "",
         "15 anchors a side, d = 16, biases, Yogi 0.01, 30 epochs; the best epoch on the",
     ]
-    lines += ["validation part (of those within the budget); the test part was read once for each run.", ""]
+    lines += [
+        "validation part (of those within the budget); the test part was read once for each run.",
+        "",
+    ]
     lines += [*ratings_lines(ml1m), "", "![MovieLens](ml1m.svg)", ""]
     lines += [
         "## Online",

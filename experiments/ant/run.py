@@ -31,7 +31,11 @@ class Planted:
         rows, dim, planted = settings["rows"], settings["dim"], settings["planted"]
         self.atoms = torch.randn(planted, dim, generator=self.generator)
         transform = torch.zeros(rows, planted)
-        places = torch.rand(rows, planted, generator=self.generator).topk(settings["weights"], dim=1).indices
+        places = (
+            torch.rand(rows, planted, generator=self.generator)
+            .topk(settings["weights"], dim=1)
+            .indices
+        )
         transform.scatter_(1, places, torch.rand(places.shape, generator=self.generator) + 0.5)
         self.rows, self.nonzeros = transform @ self.atoms, int(torch.count_nonzero(transform))
         self.spread = settings["noise"] * float(self.rows.std())
@@ -39,7 +43,9 @@ class Planted:
         self.held_out_rows = self.seen(self.held_out)
 
     def seen(self, ids):
-        return self.rows[ids] + self.spread * torch.randn(len(ids), self.rows.shape[1], generator=self.generator)
+        return self.rows[ids] + self.spread * torch.randn(
+            len(ids), self.rows.shape[1], generator=self.generator
+        )
 
     def loss(self, table, ids, rows):
         return (table(ids) - rows).square().sum(1).mean()
@@ -64,19 +70,32 @@ def run_planted(name, settings, _checkpoints):
     shape = (settings["rows"], settings["dim"])
     most = max(100, settings["anchors"])
     table = fb.GrowingAnchorTable(
-        *shape, anchors=settings["anchors"], max_anchors=most, init=init, generator=generator, sparse=True
+        *shape,
+        anchors=settings["anchors"],
+        max_anchors=most,
+        init=init,
+        generator=generator,
+        sparse=True,
     )
     penalties = {table.transform: fb.NonNegativeL1(settings["lam"])}
     optimizer = fb.Yogi(table.parameters(), settings["lr"], penalties=penalties)
     steps = settings["epochs"] * math.ceil(settings["rows"] / settings["batch"])
-    budget = fb.Budget(penalties, settings["nonzeros"], steps=steps) if "nonzeros" in settings else None
+    budget = (
+        fb.Budget(penalties, settings["nonzeros"], steps=steps) if "nonzeros" in settings else None
+    )
     prices = {key: settings[key] for key in ("lambda1", "lambda2") if key in settings}
     own = {key: settings[key] for key in ("rule", "restarts") if key in settings}
-    growth = fb.Growth(table, optimizer, **prices, **own, generator=generator) if settings["grows"] else None
+    growth = (
+        fb.Growth(table, optimizer, **prices, **own, generator=generator)
+        if settings["grows"]
+        else None
+    )
     flat = settings.get("flat", 0.0)
 
     def lr_at(epoch):
-        return 0.5 + 0.5 * math.cos(math.pi * max(0.0, (epoch / settings["epochs"] - flat) / (1 - flat)))
+        return 0.5 + 0.5 * math.cos(
+            math.pi * max(0.0, (epoch / settings["epochs"] - flat) / (1 - flat))
+        )
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_at)
     result = Result(name, settings, settings["seed"])
@@ -85,7 +104,9 @@ def run_planted(name, settings, _checkpoints):
         if "refit" in settings and epoch == int(settings["refit"] * settings["epochs"]):
             for parameter, penalty in penalties.items():
                 penalty.freeze(parameter)
-        for ids in torch.split(torch.randperm(settings["rows"], generator=generator), settings["batch"]):
+        for ids in torch.split(
+            torch.randperm(settings["rows"], generator=generator), settings["batch"]
+        ):
             optimizer.zero_grad()
             data.loss(table, ids, data.seen(ids)).backward()
             optimizer.step()
@@ -95,14 +116,25 @@ def run_planted(name, settings, _checkpoints):
         if growth is not None:
             growth.step(lambda: data.validation(table))
         loss, nonzeros = data.validation(table), int(torch.count_nonzero(table.transform))
-        row = {"epoch": epoch, "loss": loss, "nonzeros": nonzeros, "anchors": table.anchor_count, "error": data.error(table)}
+        row = {
+            "epoch": epoch,
+            "loss": loss,
+            "nonzeros": nonzeros,
+            "anchors": table.anchor_count,
+            "error": data.error(table),
+        }
         if prices:
             row["objective"] = nbant_objective(loss, nonzeros, table.anchor_count, **prices)
         if epoch % 10 == 0:
             print(name, row, flush=True)
         result.history.append(row)
-        if row.get("objective", -epoch) < best:  # the lowest objective where there is one, otherwise the last epoch
-            best, result.metrics["validation"] = row.get("objective", -epoch), row | {"planted_nonzeros": data.nonzeros}
+        if (
+            row.get("objective", -epoch) < best
+        ):  # the lowest objective where there is one, otherwise the last epoch
+            best, result.metrics["validation"] = (
+                row.get("objective", -epoch),
+                row | {"planted_nonzeros": data.nonzeros},
+            )
     result.seconds = time.perf_counter() - begun
     return result
 
@@ -113,9 +145,15 @@ def run_ratings(name, settings, checkpoints):
     torch.set_num_threads(1)  # batches of a thousand small rows gain nothing by a second thread
     generator = torch.Generator().manual_seed(settings["seed"])
     kind = fb.GrowingAnchorTable if settings["grows"] else fb.AnchorTable
-    same = {"anchors": settings["anchors"], "init": fb.HalfNormal(settings["start"]), "generator": generator}
+    same = {
+        "anchors": settings["anchors"],
+        "init": fb.HalfNormal(settings["start"]),
+        "generator": generator,
+    }
     users, items = (kind(n, settings["dim"], **same) for n in (data.num_users, data.num_items))
-    model = ratings.MatrixFactorization(users, items, mean=float(train.values.mean()), biases="apart")
+    model = ratings.MatrixFactorization(
+        users, items, mean=float(train.values.mean()), biases="apart"
+    )
     penalties = {table.transform: fb.NonNegativeL1(settings["lam"]) for table in (users, items)}
     optimizer = fb.Yogi(model.parameters(), settings["lr"], penalties=penalties)
     steps = settings["epochs"] * math.ceil(len(train) / settings["batch"])
@@ -128,10 +166,20 @@ def run_ratings(name, settings, checkpoints):
     prices = {key: settings[key] for key in ("lambda1", "lambda2") if key in settings}
     growth = fb.Growth([users, items], optimizer, **prices) if settings["grows"] else None
     loop = {key: settings[key] for key in ("epochs", "batch", "seed")}
-    loop |= {"schedulers": schedulers, "growth": growth, "patience": settings["epochs"], "checkpoints": checkpoints}
-    result = ratings.train(model, optimizer, train, validation, settings=settings, name=name, **loop)
+    loop |= {
+        "schedulers": schedulers,
+        "growth": growth,
+        "patience": settings["epochs"],
+        "checkpoints": checkpoints,
+    }
+    result = ratings.train(
+        model, optimizer, train, validation, settings=settings, name=name, **loop
+    )
     nonzeros = sum(int(torch.count_nonzero(table.transform)) for table in (users, items))
-    result.metrics["validation"] |= {"nonzeros": nonzeros, "anchors": [len(users.atoms), len(items.atoms)]}
+    result.metrics["validation"] |= {
+        "nonzeros": nonzeros,
+        "anchors": [len(users.atoms), len(items.atoms)],
+    }
     result.metrics["test"] = {"mse": ratings.mean_squared_error(model, test)}
     return result
 
@@ -142,13 +190,22 @@ def run_online(name, settings, _checkpoints):
     train, validation, test = data.split(settings["seed"])
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(settings["seed"])
-    same = {"anchors": settings["anchors"], "init": fb.HalfNormal(settings["start"]), "generator": generator}
+    same = {
+        "anchors": settings["anchors"],
+        "init": fb.HalfNormal(settings["start"]),
+        "generator": generator,
+    }
     users, items = (fb.GrowingAnchorTable(1, settings["dim"], **same) for _ in range(2))
     model = ratings.MatrixFactorization(users, items, mean=3.5, biases="apart")
     penalties = {table.transform: fb.NonNegativeL1(settings["lam"]) for table in (users, items)}
     optimizer = fb.Yogi(model.parameters(), settings["lr"], penalties=penalties)
-    growth = fb.Growth([users, items], optimizer, lambda1=settings["lambda1"], lambda2=settings["lambda2"])
-    known = fb.Arrivals([users, model.user_bias], optimizer), fb.Arrivals([items, model.item_bias], optimizer)
+    growth = fb.Growth(
+        [users, items], optimizer, lambda1=settings["lambda1"], lambda2=settings["lambda2"]
+    )
+    known = (
+        fb.Arrivals([users, model.user_bias], optimizer),
+        fb.Arrivals([items, model.item_bias], optimizer),
+    )
 
     def loss(batch, rows):
         ids = (rows(arrivals)(keys) for arrivals, keys in zip(known, batch, strict=False))
@@ -165,7 +222,9 @@ def run_online(name, settings, _checkpoints):
     stream = ((train.users[part], train.items[part], train.values[part]) for part in parts)
     result, begun = Result(name, settings, settings["seed"]), time.perf_counter()
     own = {key: settings[key] for key in ("steps", "every", "ahead")}
-    for row in train_online(stream, lambda b: loss(b, lambda a: a.admit), evaluated, optimizer, growth=growth, **own):
+    for row in train_online(
+        stream, lambda b: loss(b, lambda a: a.admit), evaluated, optimizer, growth=growth, **own
+    ):
         result.history.append(row | {"users": len(known[0]), "items": len(known[1])})
         if row["batch"] % 50 == 0:
             print(name, result.history[-1], flush=True)
@@ -189,7 +248,10 @@ def runs_of(file):
         yield name, {**common, **file["defaults"], **own, "grows": "lambda1" in own}
     grid = dict(file.get("grid", {}))
     for anchors in grid.pop("anchors", []):
-        yield f"{grid['name']}-{anchors}", {**common, **file["defaults"], **grid, "anchors": anchors, "grows": False}
+        yield (
+            f"{grid['name']}-{anchors}",
+            {**common, **file["defaults"], **grid, "anchors": anchors, "grows": False},
+        )
 
 
 def main():
@@ -199,7 +261,9 @@ def main():
         target = HERE / "results" / f"{path.stem}-{name}.json"
         if target.exists() or (len(sys.argv) > 2 and name not in sys.argv[2:]):
             continue
-        run = {"planted": run_planted, "ratings": run_ratings, "online": run_online}[settings["task"]]
+        run = {"planted": run_planted, "ratings": run_ratings, "online": run_online}[
+            settings["task"]
+        ]
         result = run(target.stem, settings, Checkpoints(HERE / "runs" / target.stem))
         if result.interrupted:
             print(f"{target.stem}: interrupted; run again to go on")

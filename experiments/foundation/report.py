@@ -7,7 +7,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-PAPER = {"MF": (155.2, 0.771), "ANT 120/8": (59.4, 0.772), "ANT 15/15": (29.2, 0.786), "ANT 5/10": (10.8, 0.836)}
+PAPER = {
+    "MF": (155.2, 0.771),
+    "ANT 120/8": (59.4, 0.772),
+    "ANT 15/15": (29.2, 0.786),
+    "ANT 5/10": (10.8, 0.836),
+}
 
 
 def results(name):
@@ -21,7 +26,10 @@ def size(result, what):
 
 
 def ratings_table(runs):
-    lines = ["| run | test MSE | parameters | file (exact float32) | epochs | seconds |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| run | test MSE | parameters | file (exact float32) | epochs | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, run in runs.items():
         cells = (
             f"{size(run, 'parameters'):,}",
@@ -29,17 +37,26 @@ def ratings_table(runs):
             len(run["history"]),
             f"{run['seconds']:.0f}",
         )
-        lines.append(f"| {name} | {run['metrics']['test']['mse']:.4f} | " + " | ".join(map(str, cells)) + " |")
+        lines.append(
+            f"| {name} | {run['metrics']['test']['mse']:.4f} | "
+            + " | ".join(map(str, cells))
+            + " |"
+        )
     return lines
 
 
 def words_table(runs):
-    lines = ["| run | untrained | validation | test | tokens/s | parameters |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| run | untrained | validation | test | tokens/s | parameters |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, run in runs.items():
         three = [run["metrics"][part]["perplexity"] for part in ("untrained", "validation", "test")]
         rate = run["history"][-1]["tokens_per_second"]
         lines.append(
-            f"| {name} | " + " | ".join(f"{x:,.1f}" for x in three) + f" | {rate:,.0f} | {size(run, 'parameters'):,} |"
+            f"| {name} | "
+            + " | ".join(f"{x:,.1f}" for x in three)
+            + f" | {rate:,.0f} | {size(run, 'parameters'):,} |"
         )
     return lines
 
@@ -51,11 +68,23 @@ def plot(runs):
         axes.scatter(*point, color="tab:blue")
         place = (4, 4) if number % 2 == 0 else (-4, -12)
         axes.annotate(
-            name, point, fontsize=8, xytext=place, textcoords="offset points", ha="left" if number % 2 == 0 else "right"
+            name,
+            point,
+            fontsize=8,
+            xytext=place,
+            textcoords="offset points",
+            ha="left" if number % 2 == 0 else "right",
         )
     for name, (kilo, error) in PAPER.items():
         axes.scatter(kilo, error, color="tab:gray", marker="x")
-        axes.annotate(f"paper: {name}", (kilo, error), fontsize=7, color="tab:gray", xytext=(4, -9), textcoords="offset points")
+        axes.annotate(
+            f"paper: {name}",
+            (kilo, error),
+            fontsize=7,
+            color="tab:gray",
+            xytext=(4, -9),
+            textcoords="offset points",
+        )
     axes.set(
         xscale="log",
         xlabel="thousand parameters, nnz(T) + K d",

@@ -31,7 +31,13 @@ def optimizer_of(model, tables, settings):
     if settings["optimizer"] == "adam":
         return fb.Proximal(torch.optim.Adam(model.parameters(), lr=lr), penalties)
     rule = settings.get("prox", "preconditioned")
-    return fb.Yogi(model.parameters(), lr, weight_decay=settings.get("weight_decay", 0.0), penalties=penalties, prox=rule)
+    return fb.Yogi(
+        model.parameters(),
+        lr,
+        weight_decay=settings.get("weight_decay", 0.0),
+        penalties=penalties,
+        prox=rule,
+    )
 
 
 def run_ratings(name, settings, checkpoints):
@@ -39,12 +45,25 @@ def run_ratings(name, settings, checkpoints):
     train, validation, test = data.split(settings["seed"])
     torch.set_num_threads(1)  # batches of a thousand small rows gain nothing by a second thread
     generator = torch.Generator().manual_seed(settings["seed"])
-    users, items = (make(settings, n, settings["dim"], generator) for n in (data.num_users, data.num_items))
+    users, items = (
+        make(settings, n, settings["dim"], generator) for n in (data.num_users, data.num_items)
+    )
     mean = float(train.values.mean()) if settings["mean"] else 0.0
-    model = ratings.MatrixFactorization(users, items, mean=mean, biases="apart" if settings["biases"] else "none")
+    model = ratings.MatrixFactorization(
+        users, items, mean=mean, biases="apart" if settings["biases"] else "none"
+    )
     loop = {key: settings[key] for key in ("epochs", "batch", "seed")}
     optimizer = optimizer_of(model, (users, items), settings)
-    result = ratings.train(model, optimizer, train, validation, checkpoints=checkpoints, settings=settings, name=name, **loop)
+    result = ratings.train(
+        model,
+        optimizer,
+        train,
+        validation,
+        checkpoints=checkpoints,
+        settings=settings,
+        name=name,
+        **loop,
+    )
     result.metrics["test"] = {"mse": ratings.mean_squared_error(model, test)}
     return result
 
@@ -58,7 +77,9 @@ def run_lm(name, settings, checkpoints):
     optimizer = optimizer_of(model, (table,), settings)
     loop = {key: settings[key] for key in ("epochs", "batch", "length", "seed")}
     before = lm.perplexity(model, corpus.validation)
-    result = lm.train(model, optimizer, corpus, checkpoints=checkpoints, settings=settings, name=name, **loop)
+    result = lm.train(
+        model, optimizer, corpus, checkpoints=checkpoints, settings=settings, name=name, **loop
+    )
     result.metrics["untrained"] = {"perplexity": before}
     result.metrics["test"] = {"perplexity": lm.perplexity(model, corpus.test)}
     return result

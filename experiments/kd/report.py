@@ -26,11 +26,17 @@ def results(name):
 
 
 def table(runs):
-    lines = ["| run | validation | test | published (medium) | bytes | codes in use, bits, duplicates | epochs | seconds |"]
+    lines = [
+        "| run | validation | test | published (medium) | bytes | codes in use, bits, duplicates | epochs | seconds |"
+    ]
     lines.append("|---|---|---|---|---|---|---|---|")
     for name, run in runs.items():
         codes = run["metrics"].get("codes")
-        health = "" if codes is None else f"{codes['utilisation']:.0%}, {codes['entropy']:.2f}, {codes['duplicates']}"
+        health = (
+            ""
+            if codes is None
+            else f"{codes['utilisation']:.0%}, {codes['entropy']:.2f}, {codes['duplicates']}"
+        )
         cells = (
             f"{run['metrics']['validation']['perplexity']:.1f}",
             f"{run['metrics']['test']['perplexity']:.1f}",
@@ -68,9 +74,18 @@ def bars(runs):
 def curves(runs):
     figure, axes = plt.subplots(figsize=(6, 4))
     for composer in ("linear", "recurrent"):
-        points = sorted((int(name.split("-")[1]), run) for name, run in runs.items() if name.startswith(composer))
+        points = sorted(
+            (int(name.split("-")[1]), run)
+            for name, run in runs.items()
+            if name.startswith(composer)
+        )
         dims = [dim for dim, _ in points]
-        axes.plot(dims, [run["metrics"]["test"]["perplexity"] for _, run in points], marker="o", label=composer)
+        axes.plot(
+            dims,
+            [run["metrics"]["test"]["perplexity"] for _, run in points],
+            marker="o",
+            label=composer,
+        )
     axes.set(
         xscale="log",
         xlabel="code dimension d'",

@@ -30,7 +30,8 @@ def make(settings, rows, generator, runs):
             raise SystemExit(f"run {settings['guide']!r} first: its table guides this one")
         matrix = torch.from_numpy(fb.load(path)[range(rows)])
         weights = {
-            name: settings["guide_weight"] / ratio for name, ratio in (("weight", 1), ("reconstruct", 10), ("agree", 100))
+            name: settings["guide_weight"] / ratio
+            for name, ratio in (("weight", 1), ("reconstruct", 10), ("agree", 100))
         }
         given["guide"] = fb.Pretrained(matrix, autoencode=settings["autoencode"], **weights)
     table = method(rows, settings["dim"], generator=generator, **given)
@@ -42,7 +43,11 @@ def make(settings, rows, generator, runs):
 def optimizer_of(model, settings):
     codes, others = fb.split_codes(model)
     step = torch.optim.SGD(others, lr=settings["lr"])
-    return step if not codes else fb.Several(step, torch.optim.SparseAdam(codes, lr=settings["code_lr"]))
+    return (
+        step
+        if not codes
+        else fb.Several(step, torch.optim.SparseAdam(codes, lr=settings["code_lr"]))
+    )
 
 
 def run(name, settings, runs, words):
@@ -54,26 +59,41 @@ def run(name, settings, runs, words):
     generator = torch.Generator().manual_seed(settings["seed"])
     table = make(settings, len(corpus.words), generator, runs)
     torch.manual_seed(settings["seed"])
-    model = lm.LanguageModel(table, hidden=settings["dim"], tied=settings["tied"], dropout=settings["dropout"])
+    model = lm.LanguageModel(
+        table, hidden=settings["dim"], tied=settings["tied"], dropout=settings["dropout"]
+    )
     loop = {key: settings[key] for key in ("epochs", "batch", "length", "clip", "seed")}
     checkpoints = Checkpoints(runs / name)
     result = lm.train(
-        model, optimizer_of(model, settings), corpus, checkpoints=checkpoints, settings=settings, name=name, **loop
+        model,
+        optimizer_of(model, settings),
+        corpus,
+        checkpoints=checkpoints,
+        settings=settings,
+        name=name,
+        **loop,
     )
     result.metrics["test"] = {"perplexity": lm.perplexity(model, corpus.test)}
     if isinstance(table, fb.KDTable):
         health = table.health()
-        result.metrics["codes"] = {"utilisation": health.utilisation, "duplicates": health.duplicates}
+        result.metrics["codes"] = {
+            "utilisation": health.utilisation,
+            "duplicates": health.duplicates,
+        }
         result.metrics["codes"]["entropy"] = sum(health.entropy) / len(health.entropy)
     fb.save(table.eval(), runs / f"{name}.safetensors")
     return result
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("settings")
     parser.add_argument("only", nargs="*")
-    parser.add_argument("--words", type=int, help="only so many words of every part: to see that it runs")
+    parser.add_argument(
+        "--words", type=int, help="only so many words of every part: to see that it runs"
+    )
     parser.add_argument("--epochs", type=int, help="other than the settings say")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
@@ -86,7 +106,9 @@ def main():
         target = given.out / "results" / f"{stem}-{name}.json"
         if target.exists() or (given.only and name not in given.only):
             continue
-        settings = {**common, **file["defaults"], **own} | ({"epochs": given.epochs} if given.epochs else {})
+        settings = {**common, **file["defaults"], **own} | (
+            {"epochs": given.epochs} if given.epochs else {}
+        )
         result = run(name, settings, runs, given.words or settings.get("words"))
         if result.interrupted:
             sys.exit(f"{target.stem}: interrupted; run again to go on")

@@ -10,8 +10,13 @@ HERE = Path(__file__).resolve().parent
 
 def records(task):
     """Return the results of a task by run, the larger files first."""
-    found = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob(f"{task}-*.json"))]
-    return {one["run"]: one["metrics"] for one in sorted(found, key=lambda one: -one["metrics"]["bytes"])}
+    found = [
+        json.loads(path.read_text()) for path in sorted((HERE / "results").glob(f"{task}-*.json"))
+    ]
+    return {
+        one["run"]: one["metrics"]
+        for one in sorted(found, key=lambda one: -one["metrics"]["bytes"])
+    }
 
 
 def size(metrics):
@@ -22,15 +27,30 @@ def size(metrics):
 
 def gpt():
     """Return the table of GPT-2: perplexities of the test text and divergences from the original."""
-    head = ["run", "method", "table, bytes", "times smaller", "original", "compressed", "tuned", "its 95 % interval"]
+    head = [
+        "run",
+        "method",
+        "table, bytes",
+        "times smaller",
+        "original",
+        "compressed",
+        "tuned",
+        "its 95 % interval",
+    ]
     head += ["divergence, nats", "tuned", "same logits"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for run, metrics in records("gpt").items():
         test = metrics["test"]
         base, tuned = test["original"]["perplexity"], test["tuned"]
-        each = (f"{one['perplexity']:.2f} ({one['perplexity'] / base - 1:+.2%})" for one in (test["compressed"], tuned))
+        each = (
+            f"{one['perplexity']:.2f} ({one['perplexity'] / base - 1:+.2%})"
+            for one in (test["compressed"], tuned)
+        )
         spans = f"{tuned['perplexity_low']:.1f} to {tuned['perplexity_high']:.1f}"
-        apart = [f"{one['divergence']:.5f} ± {one['divergence_error']:.5f}" for one in (test["compressed"], tuned)]
+        apart = [
+            f"{one['divergence']:.5f} ± {one['divergence_error']:.5f}"
+            for one in (test["compressed"], tuned)
+        ]
         lines.append(
             f"| {run} | {size(metrics)} | "
             f"{base:.2f} | {' | '.join(each)} | {spans} | {' | '.join(apart)} | {'yes' if metrics['same_logits'] else 'NO'} |"
@@ -40,7 +60,10 @@ def gpt():
 
 def minilm():
     """Return the table of MiniLM: how much similarities of sentence pairs change."""
-    lines = ["| run | method | table, bytes | times smaller | mean change of cosine | most |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| run | method | table, bytes | times smaller | mean change of cosine | most |",
+        "|---|---|---|---|---|---|",
+    ]
     for run, metrics in records("minilm").items():
         lines.append(
             f"| {run} | {size(metrics)} | "
@@ -54,7 +77,10 @@ def drawn():
     figure, axes = plt.subplots(figsize=(6, 3.6))
     for run, metrics in records("gpt").items():
         test = metrics["test"]
-        loss = [100 * (test[stage]["perplexity"] / test["original"]["perplexity"] - 1) for stage in ("compressed", "tuned")]
+        loss = [
+            100 * (test[stage]["perplexity"] / test["original"]["perplexity"] - 1)
+            for stage in ("compressed", "tuned")
+        ]
         (line,) = axes.plot([metrics["bytes"] / 1000] * 2, loss, "o-", label=run)
         axes.plot(metrics["bytes"] / 1000, loss[0], "o", mfc="white", color=line.get_color())
     axes.axhline(0, color="grey", linewidth=0.8)

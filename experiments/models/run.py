@@ -44,7 +44,9 @@ def trained(settings, folder, corpus):
     generator = torch.Generator().manual_seed(seed)
     steps = about["epochs"] * math.ceil(len(pieces) / about["batch"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=about["lr"], weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, about["lr"], total_steps=steps, pct_start=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, about["lr"], total_steps=steps, pct_start=0.05
+    )
     for epoch in range(about["epochs"]):
         begun = time.perf_counter()
         for part in pieces[torch.randperm(len(pieces), generator=generator)].split(about["batch"]):
@@ -65,20 +67,28 @@ def gpt(settings, names, folder):
     corpus = read_ptb(find_data("ptb"))
     original = trained(settings, folder / "gpt", corpus)
     length = settings["training"]["length"]
-    train, validation, test = (cut(text, length) for text in (corpus.train, corpus.validation, corpus.test))
+    train, validation, test = (
+        cut(text, length) for text in (corpus.train, corpus.validation, corpus.test)
+    )
     for name in names or settings["runs"]:
         if (HERE / "results" / f"gpt-{name}.json").exists():
             continue
         begun, asked = time.perf_counter(), settings["runs"][name]
         model = copy.deepcopy(original)
-        (done,) = fb.compress_model(model, weights=corpus.counts + 1, generator=settings["seed"], **asked)
+        (done,) = fb.compress_model(
+            model, weights=corpus.counts + 1, generator=settings["seed"], **asked
+        )
         untuned = fb.measure_model(model, original, test)
         draw = torch.Generator().manual_seed(settings["seed"])
-        tuned = fb.tune_model(model, original, train, held=validation, generator=draw, **settings["tuning"])
+        tuned = fb.tune_model(
+            model, original, train, held=validation, generator=draw, **settings["tuning"]
+        )
         model.save_pretrained(folder / f"gpt-{name}")
         again = fb.load_model(folder / f"gpt-{name}").eval()
         with torch.no_grad():
-            same = torch.equal(again(input_ids=test[:8]).logits, model.eval()(input_ids=test[:8]).logits)
+            same = torch.equal(
+                again(input_ids=test[:8]).logits, model.eval()(input_ids=test[:8]).logits
+            )
         metrics = {
             "dense_bytes": done.table.rows * done.table.dim * 4,
             "bytes": len(again.get_input_embeddings().packed),
@@ -128,7 +138,13 @@ def similarities(model, tokens, sentences, pairs):
     """Return the cosine of the two sentences of each pair, by the mean of their states, as the model is meant to be used."""
     flat, rows = [sentences[i] for i in pairs.reshape(-1)], []
     for start in range(0, len(flat), 64):
-        given = tokens(flat[start : start + 64], padding=True, truncation=True, max_length=128, return_tensors="pt")
+        given = tokens(
+            flat[start : start + 64],
+            padding=True,
+            truncation=True,
+            max_length=128,
+            return_tensors="pt",
+        )
         states, mask = model(**given).last_hidden_state, given["attention_mask"][..., None]
         rows.append(torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1))
     both = torch.cat(rows).reshape(len(pairs), 2, -1)
@@ -138,7 +154,11 @@ def similarities(model, tokens, sentences, pairs):
 def record(task, name, settings, metrics, begun):
     """Write a result."""
     (HERE / "results").mkdir(exist_ok=True)
-    found = {"task": task, "run": name, "settings": {key: value for key, value in settings.items() if key != "runs"}}
+    found = {
+        "task": task,
+        "run": name,
+        "settings": {key: value for key, value in settings.items() if key != "runs"},
+    }
     found |= {
         "asked": settings["runs"][name],
         "metrics": metrics,
@@ -153,7 +173,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("task", choices=["gpt", "minilm"])
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where trained and compressed models are kept")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs"),
+        help="where trained and compressed models are kept",
+    )
     given = parser.parse_args()
     settings = tomllib.loads((HERE / "settings.toml").read_text())[given.task]
     transformers.utils.logging.disable_progress_bar()

@@ -50,7 +50,11 @@ def main():
     text = "\n".join(sections())
     target = HERE / "README.md"
     if "--check" in sys.argv:
-        sys.exit(0 if target.read_text() == text else "README.md is not what the results say: run report.py")
+        sys.exit(
+            0
+            if target.read_text() == text
+            else "README.md is not what the results say: run report.py"
+        )
     target.write_text(text)
 
 

@@ -26,7 +26,9 @@ def run_implicit(settings, train, validation, seed):
     from implicit.cpu.als import AlternatingLeastSquares
     from implicit.cpu.bpr import BayesianPersonalizedRanking
 
-    kind = {"als": AlternatingLeastSquares, "bpr": BayesianPersonalizedRanking}[settings["yardstick"]]
+    kind = {"als": AlternatingLeastSquares, "bpr": BayesianPersonalizedRanking}[
+        settings["yardstick"]
+    ]
     swept = {key: value for key, value in settings.items() if isinstance(value, list)}
     shape = (train.num_users, train.num_items)
     matrix = csr_matrix((np.ones(len(train), np.float32), train.items, train.starts), shape=shape)
@@ -52,7 +54,10 @@ def run(name, settings, common, ratings, seed):
         ranked = train_bpr(train, validation, **common, **settings, seed=seed, progress=False)
         users, items, found = ranked.users, ranked.items, ranked.history[ranked.epoch]
         result.history = ranked.history
-    result.metrics = {"validation": found, "test": ranking_metrics(users, items, train.joined(validation), test)}
+    result.metrics = {
+        "validation": found,
+        "test": ranking_metrics(users, items, train.joined(validation), test),
+    }
     result.seconds = time.perf_counter() - begun
     return result
 
@@ -74,7 +79,10 @@ def report(file):
     ]
     ndcg = {}
     for name in file["runs"]:
-        found = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob(f"{name}-seed*.json"))]
+        found = [
+            json.loads(path.read_text())
+            for path in sorted((HERE / "results").glob(f"{name}-seed*.json"))
+        ]
         cells = []
         for metric in ("p@1", "p@5", "p@10", "ndcg@10", "recall@10"):
             values = np.array([one["metrics"]["test"][metric] for one in found])
@@ -83,9 +91,14 @@ def report(file):
             if metric == "ndcg@10":
                 ndcg[name] = values
         published = " ".join(f"{value:.4f}" for value in PUBLISHED.get(name, ()))
-        lines.append(f"| {name} | {' | '.join(cells)} | {published} | {np.mean([one['seconds'] for one in found]):.0f} |")
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {published} | {np.mean([one['seconds'] for one in found]):.0f} |"
+        )
     gain = ndcg["sse-se"] - ndcg["bpr"]
-    lines += ["", f"Sharing gains {gain.mean():+.4f} ± {gain.std(ddof=1) / len(gain) ** 0.5:.4f} NDCG@10 (seeds in pairs)."]
+    lines += [
+        "",
+        f"Sharing gains {gain.mean():+.4f} ± {gain.std(ddof=1) / len(gain) ** 0.5:.4f} NDCG@10 (seeds in pairs).",
+    ]
     (HERE / "README.md").write_text("\n".join(lines) + "\n")
 
 
@@ -97,7 +110,9 @@ def main():
             target = HERE / "results" / f"{name}-seed{seed}.json"
             if target.exists():
                 continue
-            result = run(name, settings, {} if "yardstick" in settings else file["bpr"], ratings, seed)
+            result = run(
+                name, settings, {} if "yardstick" in settings else file["bpr"], ratings, seed
+            )
             target.parent.mkdir(exist_ok=True)
             result.write(target)
             print(target.stem, result.metrics["test"], f"{result.seconds:.0f} s", flush=True)

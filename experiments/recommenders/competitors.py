@@ -25,7 +25,19 @@ ROUNDS = 30  # of variational Bayes, at most
 # learning
 
 
-def learn(task, users, items, *, lr, decay=0.0, penalties=None, nonzeros=None, prices=None, lasso=None, share=1.0):
+def learn(
+    task,
+    users,
+    items,
+    *,
+    lr,
+    decay=0.0,
+    penalties=None,
+    nonzeros=None,
+    prices=None,
+    lasso=None,
+    share=1.0,
+):
     """Train two tables: by AdamW, or by Yogi where weights are penalised; cosine schedule; the best validation epoch stays.
 
     ``nonzeros``: ``fb.Budget``; ``prices``: NBANT; ``lasso``: (lam, parameters) of an l1 term by its subgradient.
@@ -41,10 +53,22 @@ def learn(task, users, items, *, lr, decay=0.0, penalties=None, nonzeros=None, p
         optimizer.register_step_pre_hook(partial(add_subgradient, *lasso))
     schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
     budget = None if nonzeros is None else fb.Budget(penalties, nonzeros, steps=steps)
-    growth = None if prices is None else fb.Growth([users, items], optimizer, generator=task.generator, **prices)
-    loop = {"epochs": epochs, "batch": task.batch, "patience": task.patience, "seed": task.seed, "progress": False}
+    growth = (
+        None
+        if prices is None
+        else fb.Growth([users, items], optimizer, generator=task.generator, **prices)
+    )
+    loop = {
+        "epochs": epochs,
+        "batch": task.batch,
+        "patience": task.patience,
+        "seed": task.seed,
+        "progress": False,
+    }
     schedulers += [] if budget is None else [budget]
-    ratings.train(model, optimizer, task.train, task.validation, schedulers=schedulers, growth=growth, **loop)
+    ratings.train(
+        model, optimizer, task.train, task.validation, schedulers=schedulers, growth=growth, **loop
+    )
     if budget is not None:
         budget.finish()
     model.eval()
@@ -61,19 +85,26 @@ def started(task, spec, dim=DIM):
     specs, generator, tables = [spec] * 2 if isinstance(spec, str) else spec, task.generator, []
     for one, rows, counts in zip(specs, task.shape, task.counts, strict=True):
         extra = {"counts": counts} if one.startswith(("mixed", "selected", "banded")) else {}
-        tables.append(table_from_dense(one, SPREAD * torch.randn(rows, dim, generator=generator), **extra))
+        tables.append(
+            table_from_dense(one, SPREAD * torch.randn(rows, dim, generator=generator), **extra)
+        )
     return tables
 
 
 def by_gradients(task, spec, settings, dim=DIM, kinds=None):
-    users, items = learn(task, *started(task, spec, dim), lr=settings["lr"], decay=settings["decay"])
+    users, items = learn(
+        task, *started(task, spec, dim), lr=settings["lr"], decay=settings["decay"]
+    )
     return in_all_kinds(task, users, items, kinds)
 
 
 def anchored(task, users, items, kind=fb.AnchorTable):
     """Make tables of so many anchors, and their penalties of weight ``lam``."""
     same = {"init": fb.HalfNormal(SPREAD), "generator": task.generator}
-    return [kind(rows, DIM, anchors=count, **same) for rows, count in zip(task.shape, (users, items), strict=True)]
+    return [
+        kind(rows, DIM, anchors=count, **same)
+        for rows, count in zip(task.shape, (users, items), strict=True)
+    ]
 
 
 def penalised(tables, lam):
@@ -91,9 +122,14 @@ def bayes(task, settings):
     """Variational Bayes in closed form; stops by validation as the others do; turned to its main axes before it is rounded."""
     from featherbed.tasks.bayes import balanced, variational
 
-    found = variational(task.train, settings["dim"], iterations=ROUNDS, validation=task.validation, seed=task.seed)
+    found = variational(
+        task.train, settings["dim"], iterations=ROUNDS, validation=task.validation, seed=task.seed
+    )
     found = balanced(found, *(counts.numpy() for counts in task.counts))
-    tables = (fb.DenseTable.from_dense(torch.from_numpy(rows.astype(np.float32))) for rows in (found.users, found.items))
+    tables = (
+        fb.DenseTable.from_dense(torch.from_numpy(rows.astype(np.float32)))
+        for rows in (found.users, found.items)
+    )
     return [replace(stored, mean=float(found.mean)) for stored in in_all_kinds(task, *tables)]
 
 
@@ -132,7 +168,12 @@ def mixed(task, settings):
 def selected(task, settings):
     shares = settings["users"], settings["items"]
     keeps = (max(1, round(share * rows)) for share, rows in zip(shares, task.shape, strict=True))
-    return by_gradients(task, [f"selected:keep={keep},rest={settings['rest']}" for keep in keeps], settings, settings["dim"])
+    return by_gradients(
+        task,
+        [f"selected:keep={keep},rest={settings['rest']}" for keep in keeps],
+        settings,
+        settings["dim"],
+    )
 
 
 def dpq(task, settings):
@@ -151,13 +192,19 @@ def sparse_rows(matrix):
 
 def stored_sparse(task, tables):
     rows = [table.rows.detach() for table in tables]
-    return in_all_kinds(task, *map(sparse_rows, rows), parameters=sum(int(torch.count_nonzero(part)) for part in rows))
+    return in_all_kinds(
+        task,
+        *map(sparse_rows, rows),
+        parameters=sum(int(torch.count_nonzero(part)) for part in rows),
+    )
 
 
 def sparse_cbow(task, settings):
     """Rows with an l1 term by its subgradient, which reaches no exact zeros; what is below the threshold is set to zero."""
     tables = started(task, "dense")
-    learn(task, *tables, lr=settings["lr"], lasso=(settings["lam"], [table.rows for table in tables]))
+    learn(
+        task, *tables, lr=settings["lr"], lasso=(settings["lam"], [table.rows for table in tables])
+    )
     with torch.no_grad():
         for table in tables:
             table.rows.mul_(table.rows.abs() >= settings["threshold"])
@@ -178,44 +225,63 @@ def slimmed(task, tables, settings, parameters, penalty):
 
 def slimming(task, settings):
     tables = started(task, "dense")
-    return stored_sparse(task, slimmed(task, tables, settings, [table.rows for table in tables], fb.L1))
+    return stored_sparse(
+        task, slimmed(task, tables, settings, [table.rows for table in tables], fb.L1)
+    )
 
 
 def slimming_anchors(task, settings):
     tables = anchored(task, settings["anchors"], settings["anchors"])
-    return in_all_kinds(task, *slimmed(task, tables, settings, [table.transform for table in tables], fb.L1))
+    return in_all_kinds(
+        task, *slimmed(task, tables, settings, [table.transform for table in tables], fb.L1)
+    )
 
 
 def ant(task, settings):
     tables = anchored(task, settings["users"], settings["items"])
-    return in_all_kinds(task, *learn(task, *tables, lr=settings["lr"], penalties=penalised(tables, settings["lam"])))
+    return in_all_kinds(
+        task, *learn(task, *tables, lr=settings["lr"], penalties=penalised(tables, settings["lam"]))
+    )
 
 
 def ant_refit(task, settings):
     tables = anchored(task, settings["anchors"], settings["anchors"])
     own = {"lr": settings["lr"], "nonzeros": settings["nonzeros"]}
-    return in_all_kinds(task, *learn(task, *tables, penalties=penalised(tables, settings["lam"]), **own))
+    return in_all_kinds(
+        task, *learn(task, *tables, penalties=penalised(tables, settings["lam"]), **own)
+    )
 
 
 def nbant(task, settings):
     tables = anchored(task, settings["anchors"], settings["anchors"], fb.GrowingAnchorTable)
     own = {"lr": settings["lr"], "prices": {key: settings[key] for key in ("lambda1", "lambda2")}}
-    return in_all_kinds(task, *learn(task, *tables, penalties=penalised(tables, settings["lam"]), **own))
+    return in_all_kinds(
+        task, *learn(task, *tables, penalties=penalised(tables, settings["lam"]), **own)
+    )
 
 
 def online_nbant(task, settings):
     """One pass over a shuffled stream; users and items get rows when they come."""
-    same = {"anchors": settings["anchors"], "init": fb.HalfNormal(SPREAD), "generator": task.generator}
+    same = {
+        "anchors": settings["anchors"],
+        "init": fb.HalfNormal(SPREAD),
+        "generator": task.generator,
+    }
     tables = [fb.GrowingAnchorTable(1, DIM, **same) for _ in range(2)]
     model = ratings.MatrixFactorization(*tables, mean=task.mean, biases="column")
-    optimizer = fb.Yogi(model.parameters(), settings["lr"], penalties=penalised(tables, settings["lam"]))
+    optimizer = fb.Yogi(
+        model.parameters(), settings["lr"], penalties=penalised(tables, settings["lam"])
+    )
     prices = {key: settings[key] for key in ("lambda1", "lambda2")}
     growth = fb.Growth(tables, optimizer, generator=task.generator, **prices)
     known = [fb.Arrivals([table], optimizer) for table in tables]
 
     def loss(batch, training):
         model.train(training)
-        ids = ((one.admit if training else one.ids)(keys) for one, keys in zip(known, batch, strict=False))
+        ids = (
+            (one.admit if training else one.ids)(keys)
+            for one, keys in zip(known, batch, strict=False)
+        )
         return torch.nn.functional.mse_loss(model(*ids), torch.from_numpy(batch[2]))
 
     train = task.train
@@ -223,10 +289,18 @@ def online_nbant(task, settings):
     parts = np.array_split(order, math.ceil(len(train) / task.batch))
     stream = ((train.users[part], train.items[part], train.values[part]) for part in parts)
     for _ in train_online(
-        stream, lambda b: loss(b, True), lambda b: loss(b, False), optimizer, growth=growth, steps=settings["steps"]
+        stream,
+        lambda b: loss(b, True),
+        lambda b: loss(b, False),
+        optimizer,
+        growth=growth,
+        steps=settings["steps"],
     ):
         pass
-    ordered = [in_order(table, one, rows) for table, one, rows in zip(tables, known, task.shape, strict=True)]
+    ordered = [
+        in_order(table, one, rows)
+        for table, one, rows in zip(tables, known, task.shape, strict=True)
+    ]
     return in_all_kinds(task, *ordered)
 
 
@@ -242,9 +316,15 @@ def in_order(table, known, rows):
 
 def hot_tail(task, settings):
     name, *numbers = settings["tail"].split()
-    inner = {"quantized": "bits={0},scales=column", "lowrank": "rank={0}", "product": "choices={0},parts={1}"}
+    inner = {
+        "quantized": "bits={0},scales=column",
+        "lowrank": "rank={0}",
+        "product": "choices={0},parts={1}",
+    }
     tail = f"{name}:{inner.get(name, 'anchors={0}').format(*numbers)}"
-    specs = [f"banded:hot={max(1, round(settings['hot'] * rows))},tail='{tail}'" for rows in task.shape]
+    specs = [
+        f"banded:hot={max(1, round(settings['hot'] * rows))},tail='{tail}'" for rows in task.shape
+    ]
     return by_gradients(task, specs, settings, settings["dim"])
 
 
@@ -252,7 +332,9 @@ def graded(task, settings):
     from featherbed.tasks.levels import graded_tables
 
     budget, dim = settings["budget"], settings["dim"]
-    users, items, mean, _ = graded_tables(task.train, task.validation, dim=dim, budget=budget, seed=task.seed)
+    users, items, mean, _ = graded_tables(
+        task.train, task.validation, dim=dim, budget=budget, seed=task.seed
+    )
     return [Stored("graded", users, items, float(mean), dim * sum(task.shape))]
 
 

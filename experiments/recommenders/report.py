@@ -40,7 +40,12 @@ def runs_of(folder):
         run = json.loads(path.read_text())
         trial = path.stem.rpartition("-seed-")[0]
         for line in run["stored"]:
-            own = {"method": run["method"], "settings": run["settings"], "seed": run["seed"], "trial": trial}
+            own = {
+                "method": run["method"],
+                "settings": run["settings"],
+                "seed": run["seed"],
+                "trial": trial,
+            }
             found[trial, line["kind"]].append(line | own)
     return found
 
@@ -71,7 +76,9 @@ def shown(value):
 def budget_lines(finals, budget, seeds):
     """Yield the table of one budget, the best first."""
     found = {method: best_within(finals, budget, method, seeds) for method in NAMES}
-    ranked = sorted((lines for lines in found.values() if lines), key=lambda lines: mean(lines, "test"))
+    ranked = sorted(
+        (lines for lines in found.values() if lines), key=lambda lines: mean(lines, "test")
+    )
     yield "| method | test MSE | validation | bytes | parameters | stored as | settings |"
     yield "|---|---|---|---|---|---|---|"
     for lines in ranked:
@@ -107,9 +114,20 @@ def picture(trials, finals, size, path, label):
     mpl.rcParams["svg.hashsalt"] = "featherbed"
     figure, axes = plt.subplots(figsize=(11, 5.5))
     lines = [line for line in flat(trials) if line[2]["validation"] < 1.0]
-    axes.scatter([line[2][size] for line in lines], [line[2]["validation"] for line in lines], s=5, color="0.8")
+    axes.scatter(
+        [line[2][size] for line in lines],
+        [line[2]["validation"] for line in lines],
+        s=5,
+        color="0.8",
+    )
     edge = front(lines, size)
-    axes.step([line[2][size] for line in edge], [line[2]["validation"] for line in edge], "k-", where="post", linewidth=0.8)
+    axes.step(
+        [line[2][size] for line in edge],
+        [line[2]["validation"] for line in edge],
+        "k-",
+        where="post",
+        linewidth=0.8,
+    )
     colours, shapes = mpl.colormaps["tab20"], "os^D"
     for number, (method, name) in enumerate(NAMES.items()):
         own = [runs for runs in finals.values() if runs[0]["method"] == method]
@@ -123,7 +141,12 @@ def picture(trials, finals, size, path, label):
                 linewidth=0.7,
                 label=name,
             )
-    axes.set(xscale="log", xlabel=label, ylabel="MSE (grey and front: validation; coloured: test)", ylim=(0.68, 0.9))
+    axes.set(
+        xscale="log",
+        xlabel=label,
+        ylabel="MSE (grey and front: validation; coloured: test)",
+        ylim=(0.68, 0.9),
+    )
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
@@ -139,7 +162,9 @@ def front_lines(trials, size):
 
 
 def paragraph(text):
-    return textwrap.fill(" ".join(text.split()), 128, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        " ".join(text.split()), 128, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def introduction(settings, trials):
@@ -179,10 +204,22 @@ def page(settings, trials, finals):
     yield paragraph("""Parameters are counted as the papers count them (a level of a low-bit row is one; codes are bits and no
         parameters, so that DPQ counts its code vectors alone): bytes are the fairer measure. The front of all stored forms of
         the search in bytes, by validation:""")
-    yield from ("", *front_lines(trials, "bytes"), "", "In parameters:", "", *front_lines(trials, "parameters"))
+    yield from (
+        "",
+        *front_lines(trials, "bytes"),
+        "",
+        "In parameters:",
+        "",
+        *front_lines(trials, "parameters"),
+    )
     yield from ("", "## Running it", "", "```text")
     yield "python experiments/recommenders/run.py search        # or: search ant dense --trials 20"
-    yield from ("python experiments/recommenders/run.py final", "python experiments/recommenders/report.py", "```", "")
+    yield from (
+        "python experiments/recommenders/run.py final",
+        "python experiments/recommenders/report.py",
+        "```",
+        "",
+    )
     yield paragraph("""Trials and runs that have a result file under results/ are left alone, so that both commands go on where
         they were stopped.""")
 
@@ -190,8 +227,12 @@ def page(settings, trials, finals):
 def main():
     settings, trials, finals = settings_file(), trials_of(), runs_of(RESULTS / "final")
     picture(trials, finals, "bytes", HERE / "bytes.svg", "bytes of both files, without keys")
-    picture(trials, finals, "parameters", HERE / "parameters.svg", "parameters, as the papers count")
-    (HERE / "README.md").write_text("\n".join(page(settings, trials, finals)) + "\n", encoding="utf-8")
+    picture(
+        trials, finals, "parameters", HERE / "parameters.svg", "parameters, as the papers count"
+    )
+    (HERE / "README.md").write_text(
+        "\n".join(page(settings, trials, finals)) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

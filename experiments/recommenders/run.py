@@ -29,7 +29,13 @@ RESULTS = HERE / "results"
 NEAR = 1.01  # a trial counts as its smallest stored form whose error is within 1 % of its best
 STARTUP = 4  # trials at random before optuna proposes
 MARGIN = 0.99  # of a budget, what may be chosen: other seeds may take a few bytes more
-PLAIN = ("dense-2", "dense-4", "dense-8", "dense-16", "bayes")  # what "just use a smaller d and fewer bits" means
+PLAIN = (
+    "dense-2",
+    "dense-4",
+    "dense-8",
+    "dense-16",
+    "bayes",
+)  # what "just use a smaller d and fewer bits" means
 SLACK = 1.05  # of a budget is open to plain rows, and to means over seeds: 4 or 8 columns of 4 bits with headers are just above
 
 
@@ -57,16 +63,31 @@ def distribution(given):
 
 
 def write(path, found):
-    versions = {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__, "optuna": optuna.__version__}
+    versions = {
+        "featherbed": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "optuna": optuna.__version__,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
-        file.write(json.dumps({**found, "versions": versions, "threads": torch.get_num_threads()}, indent=1) + "\n")
+    with (
+        replacing(path) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
+    ):
+        file.write(
+            json.dumps(
+                {**found, "versions": versions, "threads": torch.get_num_threads()}, indent=1
+            )
+            + "\n"
+        )
 
 
 def objectives(stored):
     """Return the error and the bytes a trial counts as."""
     least = min(one["validation"] for one in stored)
-    one = min((one for one in stored if one["validation"] <= NEAR * least), key=lambda one: one["bytes"])
+    one = min(
+        (one for one in stored if one["validation"] <= NEAR * least), key=lambda one: one["bytes"]
+    )
     return one["validation"], float(one["bytes"])
 
 
@@ -77,9 +98,20 @@ def run_once(method, own, task, test=None, kinds=None):
     seconds = time.perf_counter() - begun
     lines = []
     for one in stored:
-        line = {"kind": one.kind, "bytes": one.bytes, "parameters": one.parameters, "validation": one.error(task.validation)}
+        line = {
+            "kind": one.kind,
+            "bytes": one.bytes,
+            "parameters": one.parameters,
+            "validation": one.error(task.validation),
+        }
         lines.append(line if test is None else line | {"test": one.error(test)})
-    return {"method": method, "settings": own, "seed": task.seed, "seconds": seconds, "stored": lines}
+    return {
+        "method": method,
+        "settings": own,
+        "seed": task.seed,
+        "seconds": seconds,
+        "stored": lines,
+    }
 
 
 def search(method, settings, task, trials, folder=RESULTS / "search"):
@@ -92,7 +124,11 @@ def search(method, settings, task, trials, folder=RESULTS / "search"):
         if path.exists():
             found = json.loads(path.read_text())
             values = objectives(found["stored"])
-            study.add_trial(optuna.trial.create_trial(params=found["settings"], distributions=space, values=values))
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=found["settings"], distributions=space, values=values
+                )
+            )
             continue
         seed = zlib.crc32(f"{method} {number}".encode())
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=STARTUP, seed=seed)
@@ -103,7 +139,10 @@ def search(method, settings, task, trials, folder=RESULTS / "search"):
         study.tell(trial, objectives(found["stored"]))
         write(path, found)
         error, size = objectives(found["stored"])
-        print(f"{path.stem}: {error:.4f} in {size:,.0f} bytes, {found['seconds']:.0f} s, {trial.params}", flush=True)
+        print(
+            f"{path.stem}: {error:.4f} in {size:,.0f} bytes, {found['seconds']:.0f} s, {trial.params}",
+            flush=True,
+        )
 
 
 def trials_of(folder=RESULTS / "search"):
@@ -151,19 +190,25 @@ def final(settings, data, folder=RESULTS):
                 continue
             found = run_once(trials[name]["method"], trials[name]["settings"], task, test, kinds)
             write(path, found)
-            shown = ", ".join(f"{one['kind']} {one['test']:.4f} in {one['bytes']:,}" for one in found["stored"])
+            shown = ", ".join(
+                f"{one['kind']} {one['test']:.4f} in {one['bytes']:,}" for one in found["stored"]
+            )
             print(f"{path.stem}: {shown}, {found['seconds']:.0f} s", flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["search", "final"])
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=", ".join(METHODS))
     parser.add_argument("--trials", type=int)
     given = parser.parse_args()
     unknown = set(given.methods) - set(METHODS)
     if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: no such method; there are {', '.join(METHODS)}")
+        parser.error(
+            f"{', '.join(sorted(unknown))}: no such method; there are {', '.join(METHODS)}"
+        )
     settings = settings_file()
     torch.set_num_threads(1)
     data = read_movielens(find_data(settings["data"]))

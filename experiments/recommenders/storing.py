@@ -59,7 +59,12 @@ class Stored:
     def error(self, part):
         users, items = self.users[:], self.items[:]
         left, right = users[part.users], items[part.items]
-        scores = np.einsum("nk,nk->n", left[:, 1:], right[:, 1:]) + left[:, 0] + right[:, 0] + np.float32(self.mean)
+        scores = (
+            np.einsum("nk,nk->n", left[:, 1:], right[:, 1:])
+            + left[:, 0]
+            + right[:, 0]
+            + np.float32(self.mean)
+        )
         return float(np.square(scores - part.values, dtype=np.float64).mean())
 
 
@@ -70,8 +75,14 @@ def by_popularity(train, *parts):
         for ids, rows in ((train.users, train.num_users), (train.items, train.num_items))
     ]
     ranks = [np.argsort(order) for order in orders]
-    keys = [[names[i] for i in order] for names, order in zip((train.user_keys, train.item_keys), orders, strict=True)]
-    return [Ratings(ranks[0][part.users], ranks[1][part.items], part.values, *keys) for part in (train, *parts)]
+    keys = [
+        [names[i] for i in order]
+        for names, order in zip((train.user_keys, train.item_keys), orders, strict=True)
+    ]
+    return [
+        Ratings(ranks[0][part.users], ranks[1][part.items], part.values, *keys)
+        for part in (train, *parts)
+    ]
 
 
 def restored(matrix, kind):
@@ -87,7 +98,10 @@ def packed(table, kind):
     float32 is float32 throughout; the code vectors of codes without weights go down to int8.
     """
     exact = table.pack(layout="all")
-    return min((in_layout(table.pack(values=kind), exact, kind), in_layout(exact, exact, kind)), key=file_size)
+    return min(
+        (in_layout(table.pack(values=kind), exact, kind), in_layout(exact, exact, kind)),
+        key=file_size,
+    )
 
 
 def in_layout(like, exact, kind):
@@ -107,4 +121,6 @@ def in_layout(like, exact, kind):
 def in_all_kinds(task, users, items, kinds=None, parameters=None):
     count = users.parameter_count() + items.parameter_count() if parameters is None else parameters
     kinds = task.kinds if kinds is None else kinds
-    return [Stored(kind, packed(users, kind), packed(items, kind), task.mean, count) for kind in kinds]
+    return [
+        Stored(kind, packed(users, kind), packed(items, kind), task.mean, count) for kind in kinds
+    ]

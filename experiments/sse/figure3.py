@@ -17,15 +17,40 @@ from featherbed.tasks.results import Result
 from featherbed.view.clouds import clouds_page, mean_distance, principal_axes
 
 HERE = Path(__file__).parent
-SETTINGS = {"dim": 50, "lr": 0.01, "decay": 0.1, "epochs": 40, "p": 0.1, "rho": [500, 200], "shown": 1000}
-GENRES = ("Action", "Comedy", "Drama", "Children's", "Horror", "Romance", "Sci-Fi", "Thriller", "Documentary")
+SETTINGS = {
+    "dim": 50,
+    "lr": 0.01,
+    "decay": 0.1,
+    "epochs": 40,
+    "p": 0.1,
+    "rho": [500, 200],
+    "shown": 1000,
+}
+GENRES = (
+    "Action",
+    "Comedy",
+    "Drama",
+    "Children's",
+    "Horror",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "Documentary",
+)
 
 
 def learn(train, p, graphs, rho):
     factors = Factors(train, SETTINGS["dim"], "plain", 0)
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     for _ in range(SETTINGS["epochs"]):
-        factors.descend(train, shared_ids(train, p, graphs, rho, generator), SETTINGS["lr"], SETTINGS["decay"], 0.0, rng)
+        factors.descend(
+            train,
+            shared_ids(train, p, graphs, rho, generator),
+            SETTINGS["lr"],
+            SETTINGS["decay"],
+            0.0,
+            rng,
+        )
     return factors
 
 
@@ -43,7 +68,9 @@ def main():
     seen = np.bincount(train.items, minlength=data.num_items)
     shown = np.argsort(-seen)[: SETTINGS["shown"]]
     place = {movie: i for i, movie in enumerate(shown)}
-    actors = np.array([[place[a], place[b]] for a, b in graphs[1].pairs() if a in place and b in place])
+    actors = np.array(
+        [[place[a], place[b]] for a, b in graphs[1].pairs() if a in place and b in place]
+    )
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(shown), size=(200_000, 2))
     drawn = drawn[drawn[:, 0] != drawn[:, 1]]
@@ -73,7 +100,11 @@ def main():
     figure.savefig(HERE / "figure3.png", dpi=110)
     if len(sys.argv) > 1:
         names = [titles[movie] for movie in shown]
-        Path(sys.argv[1]).write_text(clouds_page(clouds, names, list(kinds), figures, "Movies: no sharing, SSE-Graph, SSE-SE"))
+        Path(sys.argv[1]).write_text(
+            clouds_page(
+                clouds, names, list(kinds), figures, "Movies: no sharing, SSE-Graph, SSE-SE"
+            )
+        )
 
 
 if __name__ == "__main__":

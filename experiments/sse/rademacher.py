@@ -26,17 +26,26 @@ QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
 def fitted(train, settings):
     """Return factors after some epochs of plain training (Adam, no sharing, no decay), and their error."""
     generator = torch.Generator().manual_seed(settings["seed"])
-    tables = [fb.DenseTable(rows, settings["dim"], generator=generator) for rows in (train.num_users, train.num_items)]
+    tables = [
+        fb.DenseTable(rows, settings["dim"], generator=generator)
+        for rows in (train.num_users, train.num_items)
+    ]
     with torch.no_grad():
         for table in tables:
             table.rows.normal_(std=settings["std"], generator=generator)
     mean = float(train.values.mean()) if settings["centred"] else 0.0
-    model = ratings.MatrixFactorization(*tables, mean=mean, biases="apart" if settings["centred"] else "none")
+    model = ratings.MatrixFactorization(
+        *tables, mean=mean, biases="apart" if settings["centred"] else "none"
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings["lr"])
     triples = ratings.to_tensors(train)
     for _ in range(settings["epochs"]):
         ratings.train_epoch(model, optimizer, triples, settings["batch"], generator)
-    biases = (model.user_bias.detach().numpy(), model.item_bias.detach().numpy()) if settings["centred"] else None
+    biases = (
+        (model.user_bias.detach().numpy(), model.item_bias.detach().numpy())
+        if settings["centred"]
+        else None
+    )
     factors = Factors(*(table.rows.detach().numpy() for table in tables), biases=biases, mean=mean)
     return factors, model
 
@@ -52,11 +61,15 @@ def run(name, settings, parts):
     for column, p in enumerate(settings["probabilities"]):
         laws = Transition(train.num_users, p), Transition(train.num_items, p)
         losses[:, column] = factors.losses(train.users, train.items, train.values, *laws)
-    values = rademacher_draws(losses, settings["draws"], generator=np.random.default_rng(settings["seed"]))
+    values = rademacher_draws(
+        losses, settings["draws"], generator=np.random.default_rng(settings["seed"])
+    )
     for column, p in enumerate(settings["probabilities"]):
         of_p = losses[:, column]
         row = {"p": p, "mean": float(values[:, column].mean())}
-        row |= {name: float(np.quantile(values[:, column], share)) for name, share in QUANTILES.items()}
+        row |= {
+            name: float(np.quantile(values[:, column], share)) for name, share in QUANTILES.items()
+        }
         row["predicted"] = math.sqrt(2 / math.pi) * float(np.linalg.norm(of_p)) / len(of_p)
         row |= {"loss": float(of_p.mean()), "spread": float(of_p.std())}
         row["bias"] = bias_term(of_p, losses[:, 0]) / len(of_p)
@@ -71,8 +84,18 @@ def picture(results):
     for axis, (name, result) in zip(axes, results.items(), strict=True):
         boxes = [{part: 1e3 * row[key] for part, key in keys.items()} for row in result["history"]]
         axis.bxp(boxes, showfliers=False)
-        axis.plot(range(1, len(boxes) + 1), [1e3 * row["predicted"] for row in result["history"]], ".-", color="tab:blue")
-        axis.set_xticks(range(1, len(boxes) + 1), [f"{row['p']:g}" for row in result["history"]], fontsize=6, rotation=90)
+        axis.plot(
+            range(1, len(boxes) + 1),
+            [1e3 * row["predicted"] for row in result["history"]],
+            ".-",
+            color="tab:blue",
+        )
+        axis.set_xticks(
+            range(1, len(boxes) + 1),
+            [f"{row['p']:g}" for row in result["history"]],
+            fontsize=6,
+            rotation=90,
+        )
         axis.set(title=name, xlabel="SSE probability", ylim=(0, None))
     axes[0].set_ylabel("|Σ σ loss| / n, in thousandths")
     figure.tight_layout()
@@ -105,17 +128,26 @@ def lines(results):
     yield TEXT.strip().format(**settings)
     yield ""
     shown = [0.0, 0.01, 0.1, 0.3, 0.5, 1.0]
-    yield "| factors | train MSE | " + " | ".join(f"p = {p:g}" for p in shown) + " | mean loss, p = 0 to 1 | its spread |"
+    yield (
+        "| factors | train MSE | "
+        + " | ".join(f"p = {p:g}" for p in shown)
+        + " | mean loss, p = 0 to 1 | its spread |"
+    )
     yield "|---" * (len(shown) + 4) + "|"
     rows = {name: {row["p"]: row for row in result["history"]} for name, result in results.items()}
     for name, result in results.items():
         cells = [f"{1e3 * rows[name][p]['median']:.3f}" for p in shown]
-        cells += [f"{rows[name][0.0][key]:.2f} to {rows[name][1.0][key]:.2f}" for key in ("loss", "spread")]
+        cells += [
+            f"{rows[name][0.0][key]:.2f} to {rows[name][1.0][key]:.2f}"
+            for key in ("loss", "spread")
+        ]
         yield f"| {name} | {result['metrics']['train']['mse']:.3f} | " + " | ".join(cells) + " |"
     yield ""
     yield "![draws of signs by SSE probability](rademacher.svg)"
     yield ""
-    change = {name: rows[name][0.5]["predicted"] / rows[name][0.0]["predicted"] - 1 for name in results}
+    change = {
+        name: rows[name][0.5]["predicted"] / rows[name][0.0]["predicted"] - 1 for name in results
+    }
     shares = ", ".join(f"{name} {value:+.0%}" for name, value in change.items())
     bias = ", ".join(f"{rows['trained'][p]['bias']:.3f}" for p in (0.01, 0.1, 0.5))
     yield READING.strip().format(shares=shares, bias=bias)

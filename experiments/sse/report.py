@@ -39,7 +39,8 @@ def lines_of(runs):
     yield "| model | d | method | chosen settings | test RMSE | to SGD (standard error) | best epoch | ms an epoch |"
     yield "|---|---|---|---|---|---|---|---|"
     for model, dim in sorted(
-        {(m, d) for m, d, _ in runs}, key=lambda pair: (-len(pair[0]) if pair[0] != "plain" else -9, pair[1])
+        {(m, d) for m, d, _ in runs},
+        key=lambda pair: (-len(pair[0]) if pair[0] != "plain" else -9, pair[1]),
     ):
         for method in METHODS:
             run = runs.get((model, dim, method))
@@ -57,11 +58,25 @@ def lines_of(runs):
 
 
 def dims_picture(runs):
-    dims = sorted({dim for _, dim, method in runs if ("plain", dim, "sse-se") in runs and ("plain", dim, "sgd") in runs})
+    dims = sorted(
+        {
+            dim
+            for _, dim, method in runs
+            if ("plain", dim, "sse-se") in runs and ("plain", dim, "sgd") in runs
+        }
+    )
     gains = [compared(runs["plain", dim, "sse-se"], runs["plain", dim, "sgd"]) for dim in dims]
     figure, axes = plt.subplots(figsize=(6, 3.5))
-    axes.errorbar(dims, [-gain for gain, _ in gains], [error for _, error in gains], marker="o", capsize=3)
-    axes.set(xscale="log", xlabel="dimension", ylabel="RMSE gained by SSE-SE", xticks=dims, xticklabels=dims)
+    axes.errorbar(
+        dims, [-gain for gain, _ in gains], [error for _, error in gains], marker="o", capsize=3
+    )
+    axes.set(
+        xscale="log",
+        xlabel="dimension",
+        ylabel="RMSE gained by SSE-SE",
+        xticks=dims,
+        xticklabels=dims,
+    )
     axes.axhline(0, color="grey", linewidth=0.5)
     figure.tight_layout()
     figure.savefig(HERE / "dims.svg")
@@ -121,12 +136,23 @@ def main():
             "",
             "Mean distances, in units of the mean distance from the centre.",
         ]
-        lines += ["`python experiments/sse/figure3.py page.html` makes the page on which the clouds can be turned.", ""]
+        lines += [
+            "`python experiments/sse/figure3.py page.html` makes the page on which the clouds can be turned.",
+            "",
+        ]
         columns = list(next(iter(found.values())))
         lines += ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-        lines += [f"| {name} | " + " | ".join(f"{row[column]:.3f}" for column in columns) + " |" for name, row in found.items()]
+        lines += [
+            f"| {name} | " + " | ".join(f"{row[column]:.3f}" for column in columns) + " |"
+            for name, row in found.items()
+        ]
         lines += ["", "![figure 3](figure3.png)", ""]
-    lines += ["## Figure 5: signs drawn for shared losses", "", (HERE / "rademacher.md").read_text().strip(), ""]
+    lines += [
+        "## Figure 5: signs drawn for shared losses",
+        "",
+        (HERE / "rademacher.md").read_text().strip(),
+        "",
+    ]
     (HERE / "README.md").write_text("\n".join(lines))
 
 

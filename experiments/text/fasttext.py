@@ -26,7 +26,9 @@ from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.texts import read_texts
 
 HERE = Path(__file__).resolve().parent
-sys.path[:] = [place for place in sys.path if Path(place).resolve() != HERE]  # this file has the name of the package
+sys.path[:] = [
+    place for place in sys.path if Path(place).resolve() != HERE
+]  # this file has the name of the package
 import fasttext as package  # noqa: E402
 
 LENGTH, MOST_BYTES = 100, 1_600_000
@@ -40,7 +42,9 @@ def lines(texts, index, path):
     """Write texts as fastText reads them."""
     with path.open("w", encoding="utf-8") as file:
         for at in index:
-            file.write(f"__label__{texts.labels[at]} {' '.join(tokenize(texts.texts[at])[:LENGTH])}\n")
+            file.write(
+                f"__label__{texts.labels[at]} {' '.join(tokenize(texts.texts[at])[:LENGTH])}\n"
+            )
     return path
 
 
@@ -63,13 +67,22 @@ def parts(folder, with_test):
 
 def trained(path, seed, **settings):
     begun = time.perf_counter()
-    return package.train_supervised(str(path), seed=seed, **FIXED, **settings), time.perf_counter() - begun
+    return package.train_supervised(
+        str(path), seed=seed, **FIXED, **settings
+    ), time.perf_counter() - begun
 
 
 def smaller(model, path, settings, quantised, seed, folder):
     """Quantise a model; return it and the bytes of its file."""
     model.quantize(
-        input=str(path), retrain=True, qnorm=True, thread=1, verbose=0, epoch=settings["epoch"], lr=settings["lr"], **quantised
+        input=str(path),
+        retrain=True,
+        qnorm=True,
+        thread=1,
+        verbose=0,
+        epoch=settings["epoch"],
+        lr=settings["lr"],
+        **quantised,
     )
     file = folder / f"{seed}.ftz"
     model.save_model(str(file))
@@ -99,7 +112,11 @@ def tune(out):
 
     Every run is kept at once: stopped, the search goes on where it was.
     """
-    found = json.loads(out.read_text()) if out.exists() else {"fixed": FIXED, "full": [], "quantised": []}
+    found = (
+        json.loads(out.read_text())
+        if out.exists()
+        else {"fixed": FIXED, "full": [], "quantised": []}
+    )
     full, small = found["full"], found["quantised"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -113,7 +130,14 @@ def tune(out):
         def look(settings):
             if not known(full, settings):
                 model, seconds = trained(files["train"], 0, **settings)
-                keep(full, {**settings, "validation": accuracy(model, files["validation"]), "seconds": round(seconds, 1)})
+                keep(
+                    full,
+                    {
+                        **settings,
+                        "validation": accuracy(model, files["validation"]),
+                        "seconds": round(seconds, 1),
+                    },
+                )
 
         for settings in grid():
             look(settings)
@@ -129,10 +153,19 @@ def tune(out):
                 if not known(small, settings | how):
                     model, _ = trained(files["train"], 0, **settings)
                     model, size = smaller(model, files["train"], settings, how, 0, folder)
-                    keep(small, {**settings, **how, "bytes": size, "validation": accuracy(model, files["validation"])})
+                    keep(
+                        small,
+                        {
+                            **settings,
+                            **how,
+                            "bytes": size,
+                            "validation": accuracy(model, files["validation"]),
+                        },
+                    )
         found["best_full"] = ranked[0]
         found["chosen"] = max(
-            (row for row in small if row["bytes"] <= MOST_BYTES), key=lambda row: (row["validation"], -row["bytes"])
+            (row for row in small if row["bytes"] <= MOST_BYTES),
+            key=lambda row: (row["validation"], -row["bytes"]),
         )
         write_json(out, found | {"fasttext": version("fasttext-wheel")} | made_by())
     print("chosen:", found["chosen"])
@@ -151,31 +184,53 @@ def final(tuning, out, seeds):
             model, seconds = trained(files[rows_used], seed, **settings)
             row = {"rows": rows_used, "seed": seed, "seconds": round(seconds, 1)}
             row["full"] = {part: accuracy(model, files[part]) for part in ("validation", "test")}
-            model, row["bytes"] = smaller(model, files[rows_used], settings, quantised, seed, folder)
-            row["quantised"] = {part: accuracy(model, files[part]) for part in ("validation", "test")}
+            model, row["bytes"] = smaller(
+                model, files[rows_used], settings, quantised, seed, folder
+            )
+            row["quantised"] = {
+                part: accuracy(model, files[part]) for part in ("validation", "test")
+            }
             if rows_used == "all":  # it has seen those rows
                 del row["full"]["validation"], row["quantised"]["validation"]
             rows.append(row)
             print(row, flush=True)
     mean = {
         used: {
-            kind: sum(row[kind]["test"] for row in rows if row["rows"] == used) / len(seeds) for kind in ("full", "quantised")
+            kind: sum(row[kind]["test"] for row in rows if row["rows"] == used) / len(seeds)
+            for kind in ("full", "quantised")
         }
         for used in ("train", "all")
     }
-    found = {"settings": settings, "quantised": quantised, "fixed": FIXED, "runs": rows, "mean_test_accuracy": mean}
-    write_json(out, found | {"fasttext": version("fasttext-wheel"), "seconds": time.perf_counter() - begun} | made_by())
+    found = {
+        "settings": settings,
+        "quantised": quantised,
+        "fixed": FIXED,
+        "runs": rows,
+        "mean_test_accuracy": mean,
+    }
+    write_json(
+        out,
+        found
+        | {"fasttext": version("fasttext-wheel"), "seconds": time.perf_counter() - begun}
+        | made_by(),
+    )
     print(mean)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--test", action="store_true", help="read the test part, with the setting chosen before")
+    parser.add_argument(
+        "--test", action="store_true", help="read the test part, with the setting chosen before"
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.test:
-        final(given.out / "fasttext-tuning.json", given.out / "fasttext.json", [int(seed) for seed in given.seeds.split(",")])
+        final(
+            given.out / "fasttext-tuning.json",
+            given.out / "fasttext.json",
+            [int(seed) for seed in given.seeds.split(",")],
+        )
     else:
         tune(given.out / "fasttext-tuning.json")

@@ -28,7 +28,9 @@ def mean(values):
 
 def agnews():
     """Return the table of AG-News."""
-    lines = ["| run | seeds | test accuracy % | validation % | table parameters | fewer | whole model, bytes |"]
+    lines = [
+        "| run | seeds | test accuracy % | validation % | table parameters | fewer | whole model, bytes |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for run, some in records("agnews").items():
         metrics = [record["metrics"] for record in some]
@@ -36,7 +38,9 @@ def agnews():
         parameters = statistics.mean(size["parameters"] for size in sizes)
         fewer = statistics.mean(size["dense_parameters"] for size in sizes) / parameters
         whole = statistics.mean(size["whole"] for size in sizes)
-        tests, valid = ([one[part]["accuracy"] for one in metrics] for part in ("test", "validation"))
+        tests, valid = (
+            [one[part]["accuracy"] for one in metrics] for part in ("test", "validation")
+        )
         lines.append(
             f"| {run} | {len(some)} | {mean(tests)} | {mean(valid)} | {parameters:,.0f} | {fewer:.1f} | {whole:,.0f} |"
         )
@@ -46,7 +50,10 @@ def agnews():
 def imdb():
     """Return the effect of sharing, seed by seed."""
     found = records("imdb")
-    plain, shared = ({r["seed"]: r["metrics"]["test"]["accuracy"] for r in found[run]} for run in ("plain", "sse"))
+    plain, shared = (
+        {r["seed"]: r["metrics"]["test"]["accuracy"] for r in found[run]}
+        for run in ("plain", "sse")
+    )
     both = sorted(set(plain) & set(shared))
     effect = mean([shared[seed] - plain[seed] for seed in both])
     return [
@@ -62,9 +69,13 @@ def ptb():
     if "dense" not in found:
         return []
     base = found["dense"][0]["metrics"]["test"]["perplexity"]
-    lines = ["| run | test perplexity | to dense | validation | parameters | fewer | bytes (float16) |"]
+    lines = [
+        "| run | test perplexity | to dense | validation | parameters | fewer | bytes (float16) |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
-    for run, some in sorted(found.items(), key=lambda item: item[1][0]["metrics"]["test"]["perplexity"]):
+    for run, some in sorted(
+        found.items(), key=lambda item: item[1][0]["metrics"]["test"]["perplexity"]
+    ):
         metrics = some[0]["metrics"]
         own = metrics["test"]["perplexity"]
         stored = "no packed form" if metrics["bytes"] is None else f"{metrics['bytes']:,}"

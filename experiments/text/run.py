@@ -36,7 +36,11 @@ def merged(common, own):
     """Return the settings of a run: what all have, and what it has of its own; tables in them are merged too."""
     found = dict(common)
     for key, value in own.items():
-        found[key] = {**found[key], **value} if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+        found[key] = (
+            {**found[key], **value}
+            if isinstance(value, dict) and isinstance(found.get(key), dict)
+            else value
+        )
     return found
 
 
@@ -92,7 +96,9 @@ def ptb(settings, seed):
         "notes": list(fitted.made.notes),
     }
     try:
-        found["bytes"] = file_size(table.eval().pack(values="float16", dictionary="float16"), keys=False)
+        found["bytes"] = file_size(
+            table.eval().pack(values="float16", dictionary="float16"), keys=False
+        )
     except NotPackable:
         found["bytes"] = None
     return found, fitted.result.history
@@ -118,8 +124,18 @@ def main():
                 continue
             settings, begun = merged(file["common"], file["runs"][name]), time.perf_counter()
             metrics, history = TASKS[given.task](settings, seed)
-            record = {"task": given.task, "run": name, "seed": seed, "settings": settings, "metrics": metrics}
-            record |= {"seconds": round(time.perf_counter() - begun, 1), **made_by(), "history": history}
+            record = {
+                "task": given.task,
+                "run": name,
+                "seed": seed,
+                "settings": settings,
+                "metrics": metrics,
+            }
+            record |= {
+                "seconds": round(time.perf_counter() - begun, 1),
+                **made_by(),
+                "history": history,
+            }
             write_json(path, json.loads(json.dumps(record, default=asdict)))
             print(name, seed, {key: metrics[key] for key in ("test", "validation")}, flush=True)
 

@@ -33,15 +33,22 @@ def _version(shown: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Compact embedding tables: train, compress, store in one small file, serve without torch."""
 
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the generated ratings and of training.", min=0)] = 0,
-    folder: Annotated[Path | None, typer.Option(help="Keep the packed files here (a new temporary folder otherwise).")] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the generated ratings and of training.", min=0)
+    ] = 0,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep the packed files here (a new temporary folder otherwise)."),
+    ] = None,
 ) -> None:
     """Train four tables on generated ratings, store each in a file, and compare error, sizes and speed (about a minute)."""
     try:
@@ -58,13 +65,24 @@ app.add_typer(cli_train.app, name="train")
 
 @app.command()
 def paper(
-    name: Annotated[str | None, typer.Argument(help="Which, such as ant/table14; without it they are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Which, such as ant/table14; without it they are listed.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder of results.")] = Path("papers"),
-    data: Annotated[Path | None, typer.Option(help="The folder of data sets (or FEATHERBED_DATA).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of data sets (or FEATHERBED_DATA).")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
-    rows: Annotated[str | None, typer.Option(help="Some rows only, such as ant-29k,nbant-28k.")] = None,
-    size: Annotated[str | None, typer.Option(help="full, as published, or small, in minutes, where a paper has both.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="On few generated ratings or texts: does it run?")] = False,
+    rows: Annotated[
+        str | None, typer.Option(help="Some rows only, such as ant-29k,nbant-28k.")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="full, as published, or small, in minutes, where a paper has both."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="On few generated ratings or texts: does it run?")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Run a published table or figure: our numbers beside the published ones, printed and as a page."""
@@ -79,10 +97,14 @@ def paper(
 
 @app.command()
 def recommend(
-    folder: Annotated[Path, typer.Argument(help="What `featherbed train ratings` wrote.", metavar="DIR")],
+    folder: Annotated[
+        Path, typer.Argument(help="What `featherbed train ratings` wrote.", metavar="DIR")
+    ],
     user: Annotated[str, typer.Option(help="The user's key.")],
     k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
-    every: Annotated[bool, typer.Option("--all", help="Also items the user rated in training.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also items the user rated in training.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Print the best items for a user that the user has not rated yet, with their scores. torch is not needed."""
@@ -93,10 +115,16 @@ def recommend(
 
 @app.command()
 def classify(
-    folder: Annotated[Path, typer.Argument(help="What `featherbed train text` wrote.", metavar="DIR")],
-    text: Annotated[str | None, typer.Argument(help="The text, between quotes.", metavar="TEXT")] = None,
+    folder: Annotated[
+        Path, typer.Argument(help="What `featherbed train text` wrote.", metavar="DIR")
+    ],
+    text: Annotated[
+        str | None, typer.Argument(help="The text, between quotes.", metavar="TEXT")
+    ] = None,
     k: Annotated[int | None, typer.Option("-k", help="How many classes.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text on every line; - reads the input.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A text on every line; - reads the input.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Print the classes of a text with their probabilities. torch is not needed."""
@@ -107,10 +135,14 @@ def classify(
 
 @app.command(name="continue")
 def go_on(
-    folder: Annotated[Path, typer.Argument(help="What `featherbed train lm` wrote.", metavar="DIR")],
+    folder: Annotated[
+        Path, typer.Argument(help="What `featherbed train lm` wrote.", metavar="DIR")
+    ],
     text: Annotated[str, typer.Argument(help="The beginning, between quotes.", metavar="TEXT")],
     words: Annotated[int, typer.Option(help="How many words more.", min=0)] = 30,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest word, 1 draws as the model says.", min=0)] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest word, 1 draws as the model says.", min=0)
+    ] = 0.8,
     seed: Annotated[int, typer.Option(help="Seed of the draws.", min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -129,14 +161,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 @app.command()
 def inspect(
     file: File,
-    anchors: Annotated[bool, typer.Option("--anchors", help="Show what the anchors have learnt, too.")] = False,
+    anchors: Annotated[
+        bool, typer.Option("--anchors", help="Show what the anchors have learnt, too.")
+    ] = False,
     counts: Annotated[
-        Path | None, typer.Option(help="With --anchors: how often objects occur, .npy or a number a line.")
+        Path | None,
+        typer.Option(help="With --anchors: how often objects occur, .npy or a number a line."),
     ] = None,
     groups: Annotated[
-        Path | None, typer.Option(help="With --anchors: a line for each object, its groups between bars.")
+        Path | None,
+        typer.Option(help="With --anchors: a line for each object, its groups between bars."),
     ] = None,
-    loss: Annotated[float | None, typer.Option(help="With --anchors: a loss, for the objective of NBANT.")] = None,
+    loss: Annotated[
+        float | None, typer.Option(help="With --anchors: a loss, for the objective of NBANT.")
+    ] = None,
     lambda1: Annotated[float | None, typer.Option(help="The price of an anchor.")] = None,
     lambda2: Annotated[float | None, typer.Option(help="The price of a weight.")] = None,
     json: Json = False,
@@ -157,7 +195,12 @@ def inspect(
 
 
 @app.command(context_settings=_NUMBERS)
-def lookup(file: File, wanted: Wanted, json: Json = False, digits: Annotated[int, typer.Option(min=1, max=9)] = 4) -> None:
+def lookup(
+    file: File,
+    wanted: Wanted,
+    json: Json = False,
+    digits: Annotated[int, typer.Option(min=1, max=9)] = 4,
+) -> None:
     """Print rows by id or key. A key that is a number is asked for as key:7."""
     from featherbed.packed.file import load
 
@@ -173,7 +216,9 @@ def lookup(file: File, wanted: Wanted, json: Json = False, digits: Annotated[int
 @app.command(context_settings=_NUMBERS)
 def search(
     file: File,
-    wanted: Annotated[str, typer.Argument(help="The id or key whose neighbours are wanted.", metavar="ID|KEY")],
+    wanted: Annotated[
+        str, typer.Argument(help="The id or key whose neighbours are wanted.", metavar="ID|KEY")
+    ],
     k: Annotated[int, typer.Option("-k", help="How many rows.", min=1)] = 10,
     metric: Annotated[str, typer.Option(help="cosine or dot.")] = "cosine",
     json: Json = False,
@@ -203,7 +248,10 @@ def check(file: File) -> None:
 
 Matrix = Annotated[
     Path,
-    typer.Argument(help="A matrix: .npy, .npz, .safetensors, a torch checkpoint, word2vec or GloVe, .parquet.", metavar="IN"),
+    typer.Argument(
+        help="A matrix: .npy, .npz, .safetensors, a torch checkpoint, word2vec or GloVe, .parquet.",
+        metavar="IN",
+    ),
 ]
 Array = Annotated[str | None, typer.Option(help="Which array of the file, where it has several.")]
 
@@ -211,16 +259,36 @@ Array = Annotated[str | None, typer.Option(help="Which array of the file, where 
 @app.command()
 def compress(
     matrix: Matrix,
-    out: Annotated[Path, typer.Option(help="The packed table to write (.safetensors), or the folder of the model.")],
-    ratio: Annotated[float | None, typer.Option(help="How many times smaller than float32.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Bytes of the file without keys, such as 600KB.")] = None,
-    quality: Annotated[str | None, typer.Option(help='Just good enough: "recall:0.9" or "error:0.1".')] = None,
-    method: Annotated[str, typer.Option(help="auto, or a method by name, such as int4, opq or rq:codes=8.")] = "auto",
-    weights: Annotated[Path | None, typer.Option(help="How often rows are used: .npy, a number a line, or 'zipf'.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write what was lost: .html, .json or .txt.")] = None,
-    words: Annotated[list[Path] | None, typer.Option(help="A similarity or analogy file to score before and after.")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="The packed table to write (.safetensors), or the folder of the model."),
+    ],
+    ratio: Annotated[
+        float | None, typer.Option(help="How many times smaller than float32.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes of the file without keys, such as 600KB.")
+    ] = None,
+    quality: Annotated[
+        str | None, typer.Option(help='Just good enough: "recall:0.9" or "error:0.1".')
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="auto, or a method by name, such as int4, opq or rq:codes=8.")
+    ] = "auto",
+    weights: Annotated[
+        Path | None, typer.Option(help="How often rows are used: .npy, a number a line, or 'zipf'.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write what was lost: .html, .json or .txt.")
+    ] = None,
+    words: Annotated[
+        list[Path] | None,
+        typer.Option(help="A similarity or analogy file to score before and after."),
+    ] = None,
     array: Array = None,
-    padding: Annotated[int | None, typer.Option(help="The row of zeros that stays zero.", min=0)] = None,
+    padding: Annotated[
+        int | None, typer.Option(help="The row of zeros that stays zero.", min=0)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of samples and starts.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -229,12 +297,28 @@ def compress(
         from featherbed.models.command import run_folder
 
         if report is not None or words or array is not None or padding is not None:
-            raise ArgumentError(f"{matrix} is a folder of a model: --report, --words, --array and --padding are for matrices")
+            raise ArgumentError(
+                f"{matrix} is a folder of a model: --report, --words, --array and --padding are for matrices"
+            )
         run_folder(matrix, out, ratio, budget, quality, method, weights, seed, quiet)
         return
     from featherbed.compression.command import run
 
-    run(matrix, out, ratio, budget, quality, method, weights, report, words or [], array, padding, seed, quiet)
+    run(
+        matrix,
+        out,
+        ratio,
+        budget,
+        quality,
+        method,
+        weights,
+        report,
+        words or [],
+        array,
+        padding,
+        seed,
+        quiet,
+    )
 
 
 @app.command()
@@ -242,7 +326,10 @@ def export(
     file: File,
     out: Annotated[Path, typer.Option(help="The ONNX model to write.")],
     rank: Annotated[int, typer.Option(help="How many dimensions ids have.", min=0, max=8)] = 1,
-    blocks: Annotated[bool, typer.Option("--blocks", help="Use onnxruntime's GatherBlockQuantized for 4 and 8 bits.")] = False,
+    blocks: Annotated[
+        bool,
+        typer.Option("--blocks", help="Use onnxruntime's GatherBlockQuantized for 4 and 8 bits."),
+    ] = False,
 ) -> None:
     """Write a packed table as an ONNX model: ids in, rows out."""
     from featherbed.exports.onnx import to_onnx
@@ -255,8 +342,12 @@ def export(
 def gate(
     file: File,
     against: Annotated[Path, typer.Option(help="The matrix the table was made from.")],
-    recall: Annotated[float | None, typer.Option(help="The least neighbour recall@10 allowed.", min=0, max=1)] = None,
-    error: Annotated[float | None, typer.Option(help="The greatest relative error allowed.", min=0)] = None,
+    recall: Annotated[
+        float | None, typer.Option(help="The least neighbour recall@10 allowed.", min=0, max=1)
+    ] = None,
+    error: Annotated[
+        float | None, typer.Option(help="The greatest relative error allowed.", min=0)
+    ] = None,
     array: Array = None,
     json: Json = False,
 ) -> None:
@@ -264,7 +355,11 @@ def gate(
     from featherbed.compression.gate import judge
 
     found, failures = judge(file, against, recall, error, array)
-    typer.echo(_dump(found | {"failures": failures}) if json else f"recall {found['recall']:.4f}, error {found['error']:.4f}")
+    typer.echo(
+        _dump(found | {"failures": failures})
+        if json
+        else f"recall {found['recall']:.4f}, error {found['error']:.4f}"
+    )
     for failure in failures:
         typer.echo(f"too low: {failure}", err=True)
     if failures:

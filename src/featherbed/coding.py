@@ -19,7 +19,9 @@ RIDGE = 1e-3  # of the mean weight of an atom: keeps atoms nobody uses where the
 
 def threads() -> int:
     """Return how many threads this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
 
 
 def decode(codes: Codes, atoms: Floats) -> Floats:  # [n, M], [M, K, d] -> [n, d]
@@ -47,7 +49,9 @@ class Encoder:
         self.squares = np.einsum("kd,kd->k", self.flat, self.flat)
         self.step = max(64, HELD // len(self.flat))
 
-    def __call__(self, rows: Floats, codes: Codes | None = None, tries: int = 3, seed: int = 0) -> Codes:  # [n, d] -> [n, M]
+    def __call__(
+        self, rows: Floats, codes: Codes | None = None, tries: int = 3, seed: int = 0
+    ) -> Codes:  # [n, d] -> [n, M]
         """Return codes of rows, found from the given ones on, or from nothing."""
         from featherbed.kernels.descent import descend
 
@@ -57,22 +61,45 @@ class Encoder:
         found = np.zeros((len(rows), self.parts), dtype=np.int32) if codes is None else codes.copy()
         for start in range(0, len(rows), self.step):
             part = rows[start : start + self.step]
-            unary = (self.squares - 2 * part @ self.flat.T).reshape(len(part), self.parts, self.choices)
+            unary = (self.squares - 2 * part @ self.flat.T).reshape(
+                len(part), self.parts, self.choices
+            )
             block = found[start : start + self.step]
 
-            def job(first: int, last: int, unary: Floats = unary, block: Codes = block, seed: int = seed + start) -> None:
-                descend(unary, self.pairs, block, first, last, greedy, tries, min(2, self.parts), 4, seed)
+            def job(
+                first: int,
+                last: int,
+                unary: Floats = unary,
+                block: Codes = block,
+                seed: int = seed + start,
+            ) -> None:
+                descend(
+                    unary,
+                    self.pairs,
+                    block,
+                    first,
+                    last,
+                    greedy,
+                    tries,
+                    min(2, self.parts),
+                    4,
+                    seed,
+                )
 
             in_threads(job, len(part), threads())
         return found
 
 
-def sums_by_code(codes: Codes, rows: Floats, weights: Floats, choices: int) -> NDArray[np.float64]:  # [n], [n, d] -> [K, d]
+def sums_by_code(
+    codes: Codes, rows: Floats, weights: Floats, choices: int
+) -> NDArray[np.float64]:  # [n], [n, d] -> [K, d]
     """Add up the weighted rows of each code."""
     return np.stack([np.bincount(codes, weights * column, choices) for column in rows.T], axis=1)
 
 
-def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> Floats:  # -> [M, K, d]
+def least_squares(
+    codes: Codes, rows: Floats, weights: Floats, choices: int
+) -> Floats:  # -> [M, K, d]
     """Return the dictionaries that come nearest to rows with given codes: argmin_C Σ_i w_i ||x_i - Σ_m C_m[b_im]||²."""
     from scipy.linalg import solve
 
@@ -89,21 +116,34 @@ def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> 
     gram += np.tril(gram, -1).T
     diagonal: Any = np.diag_indices_from(gram)
     gram[diagonal] += RIDGE * max(float(gram[diagonal].mean()), 1e-12)
-    right = np.concatenate([sums_by_code(codes[:, m], rows, weights, choices) for m in range(parts)])
+    right = np.concatenate(
+        [sums_by_code(codes[:, m], rows, weights, choices) for m in range(parts)]
+    )
     atoms: Floats = solve(gram, right, assume_a="pos").astype(np.float32)
     return atoms.reshape(parts, choices, -1)
 
 
-def kmeans(rows: Floats, choices: int, seed: int, rounds: int = 10, start: Floats | None = None) -> Floats:  # [n, d] -> [K, d]
+def kmeans(
+    rows: Floats, choices: int, seed: int, rounds: int = 10, start: Floats | None = None
+) -> Floats:  # [n, d] -> [K, d]
     """Return ``choices`` centroids of rows (faiss); fewer rows than centroids are repeated, a little moved."""
     import faiss
 
     if len(rows) < choices:
-        noise = np.random.default_rng(seed).standard_normal((choices, rows.shape[1])).astype(np.float32)
-        repeated: Floats = rows[np.arange(choices) % len(rows)] + np.float32(1e-3 * rows.std()) * noise
+        noise = (
+            np.random.default_rng(seed).standard_normal((choices, rows.shape[1])).astype(np.float32)
+        )
+        repeated: Floats = (
+            rows[np.arange(choices) % len(rows)] + np.float32(1e-3 * rows.std()) * noise
+        )
         return repeated
     means = faiss.Kmeans(
-        rows.shape[1], choices, niter=rounds, seed=seed + 1, min_points_per_centroid=1, max_points_per_centroid=256
+        rows.shape[1],
+        choices,
+        niter=rounds,
+        seed=seed + 1,
+        min_points_per_centroid=1,
+        max_points_per_centroid=256,
     )
     means.train(np.ascontiguousarray(rows), init_centroids=start)
     centroids: Floats = np.asarray(means.centroids, dtype=np.float32).reshape(choices, -1).copy()
@@ -139,7 +179,9 @@ def nearest(rows: Floats, centroids: Floats) -> Codes:  # [n, d], [K, d] -> [n]
     return found
 
 
-def residual_start(rows: Floats, parts: int, bits: int, seed: int, beam: int = 8) -> Floats:  # [n, d] -> [M, K, d]
+def residual_start(
+    rows: Floats, parts: int, bits: int, seed: int, beam: int = 8
+) -> Floats:  # [n, d] -> [M, K, d]
     """Learn codebooks one after the other, each on what beam search over the ones before it leaves (faiss): to start from."""
     import faiss
 
@@ -150,12 +192,19 @@ def residual_start(rows: Floats, parts: int, bits: int, seed: int, beam: int = 8
     quantiser.cp.niter, quantiser.cp.seed, quantiser.max_beam_size = 10, seed + 1, beam
     quantiser.cp.min_points_per_centroid = 1
     quantiser.train(np.ascontiguousarray(rows))
-    atoms: Floats = faiss.vector_to_array(quantiser.codebooks).reshape(parts, 1 << bits, rows.shape[1]).copy()
+    atoms: Floats = (
+        faiss.vector_to_array(quantiser.codebooks).reshape(parts, 1 << bits, rows.shape[1]).copy()
+    )
     return atoms
 
 
 def learn_additive(
-    rows: Floats, parts: int, choices: int, seed: int, rounds: int = 8, weights: Floats | None = None
+    rows: Floats,
+    parts: int,
+    choices: int,
+    seed: int,
+    rounds: int = 8,
+    weights: Floats | None = None,
 ) -> tuple[Floats, Codes]:  # [n, d] -> atoms [M, K, d], codes [n, M]
     """Learn additive codes of rows: a stage-by-stage start, then dictionaries by least squares and codes by descent in turns.
 
@@ -180,7 +229,9 @@ def learn_additive(
     return atoms, codes
 
 
-def learn_shared(rows: Floats, parts: int, choices: int, seed: int, rounds: int = 8) -> tuple[Floats, Codes]:
+def learn_shared(
+    rows: Floats, parts: int, choices: int, seed: int, rounds: int = 8
+) -> tuple[Floats, Codes]:
     """Learn additive codes whose parts all choose among the same atoms: [n, d] -> atoms [1, K, d], codes [n, M].
 
     >>> rows = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)

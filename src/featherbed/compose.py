@@ -12,7 +12,9 @@ from featherbed.errors import ArgumentError
 COMBINES = ("sum", "product", "concat")
 
 
-def combine(atoms: Any, values: Any | None, how: str) -> Any:  # atoms [..., s, d], values [..., s] -> [..., d]
+def combine(
+    atoms: Any, values: Any | None, how: str
+) -> Any:  # atoms [..., s, d], values [..., s] -> [..., d]
     """Turn the gathered atoms of each row into the row.
 
     ``sum``: r = Σ_j v_j a_j;  ``product``: r = Π_j v_j a_j (elementwise);  ``concat``: r = [v_1 a_1, ..., v_s a_s].

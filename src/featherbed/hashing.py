@@ -18,7 +18,9 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
-def hash_ids(ids: Any, seed: int, buckets: int) -> Any:  # int64 [...] -> int64 [...] in [0, buckets)
+def hash_ids(
+    ids: Any, seed: int, buckets: int
+) -> Any:  # int64 [...] -> int64 [...] in [0, buckets)
     """Spread ids over ``buckets`` with the hash function numbered ``seed``.
 
     >>> import numpy as np
@@ -41,7 +43,9 @@ def mixed(x: Any) -> Any:  # int64 [...] -> int64 [...] from 0
     return x & ((1 << 63) - 1)
 
 
-def hash_codes(ids: Any, *, seed: int, hashes: int, buckets: int) -> list[Any]:  # int64 [...] -> hashes x int64 [...]
+def hash_codes(
+    ids: Any, *, seed: int, hashes: int, buckets: int
+) -> list[Any]:  # int64 [...] -> hashes x int64 [...]
     """Return the ``hashes`` bucket numbers of every id, one array for each hash function.
 
     >>> import numpy as np

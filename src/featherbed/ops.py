@@ -18,7 +18,9 @@ def check_ids(ids: Tensor, rows: int) -> Tensor:  # integer [...] -> int64 [...]
     tensor([0, 9])
     """
     if ids.dtype not in _INTEGERS:
-        raise IdError(f"ids have dtype {ids.dtype}; a table takes integer ids from 0 to {rows - 1}: convert with ids.long()")
+        raise IdError(
+            f"ids have dtype {ids.dtype}; a table takes integer ids from 0 to {rows - 1}: convert with ids.long()"
+        )
     checked = ids.to(torch.int64, copy=True)
     if checked.numel():
         low, high = (int(x) for x in torch.aminmax(checked))
@@ -34,27 +36,35 @@ def _(ids: Tensor, rows: int) -> Tensor:  # noqa: ARG001
 
 
 @torch.library.custom_op("featherbed::bag_of", mutates_args=())
-def bag_of(offsets: Tensor, count: int, include_last: bool) -> Tensor:  # int [bags (+1)] -> int64 [count]
+def bag_of(
+    offsets: Tensor, count: int, include_last: bool
+) -> Tensor:  # int [bags (+1)] -> int64 [count]
     """Return the number of the bag each of ``count`` ids belongs to, given where bags start (as nn.EmbeddingBag has it).
 
     >>> bag_of(torch.tensor([0, 2, 2]), 4, False)
     tensor([0, 0, 2, 2])
     """
     if offsets.dim() != 1 or offsets.dtype not in _INTEGERS:
-        raise ArgumentError(f"offsets must be a 1-D integer tensor, got {offsets.dtype} of shape {tuple(offsets.shape)}")
+        raise ArgumentError(
+            f"offsets must be a 1-D integer tensor, got {offsets.dtype} of shape {tuple(offsets.shape)}"
+        )
     if include_last and not len(offsets):
         raise ArgumentError("include_last_offset=True needs at least one offset: the number of ids")
     starts = offsets.to(torch.int64)
     if len(starts):
         ordered = bool((starts.diff() >= 0).all())
         if int(starts[0]) != 0 or not ordered or int(starts[-1]) > count:
-            raise ArgumentError(f"offsets must start at 0, never fall and end at most at {count} (the ids given): {offsets}")
+            raise ArgumentError(
+                f"offsets must start at 0, never fall and end at most at {count} (the ids given): {offsets}"
+            )
         if include_last and int(starts[-1]) != count:
             raise ArgumentError(
                 f"with include_last_offset=True the last offset is the number of ids, {count}: got {offsets[-1]}"
             )
     elif count:
-        raise ArgumentError(f"{count} ids were given, but offsets is empty: pass where each bag starts")
+        raise ArgumentError(
+            f"{count} ids were given, but offsets is empty: pass where each bag starts"
+        )
     if include_last:
         starts = starts[:-1]
     return torch.bucketize(torch.arange(count, device=offsets.device), starts, right=True) - 1

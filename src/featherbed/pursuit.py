@@ -9,8 +9,12 @@ import numpy as np
 from featherbed.coding import Codes, Floats
 from featherbed.packed.levels import Levels
 
-HELD = 1 << 23  # floats held of a block of rows, of each kind: small products of matrices keep threads waiting
-RIDGE = 1e-5  # of an atom's square: atoms that are nearly alike do not get huge values of opposite sign
+HELD = (
+    1 << 23
+)  # floats held of a block of rows, of each kind: small products of matrices keep threads waiting
+RIDGE = (
+    1e-5  # of an atom's square: atoms that are nearly alike do not get huge values of opposite sign
+)
 SWEEPS = 2  # of coordinate descent after each new atom, and over rounded values
 LAST_SWEEPS = 30
 NOTHING = 1e-3  # share of an atom below which the atoms chosen before it say it all
@@ -30,8 +34,12 @@ class Coder:
         self.atoms, self.codes, self.how = atoms, min(codes, len(atoms)), how
         wide = atoms.astype(np.float64)
         self.gram = wide @ wide.T  # [K, K]
-        self.unit = (wide / np.sqrt(np.maximum(self.gram.diagonal(), 1e-30))[:, None]).astype(np.float32)
-        self.step = max(32, HELD // max(len(atoms), 2 * self.codes * self.codes, self.codes * atoms.shape[1]))
+        self.unit = (wide / np.sqrt(np.maximum(self.gram.diagonal(), 1e-30))[:, None]).astype(
+            np.float32
+        )
+        self.step = max(
+            32, HELD // max(len(atoms), 2 * self.codes * self.codes, self.codes * atoms.shape[1])
+        )
 
     def __call__(self, rows: Floats) -> tuple[Codes, Floats]:  # [n, d] -> [n, s], [n, s]
         """Return the atoms of rows, none twice, and their values."""
@@ -70,7 +78,9 @@ class Coder:
         gram = self.gram[chosen[:, :, None], chosen[:, None, :]]
         slot = np.arange(chosen.shape[1])
         gram[:, slot, slot] *= 1 + RIDGE
-        values: Floats = np.linalg.solve(gram, self._right(rows, chosen)[:, :, None])[:, :, 0].astype(np.float32)
+        values: Floats = np.linalg.solve(gram, self._right(rows, chosen)[:, :, None])[
+            :, :, 0
+        ].astype(np.float32)
         return values
 
     def _right(self, rows: Floats, chosen: Codes) -> Any:  # [n, s]: row . atom
@@ -85,12 +95,23 @@ class Coder:
             match = left @ self.unit.T
             match[each, chosen[:, :t]] = -np.inf
             chosen[:, t] = match.argmax(axis=1)
-            descent.add(self.gram, chosen[:, : t + 1], self._right(rows, chosen[:, t : t + 1])[:, 0])
-            descent.sweep(SWEEPS if t + 1 < self.codes else LAST_SWEEPS, lambda want: np.maximum(want, 0))
-            left = rows - np.matmul(descent.values[: t + 1].T[:, None], self.atoms[chosen[:, : t + 1]])[:, 0]
+            descent.add(
+                self.gram, chosen[:, : t + 1], self._right(rows, chosen[:, t : t + 1])[:, 0]
+            )
+            descent.sweep(
+                SWEEPS if t + 1 < self.codes else LAST_SWEEPS, lambda want: np.maximum(want, 0)
+            )
+            left = (
+                rows
+                - np.matmul(descent.values[: t + 1].T[:, None], self.atoms[chosen[:, : t + 1]])[
+                    :, 0
+                ]
+            )
         return chosen, descent.values.T
 
-    def rounded(self, rows: Floats, chosen: Codes, values: Floats, levels: Levels) -> Floats:  # -> [n, s]
+    def rounded(
+        self, rows: Floats, chosen: Codes, values: Floats, levels: Levels
+    ) -> Floats:  # -> [n, s]
         """Return values that are levels: each in turn the level that is best with the others as they are."""
         if levels.table is None:
             return values
@@ -103,7 +124,10 @@ class Coder:
 
         for start in range(0, len(rows), self.step):
             part = slice(start, start + self.step)
-            descent, right = Descent(self.codes, len(rows[part])), self._right(rows[part], chosen[part])
+            descent, right = (
+                Descent(self.codes, len(rows[part])),
+                self._right(rows[part], chosen[part]),
+            )
             for t in range(self.codes):
                 descent.add(self.gram, chosen[part, : t + 1], right[:, t], snap(values[part, t]))
             descent.sweep(SWEEPS, snap)
@@ -136,7 +160,9 @@ class Descent:
             self.values[j] = allowed(self.values[j] - slope / np.maximum(self.gram[j, j], 1e-30))
 
 
-def decode(chosen: Codes, values: Floats, atoms: Floats) -> Floats:  # [n, s], [n, s], [K, d] -> [n, d]
+def decode(
+    chosen: Codes, values: Floats, atoms: Floats
+) -> Floats:  # [n, s], [n, s], [K, d] -> [n, d]
     """Add up the atoms of rows, each times its value."""
     rows = values[:, :1] * atoms[chosen[:, 0]]
     for j in range(1, chosen.shape[1]):
@@ -162,7 +188,9 @@ def nearest_atoms(
 
     count, codes = chosen.shape
     entries = values.reshape(-1).astype(np.float64)
-    used = csr_array((entries, chosen.reshape(-1), np.arange(count + 1) * codes), shape=(count, len(atoms)))
+    used = csr_array(
+        (entries, chosen.reshape(-1), np.arange(count + 1) * codes), shape=(count, len(atoms))
+    )
     weighted = used if weights is None else used * weights[:, None]
     gram = (used.T @ weighted).toarray()
     gram[np.diag_indices_from(gram)] += 1e-6 * (float(gram.diagonal().mean()) or 1.0)
@@ -172,7 +200,13 @@ def nearest_atoms(
 
 
 def learn_sparse(
-    rows: Floats, anchors: int, codes: int, *, nonnegative: bool = True, seed: int = 0, rounds: int = 8
+    rows: Floats,
+    anchors: int,
+    codes: int,
+    *,
+    nonnegative: bool = True,
+    seed: int = 0,
+    rounds: int = 8,
 ) -> tuple[Floats, Codes, Floats]:  # [n, d] -> atoms [K, d], chosen [n, s], values [n, s]
     """Learn ``anchors`` atoms and ``codes`` of them for each row: pursuit and least squares in turns, the best of all kept.
 
@@ -188,7 +222,9 @@ def learn_sparse(
     """
     generator = np.random.default_rng(seed)
     how = "anchors" if nonnegative else "ksvd"
-    sample = rows if len(rows) <= SAMPLE else rows[generator.choice(len(rows), SAMPLE, replace=False)]
+    sample = (
+        rows if len(rows) <= SAMPLE else rows[generator.choice(len(rows), SAMPLE, replace=False)]
+    )
     atoms = _drawn(sample, anchors, generator)
     best, least = atoms, np.inf
     for _ in range(rounds):
@@ -200,7 +236,9 @@ def learn_sparse(
     return best, *Coder(best, codes, how)(rows)
 
 
-def _drawn(rows: Floats, count: int, generator: np.random.Generator) -> Floats:  # [n, d] -> [count, d]
+def _drawn(
+    rows: Floats, count: int, generator: np.random.Generator
+) -> Floats:  # [n, d] -> [count, d]
     """Draw rows by their squares, none twice while there are others; noise where there are too few."""
     squares = np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
     there = np.flatnonzero(squares)

@@ -78,16 +78,28 @@ def _like(rows: Tensor) -> Tensor:
     return torch.randn(rows.shape, dtype=rows.dtype, generator=torch.Generator().manual_seed(5))
 
 
-def _gradients(table: Table, rows: Tensor, extra: tuple[Tensor, ...] = (), keep: bool = False) -> list[Tensor]:
+def _gradients(
+    table: Table, rows: Tensor, extra: tuple[Tensor, ...] = (), keep: bool = False
+) -> list[Tensor]:
     wanted = [*table.parameters(), *extra]
     found = torch.autograd.grad(rows, wanted, _like(rows), allow_unused=True, retain_graph=keep)
-    return [torch.zeros_like(w) if g is None else g.to_dense() for w, g in zip(wanted, found, strict=True)]
+    return [
+        torch.zeros_like(w) if g is None else g.to_dense()
+        for w, g in zip(wanted, found, strict=True)
+    ]
 
 
-def _same(table: Table, fast: Tensor, slow: Tensor, what: str, extra: tuple[Tensor, ...] = ()) -> None:
+def _same(
+    table: Table, fast: Tensor, slow: Tensor, what: str, extra: tuple[Tensor, ...] = ()
+) -> None:
     torch.testing.assert_close(fast, slow, msg=lambda m: f"{what}: {m}")
     names = [name for name, _ in table.named_parameters()] + ["per_sample_weights"] * len(extra)
-    pairs = zip(names, _gradients(table, fast, extra), _gradients(table, slow, extra, keep=True), strict=True)
+    pairs = zip(
+        names,
+        _gradients(table, fast, extra),
+        _gradients(table, slow, extra, keep=True),
+        strict=True,
+    )
     for name, mine, dense in pairs:
         label = f"gradient of {name}, {what}"
         torch.testing.assert_close(mine, dense, msg=lambda m: f"{label}: {m}")  # noqa: B023 - called at once
@@ -118,19 +130,35 @@ def check_bags(make: Make) -> None:
     for padding in (None, 2):
         table = seeded(make, padding_idx=padding)
         ids, offsets = some_ids(table, 11), torch.tensor([0, 4, 4, 9])
-        weights = torch.rand(11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        weights = torch.rand(
+            11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        ).requires_grad_()
         last = torch.cat([offsets, torch.tensor([11])])
         for mode in ("sum", "mean"):
             settings: dict[str, Any] = {"mode": mode}
             expect: dict[str, Any] = {"mode": mode, "padding_idx": padding}
             dense = F.embedding_bag(ids, oracle(table), offsets, **expect)
             _same(table, table.bag(ids, offsets, **settings), dense, f"bag {mode}")
-            _same(table, table.bag(ids, last, include_last_offset=True, **settings), dense, f"bag {mode}, last offset")
+            _same(
+                table,
+                table.bag(ids, last, include_last_offset=True, **settings),
+                dense,
+                f"bag {mode}, last offset",
+            )
             flat = some_ids(table, 4, 5)
-            _same(table, table.bag(flat, **settings), F.embedding_bag(flat, oracle(table), **expect), f"2-D bag {mode}")
-        dense = F.embedding_bag(ids, oracle(table), offsets, mode="sum", per_sample_weights=weights, padding_idx=padding)
+            _same(
+                table,
+                table.bag(flat, **settings),
+                F.embedding_bag(flat, oracle(table), **expect),
+                f"2-D bag {mode}",
+            )
+        dense = F.embedding_bag(
+            ids, oracle(table), offsets, mode="sum", per_sample_weights=weights, padding_idx=padding
+        )
         _same(table, table.bag(ids, offsets, weights), dense, "weighted bag", (weights,))
-        assert table.bag(ids[:0], torch.tensor([0, 0])).shape == (2, table.embedding_dim), "bags of nothing are zero"
+        assert table.bag(ids[:0], torch.tensor([0, 0])).shape == (2, table.embedding_dim), (
+            "bags of nothing are zero"
+        )
 
 
 def check_logits(make: Make) -> None:
@@ -138,8 +166,16 @@ def check_logits(make: Make) -> None:
     for padding in (None, 2):
         table = seeded(make, padding_idx=padding)
         for shape in ((), (3,), (2, 2), (table.embedding_dim + 5,)):
-            hidden = _like(torch.empty(*shape, table.embedding_dim, dtype=torch.float64)).requires_grad_()
-            _same(table, table.logits(hidden), hidden @ oracle(table).T, f"logits of {shape}", (hidden,))
+            hidden = _like(
+                torch.empty(*shape, table.embedding_dim, dtype=torch.float64)
+            ).requires_grad_()
+            _same(
+                table,
+                table.logits(hidden),
+                hidden @ oracle(table).T,
+                f"logits of {shape}",
+                (hidden,),
+            )
 
 
 def check_padding(make: Make) -> None:
@@ -150,7 +186,9 @@ def check_padding(make: Make) -> None:
         assert table.padding_idx == meant
         rows = table(torch.tensor([meant, meant]))
         assert not rows.any(), "the padding row must be zero"
-        assert not any(g.any() for g in _gradients(table, rows)), "the padding row must give no gradient"
+        assert not any(g.any() for g in _gradients(table, rows)), (
+            "the padding row must give no gradient"
+        )
 
 
 def check_dtypes(make: Make) -> None:
@@ -185,8 +223,12 @@ def check_seed(make: Make) -> None:
     """The same generator seed gives the same table, another one another; rows are of ordinary size."""
     other = make(generator=torch.Generator().manual_seed(SEED + 1), dtype=torch.float64)
     assert torch.equal(seeded(make).weight, seeded(make).weight), "a seed must reproduce the table"
-    assert not torch.equal(seeded(make).weight, other.weight), "another seed must give another table"
-    assert 1e-3 < float(other.weight.detach().abs().mean()) < 10, "fresh rows must be neither dust nor boulders"
+    assert not torch.equal(seeded(make).weight, other.weight), (
+        "another seed must give another table"
+    )
+    assert 1e-3 < float(other.weight.detach().abs().mean()) < 10, (
+        "fresh rows must be neither dust nor boulders"
+    )
 
 
 def check_copies(make: Make) -> None:
@@ -214,7 +256,9 @@ def check_sizes(make: Make) -> None:
     held = sum(p.nbytes for p in table.parameters())
     dense = sum(p.nbytes for p in table.parameters() if p.grad is None or not p.grad.is_sparse)
     assert sizes.training is not None
-    assert sizes.training >= 3 * held + dense, "training holds parameters, gradients and both of Adam's moments"
+    assert sizes.training >= 3 * held + dense, (
+        "training holds parameters, gradients and both of Adam's moments"
+    )
     assert table.sizes().training is None
     assert 0 < sizes.parameters <= sum(p.numel() for p in table.parameters())
     assert sizes.dense == table.num_embeddings * table.embedding_dim * 4
@@ -237,7 +281,9 @@ def check_packed(make: Make) -> None:
             assert packed.dim == table.embedding_dim
             np.testing.assert_allclose(packed[np.arange(len(packed))], dense, rtol=1e-5, atol=1e-6)
             queries = _like(torch.empty(3, packed.dim)).numpy()
-            np.testing.assert_allclose(packed.logits(queries), queries @ dense.T, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                packed.logits(queries), queries @ dense.T, rtol=1e-4, atol=1e-5
+            )
             ids, offsets = some_ids(table, 11), torch.tensor([0, 4, 4, 9])
             for mode in ("sum", "mean"):
                 pooled = table.bag(ids, offsets, mode=mode).detach().numpy()
@@ -285,7 +331,11 @@ def check_compiled(make: Make) -> None:
 
     ids = some_ids(table, 6, 9)
     _same(table, rows(ids), table(ids), "compiled forward")
-    for bad in (torch.tensor([[table.num_embeddings]]), torch.tensor([[-1]]), torch.tensor([[0.5]])):
+    for bad in (
+        torch.tensor([[table.num_embeddings]]),
+        torch.tensor([[-1]]),
+        torch.tensor([[0.5]]),
+    ):
         try:
             rows(bad)
         except IndexError as error:

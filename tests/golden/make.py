@@ -26,7 +26,9 @@ def seed(number):
 
 
 def matrix(rng, rows, columns, kind="float32", scales="row", scale_kind="float32"):
-    return Matrix.encode(rng.normal(size=(rows, columns)).astype(np.float32), kind, scales, scale_kind)
+    return Matrix.encode(
+        rng.normal(size=(rows, columns)).astype(np.float32), kind, scales, scale_kind
+    )
 
 
 def vector(rng, length):
@@ -35,14 +37,18 @@ def vector(rng, length):
 
 def fixed(rng, count, choices, kind=None, parts=False):
     values = None if kind is None else rng.normal(size=(ROWS, count)).astype(np.float32)
-    return Fixed.encode(rng.integers(0, choices, (ROWS, count)), values, choices, kind or "float32", parts)
+    return Fixed.encode(
+        rng.integers(0, choices, (ROWS, count)), values, choices, kind or "float32", parts
+    )
 
 
 def wide(rng):
     """Ragged codes with a directory of 64 bits, which a writer makes of 2^32 codes and more."""
     counts = rng.integers(0, 4, ROWS)
     row_of = np.repeat(np.arange(ROWS), counts)
-    codes = Ragged.encode(ROWS, row_of, rng.integers(0, 5, len(row_of)), vector(rng, len(row_of)), 5, "int4")
+    codes = Ragged.encode(
+        ROWS, row_of, rng.integers(0, 5, len(row_of)), vector(rng, len(row_of)), 5, "int4"
+    )
     codes.directory = codes.directory.astype(np.uint64)
     return [Band(ROWS, codes, None, matrix(rng, 5, 4, "int4", scale_kind="float16"))]
 
@@ -52,15 +58,41 @@ def concat(rng):
 
 
 def layered(rng):
-    plus = Band(ROWS, fixed(rng, 2, 8, parts=True), None, matrix(rng, 16, 3, "int2"), "concat", norms=matrix(rng, ROWS, 1))
+    plus = Band(
+        ROWS,
+        fixed(rng, 2, 8, parts=True),
+        None,
+        matrix(rng, 16, 3, "int2"),
+        "concat",
+        norms=matrix(rng, ROWS, 1),
+    )
     affine = Affine(matrix(rng, 6, 4, "float16"), vector(rng, 4))
     norms = matrix(rng, ROWS, 1, "int8", "column")
-    return [Band(ROWS, fixed(rng, 2, 7, "float16"), None, matrix(rng, 7, 6), affine=affine, norms=norms, plus=plus)]
+    return [
+        Band(
+            ROWS,
+            fixed(rng, 2, 7, "float16"),
+            None,
+            matrix(rng, 7, 6),
+            affine=affine,
+            norms=norms,
+            plus=plus,
+        )
+    ]
 
 
 def mlp(rng):
     cell = Cell("mlp", matrix(rng, 5, 6, "int8", scale_kind="float16"), vector(rng, 6))
-    return [Band(ROWS, fixed(rng, 3, 8, "int3"), None, matrix(rng, 8, 5), cell=cell, affine=Affine(matrix(rng, 6, 4)))]
+    return [
+        Band(
+            ROWS,
+            fixed(rng, 3, 8, "int3"),
+            None,
+            matrix(rng, 8, 5),
+            cell=cell,
+            affine=Affine(matrix(rng, 6, 4)),
+        )
+    ]
 
 
 def recurrent(rng):
@@ -71,7 +103,9 @@ def recurrent(rng):
 def lstm(rng):
     cell = Cell("lstm", matrix(rng, 4, 16), vector(rng, 16), matrix(rng, 3, 16, "int4", "column"))
     plus = Band(ROWS, Every(), matrix(rng, ROWS, 2), matrix(rng, 2, 4))
-    return [Band(ROWS, fixed(rng, 4, 9, "float32"), None, matrix(rng, 9, 3), "concat", cell, plus=plus)]
+    return [
+        Band(ROWS, fixed(rng, 4, 9, "float32"), None, matrix(rng, 9, 3), "concat", cell, plus=plus)
+    ]
 
 
 def grades(rng):
@@ -85,7 +119,16 @@ def turned(rng):
     first = Graded.round(rng.normal(size=(ROWS, 3)), np.array([[5, 3, 1], [3, 1, 0]]), [7, 13])
     second = Graded.round(rng.normal(size=(ROWS, 4)), np.array([[2, 0, 0, 4]]), [ROWS], "float32")
     affine = Affine(matrix(rng, 4, 4, "float16"), vector(rng, 4))
-    return [Band(ROWS, Every(), first, matrix(rng, 3, 4, "int8"), affine=affine, plus=Band(ROWS, Every(), second))]
+    return [
+        Band(
+            ROWS,
+            Every(),
+            first,
+            matrix(rng, 3, 4, "int8"),
+            affine=affine,
+            plus=Band(ROWS, Every(), second),
+        )
+    ]
 
 
 def version1():
@@ -115,7 +158,9 @@ def version2():
     for number, make in enumerate((grades, turned)):
         padding = 5 if make is turned else None
         bands = make(np.random.default_rng(100 + number))
-        tables[make.__name__] = PackedTable(bands, 4, padding_idx=padding, made_by={"table": make.__name__})
+        tables[make.__name__] = PackedTable(
+            bands, 4, padding_idx=padding, made_by={"table": make.__name__}
+        )
     return tables
 
 
@@ -128,7 +173,11 @@ def main():
         folder.mkdir()
         for name, packed in make().items():
             named = name in ("ragged", "grades")
-            fb.save(packed, folder / f"{name}.safetensors", keys=[f"key {i}" for i in range(ROWS)] if named else None)
+            fb.save(
+                packed,
+                folder / f"{name}.safetensors",
+                keys=[f"key {i}" for i in range(ROWS)] if named else None,
+            )
             (folder / f"{name}.json").write_text(json.dumps(packed[:].tolist()) + "\n")
 
 

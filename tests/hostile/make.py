@@ -24,7 +24,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         sources = {path.stem: path for path in cases.files(Path(folder))}
         for name, (which, way, value, _) in cases.HOSTILE_META.items():
-            cases.rewritten(sources[which], HERE / name_of(name), change_meta=cases.meta(way, value))
+            cases.rewritten(
+                sources[which], HERE / name_of(name), change_meta=cases.meta(way, value)
+            )
         for name, (which, array, change, _) in cases.HOSTILE_ARRAYS.items():
             shrink = cases.fewer_atoms if array.endswith("dictionary") else None
             cases.rewritten(sources[which], HERE / name_of(name), shrink, cases.put(array, change))

@@ -29,11 +29,15 @@ class RandomBasis:
         check_scale("scale", self.scale)
         check_scale("transform_std", self.transform_std)
 
-    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
+    def fill(
+        self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
+    ) -> None:
         """Fill atoms and transform."""
         HalfNormal(self.transform_std).fill(atoms, transform, nonnegative, generator)
         dim = atoms.shape[1]
         for start in range(0, len(atoms), dim):
             block = atoms[start : start + dim]
-            whole = torch.empty(block.shape, device=atoms.device)  # float32: halves have no QR decomposition
+            whole = torch.empty(
+                block.shape, device=atoms.device
+            )  # float32: halves have no QR decomposition
             block.copy_(nn.init.orthogonal_(whole, self.scale, generator))

@@ -26,12 +26,18 @@ class FeatureAnchors(ObjectAnchors):
     def features_of(self, objects: int) -> Any:  # -> [V, f], an array or scipy CSR
         """Return the features, which must be those of so many objects."""
         if self.features.shape[0] != objects:
-            raise ArgumentError(f"features have shape {self.features.shape}; give a row for each of the {objects} objects")
+            raise ArgumentError(
+                f"features have shape {self.features.shape}; give a row for each of the {objects} objects"
+            )
         return self.features
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # [K] -> [K, d]
         """Return the features, if they are as wide as the atoms."""
-        return torch.from_numpy(dense_rows(self.features, ids.numpy())) if self.features.shape[1] == width else None
+        return (
+            torch.from_numpy(dense_rows(self.features, ids.numpy()))
+            if self.features.shape[1] == width
+            else None
+        )
 
 
 class KMeansPlusPlus(FeatureAnchors):
@@ -56,7 +62,9 @@ class KMeansPlusPlus(FeatureAnchors):
     [0, 1, 2]
     """
 
-    def __init__(self, features: Any, *, trials: int | None = None, transform_std: float | None = None) -> None:
+    def __init__(
+        self, features: Any, *, trials: int | None = None, transform_std: float | None = None
+    ) -> None:
         super().__init__(features, transform_std)
         self.trials = None if trials is None else whole("trials", trials)
 
@@ -84,17 +92,34 @@ class FrequencyThenClusters(FeatureAnchors):
     tensor([0, 3])
     """
 
-    def __init__(self, counts: Any, features: Any, *, frequent: float = 0.5, transform_std: float | None = None) -> None:
+    def __init__(
+        self,
+        counts: Any,
+        features: Any,
+        *,
+        frequent: float = 0.5,
+        transform_std: float | None = None,
+    ) -> None:
         super().__init__(features, transform_std)
-        if isinstance(frequent, bool) or not isinstance(frequent, int | float) or not 0 <= frequent <= 1:
-            raise ArgumentError(f"frequent={frequent!r}: give the share of the anchors chosen by frequency, from 0 to 1")
+        if (
+            isinstance(frequent, bool)
+            or not isinstance(frequent, int | float)
+            or not 0 <= frequent <= 1
+        ):
+            raise ArgumentError(
+                f"frequent={frequent!r}: give the share of the anchors chosen by frequency, from 0 to 1"
+            )
         self.counts, self.frequent = counts, frequent
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
         """Return the most frequent, then the seeds in the order of their choice."""
         features = self.features_of(objects)
-        first = highest(scores_for("counts", self.counts, objects), round(self.frequent * count)).numpy()
-        return torch.from_numpy(more_seeds(features, first, count, np.random.default_rng(draw_seed(generator))))
+        first = highest(
+            scores_for("counts", self.counts, objects), round(self.frequent * count)
+        ).numpy()
+        return torch.from_numpy(
+            more_seeds(features, first, count, np.random.default_rng(draw_seed(generator)))
+        )
 
 
 def whole(name: str, value: Any) -> int:
@@ -104,7 +129,13 @@ def whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def seeds(features: Any, count: int, seed: int, trials: int | None = None, weights: NDArray[np.float64] | None = None) -> Ids:
+def seeds(
+    features: Any,
+    count: int,
+    seed: int,
+    trials: int | None = None,
+    weights: NDArray[np.float64] | None = None,
+) -> Ids:
     """Return k-means++ seeds, rows of ``features`` [V, f]; a row of weight w counts as w rows."""
     settings = {"random_state": seed, "n_local_trials": trials, "sample_weight": weights}
     ids: Ids = sklearn("cluster").kmeans_plusplus(features, count, **settings)[1].astype(np.int64)
@@ -112,7 +143,9 @@ def seeds(features: Any, count: int, seed: int, trials: int | None = None, weigh
     return ids
 
 
-def more_seeds(features: Any, first: Ids, count: int, rng: np.random.Generator) -> Ids:  # [V, f], [F] -> [K]
+def more_seeds(
+    features: Any, first: Ids, count: int, rng: np.random.Generator
+) -> Ids:  # [V, f], [F] -> [K]
     """Return ``first`` and, after them, k-means++ seeds that continue from them: ``count`` in all.
 
     scikit-learn's seeding cannot start from given centres.
@@ -125,13 +158,17 @@ def more_seeds(features: Any, first: Ids, count: int, rng: np.random.Generator) 
         if total == 0:
             raise _too_few(len(ids), count)
         ids.append(int(rng.choice(len(nearest), p=nearest / total)))
-        nearest = np.minimum(nearest, squared_distances(features, dense_rows(features, np.array(ids[-1:])))[:, 0])
+        nearest = np.minimum(
+            nearest, squared_distances(features, dense_rows(features, np.array(ids[-1:])))[:, 0]
+        )
     found: Ids = np.array(ids, dtype=np.int64)
     _check_distinct(features, found, len(first))
     return found
 
 
-def squared_distances(features: Any, centres: NDArray[Any]) -> NDArray[np.float64]:  # [V, f], [K, f] -> [V, K]
+def squared_distances(
+    features: Any, centres: NDArray[Any]
+) -> NDArray[np.float64]:  # [V, f], [K, f] -> [V, K]
     """Return the squared Euclidean distances of rows to centres."""
     found = sklearn("metrics").pairwise.euclidean_distances(features, centres, squared=True)
     distances: NDArray[np.float64] = found.astype(np.float64)

@@ -43,7 +43,9 @@ class Coreset(FeatureAnchors):
     points: Tensor | None = None
     weights: Tensor | None = None
 
-    def __init__(self, features: Any, *, size: int | None = None, transform_std: float | None = None) -> None:
+    def __init__(
+        self, features: Any, *, size: int | None = None, transform_std: float | None = None
+    ) -> None:
         super().__init__(features, transform_std)
         self.size = None if size is None else whole("size", size)
 
@@ -53,12 +55,16 @@ class Coreset(FeatureAnchors):
         size = 20 * count if self.size is None else self.size
         points, weights = lightweight(features, size, np.random.default_rng(seed))
         if len(points) < count:
-            raise ArgumentError(f"size={size}: the coreset holds {len(points)} objects, fewer than {count} anchors; draw more")
+            raise ArgumentError(
+                f"size={size}: the coreset holds {len(points)} objects, fewer than {count} anchors; draw more"
+            )
         self.points, self.weights = torch.from_numpy(points), torch.from_numpy(weights)
         return torch.from_numpy(points[seeds(features[points], count, seed, weights=weights)])
 
 
-def lightweight(features: Any, size: int, rng: np.random.Generator) -> tuple[Ids, Weights]:  # [V, f] -> [n], [n]
+def lightweight(
+    features: Any, size: int, rng: np.random.Generator
+) -> tuple[Ids, Weights]:  # [V, f] -> [n], [n]
     """Return the objects of a lightweight coreset of ``size`` draws, and their weights."""
     rows = features.shape[0]
     if size >= rows:

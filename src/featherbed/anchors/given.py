@@ -41,19 +41,27 @@ def documents_for(documents: Any, objects: int) -> Any:  # -> scipy CSR float64 
     if sparse().issparse(documents):
         counts = documents.tocsr().astype(np.float64)
         if counts.ndim != 2 or counts.shape[1] != objects:
-            raise ArgumentError(f"documents have shape {counts.shape}; give counts [documents, {objects}], a column an object")
+            raise ArgumentError(
+                f"documents have shape {counts.shape}; give counts [documents, {objects}], a column an object"
+            )
         counts.sum_duplicates()
     elif isinstance(documents, str | np.ndarray | Tensor) or not isinstance(documents, Iterable):
         raise ArgumentError(
             f"documents are {type(documents).__name__}: give counts (scipy.sparse, [documents, V]) or a list of id arrays"
         )
     else:
-        counts = _counted([_ids(number, document, objects) for number, document in enumerate(documents)], objects)
+        counts = _counted(
+            [_ids(number, document, objects) for number, document in enumerate(documents)], objects
+        )
     if not bool(np.isfinite(counts.data).all()) or bool((counts.data < 0).any()):
-        raise ArgumentError("documents hold NaN, infinity or negative counts: give how often each object occurs")
+        raise ArgumentError(
+            "documents hold NaN, infinity or negative counts: give how often each object occurs"
+        )
     counts.eliminate_zeros()
     if counts.nnz == 0:
-        raise ArgumentError(f"none of the {counts.shape[0]} documents holds an object: there is nothing to choose by")
+        raise ArgumentError(
+            f"none of the {counts.shape[0]} documents holds an object: there is nothing to choose by"
+        )
     return counts
 
 
@@ -62,9 +70,13 @@ def _ids(number: int, document: Any, objects: int) -> NDArray[np.int64]:
     if ids.size == 0:
         return np.empty(0, dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ArgumentError(f"document {number} is {ids.dtype} of shape {ids.shape}: give the ids of its objects, [n]")
+        raise ArgumentError(
+            f"document {number} is {ids.dtype} of shape {ids.shape}: give the ids of its objects, [n]"
+        )
     if int(ids.min()) < 0 or int(ids.max()) >= objects:
-        raise ArgumentError(f"document {number} holds ids from {ids.min()} to {ids.max()}: they are 0 to {objects - 1}")
+        raise ArgumentError(
+            f"document {number} holds ids from {ids.min()} to {ids.max()}: they are 0 to {objects - 1}"
+        )
     found: NDArray[np.int64] = ids.astype(np.int64)
     return found
 
@@ -81,12 +93,16 @@ def labels_for(labels: Any, documents: int) -> tuple[NDArray[np.int64], int]:  #
     """Return the class of each document, counted from 0, and how many there are."""
     given = _array("labels", labels)
     if given.shape != (documents,):
-        raise ArgumentError(f"labels have shape {given.shape}; give one for each of the {documents} documents")
+        raise ArgumentError(
+            f"labels have shape {given.shape}; give one for each of the {documents} documents"
+        )
     if given.dtype.kind == "f" and not bool(np.isfinite(given).all()):
         raise ArgumentError("labels hold NaN or infinity: give the class of each document")
     classes, found = np.unique(given, return_inverse=True)
     if len(classes) < 2:
-        raise ArgumentError(f"all {documents} labels are {given[0]!r}: nothing tells words apart with one class")
+        raise ArgumentError(
+            f"all {documents} labels are {given[0]!r}: nothing tells words apart with one class"
+        )
     return found.astype(np.int64), len(classes)
 
 
@@ -94,15 +110,21 @@ def as_features(features: Any) -> Any:  # -> floats [V, f], an array or scipy CS
     """Return what is known of each object, as float32 or float64."""
     found = features.tocsr() if hasattr(features, "tocsr") else _array("features", features)
     if found.ndim != 2 or 0 in found.shape:
-        raise ArgumentError(f"features have shape {found.shape}; give a row for each object, [V, f]")
+        raise ArgumentError(
+            f"features have shape {found.shape}; give a row for each object, [V, f]"
+        )
     if found.dtype.kind not in "fiub":
         raise ArgumentError(f"features are {found.dtype}: give numbers")
     if found.dtype not in (np.float32, np.float64):
         found = found.astype(np.float32 if found.dtype == np.float16 else np.float64)
     values = found if isinstance(found, np.ndarray) else found.data
-    largest = np.sqrt(np.finfo(values.dtype).max / found.shape[1]) / 4  # the squares of distances must be numbers
+    largest = (
+        np.sqrt(np.finfo(values.dtype).max / found.shape[1]) / 4
+    )  # the squares of distances must be numbers
     if values.size and not bool(np.abs(values).max() < largest):
-        raise ArgumentError(f"features hold NaN, infinity or numbers beyond {largest:.0e}, whose squares overflow: clean them")
+        raise ArgumentError(
+            f"features hold NaN, infinity or numbers beyond {largest:.0e}, whose squares overflow: clean them"
+        )
     return found
 
 

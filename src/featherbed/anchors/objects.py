@@ -24,23 +24,31 @@ class ObjectAnchors(ABC):
         self.transform_std = HalfNormal(transform_std).transform_std
 
     @abstractmethod
-    def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:  # -> int64 [K]
+    def choose(
+        self, objects: int, count: int, generator: torch.Generator | None
+    ) -> Tensor:  # -> int64 [K]
         """Return the ``count`` distinct objects, of ``objects``, that become anchors, the most telling first."""
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # noqa: ARG002 - some know - [K] -> [K, d]
         """Return where the atoms of these objects start, if vectors of that width are known; zero rows stand for unknown."""
         return None
 
-    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> Tensor:
+    def fill(
+        self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
+    ) -> Tensor:
         """Fill atoms and transform and return the ids of the anchors [K]; the table gives their rows the identity."""
         objects, count = len(transform), len(atoms)
         if count > objects:
-            raise ArgumentError(f"anchors={count}: there are only {objects} objects that could be anchors; ask for fewer")
+            raise ArgumentError(
+                f"anchors={count}: there are only {objects} objects that could be anchors; ask for fewer"
+            )
         HalfNormal(self.transform_std).fill(atoms, transform, nonnegative, generator)
         ids = self.choose(objects, count, generator)
         known = self.vectors(ids, atoms.shape[1])
         if known is not None:
-            there = known.any(dim=1).to(atoms.device)  # an atom of zeros would give its weights no gradient
+            there = known.any(dim=1).to(
+                atoms.device
+            )  # an atom of zeros would give its weights no gradient
             atoms[there] = known.to(atoms)[there]
         return ids
 
@@ -61,11 +69,17 @@ def scores_for(name: str, scores: Any, objects: int) -> Tensor:  # -> float64 [V
     try:
         found = torch.as_tensor(scores).detach().cpu().double()
     except (TypeError, ValueError, RuntimeError):
-        raise ArgumentError(f"{name} are {type(scores).__name__}: give one number for each of the {objects} objects") from None
+        raise ArgumentError(
+            f"{name} are {type(scores).__name__}: give one number for each of the {objects} objects"
+        ) from None
     if found.shape != (objects,):
-        raise ArgumentError(f"{name} have shape {tuple(found.shape)}; give one for each of the {objects} objects")
+        raise ArgumentError(
+            f"{name} have shape {tuple(found.shape)}; give one for each of the {objects} objects"
+        )
     if not bool(torch.isfinite(found).all()) or bool((found < 0).any()):
-        raise ArgumentError(f"{name} hold NaN, infinity or negative numbers: give how often each object occurs")
+        raise ArgumentError(
+            f"{name} hold NaN, infinity or negative numbers: give how often each object occurs"
+        )
     return found
 
 

@@ -15,13 +15,17 @@ from featherbed.errors import ArgumentError
 class AnchorInit(Protocol):
     """Fills atoms [K, d] and transform [V, K] in place before training."""
 
-    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> Tensor | None:
+    def fill(
+        self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
+    ) -> Tensor | None:
         """Fill both, non-negatively where asked; return the objects that are anchors [K], if any are."""
 
 
 def check_scale(name: str, value: float | None) -> None:
     """Refuse a spread that is not a positive number."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf
+    ):
         raise ArgumentError(f"{name}={value!r}: give a number above 0")
 
 
@@ -41,7 +45,9 @@ class HalfNormal:
     def __post_init__(self) -> None:
         check_scale("transform_std", self.transform_std)
 
-    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
+    def fill(
+        self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
+    ) -> None:
         """Fill atoms and transform."""
         atoms.normal_(0.0, math.sqrt(2.0 / len(atoms)), generator=generator)
         std = math.sqrt(2.0 / len(transform)) if self.transform_std is None else self.transform_std
@@ -63,7 +69,9 @@ class Xavier:
     def __post_init__(self) -> None:
         check_scale("gain", self.gain)
 
-    def fill(self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None) -> None:
+    def fill(
+        self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
+    ) -> None:
         """Fill atoms and transform."""
         for tensor in (atoms, transform):
             bound = self.gain * math.sqrt(6.0 / sum(tensor.shape))

@@ -33,31 +33,46 @@ class BagClassifier:
     embeddings escape a penalty. Embeddings start at 0, b at the classes' shares.
     """
 
-    def __init__(self, counts: Any, labels: NDArray[np.int64], classes: int, seed: int) -> None:  # [n, V], [n]
+    def __init__(
+        self, counts: Any, labels: NDArray[np.int64], classes: int, seed: int
+    ) -> None:  # [n, V], [n]
         self.bags, self.labels = counts, torch.from_numpy(labels)
         lengths = np.sqrt(np.asarray(counts.multiply(counts).sum(axis=1)).reshape(-1))
         self.bags.data /= np.repeat(lengths, np.diff(counts.indptr))
         self.rows = nn.Parameter(torch.zeros(counts.shape[1], classes))  # e, [V, C]
-        self.bias = nn.Parameter(torch.from_numpy(np.log(np.bincount(labels) / len(labels))).float())  # b, [C]
+        self.bias = nn.Parameter(
+            torch.from_numpy(np.log(np.bincount(labels) / len(labels))).float()
+        )  # b, [C]
         self.order = np.random.default_rng(seed)
         self.noise = torch.Generator().manual_seed(seed)
 
-    def loss(self, documents: NDArray[np.int64], log_alpha: Tensor | None = None) -> Tensor:  # [B], [V] -> scalar
+    def loss(
+        self, documents: NDArray[np.int64], log_alpha: Tensor | None = None
+    ) -> Tensor:  # [B], [V] -> scalar
         """Return the cross-entropy summed over all documents, estimated from these.
 
         With ``log_alpha`` every word of a document is multiplied by its own draw of N(1, alpha).
         """
         bags = self.bags[documents]
-        ids, starts = torch.from_numpy(bags.indices).long(), torch.from_numpy(bags.indptr[:-1]).long()
+        ids, starts = (
+            torch.from_numpy(bags.indices).long(),
+            torch.from_numpy(bags.indptr[:-1]).long(),
+        )
         weights = torch.from_numpy(bags.data).float()
         if log_alpha is not None:
-            weights = weights * (1 + torch.exp(0.5 * log_alpha[ids]) * torch.randn(len(ids), generator=self.noise))
-        logits = self.bias + F.embedding_bag(ids, self.rows, starts, mode="sum", per_sample_weights=weights)
+            weights = weights * (
+                1 + torch.exp(0.5 * log_alpha[ids]) * torch.randn(len(ids), generator=self.noise)
+            )
+        logits = self.bias + F.embedding_bag(
+            ids, self.rows, starts, mode="sum", per_sample_weights=weights
+        )
         return len(self.labels) * F.cross_entropy(logits, self.labels[torch.from_numpy(documents)])
 
     def slopes(self) -> tuple[Tensor, Tensor]:  # -> [V, C], [C]
         """Return the gradients over all documents."""
-        rows, bias = torch.autograd.grad(self.loss(np.arange(len(self.labels))), (self.rows, self.bias))
+        rows, bias = torch.autograd.grad(
+            self.loss(np.arange(len(self.labels))), (self.rows, self.bias)
+        )
         return rows, bias
 
     def safe_steps(self) -> tuple[Tensor, float]:  # -> [V, 1], scalar
@@ -83,10 +98,17 @@ class LabelledAnchors(ObjectAnchors):
     survivors: int | None = None  # after the choice: how many words were not dropped
     embeddings: Tensor | None = None  # after the choice: [V, classes]
 
-    def __init__(self, documents: Any, labels: Any, strength: float, steps: int, transform_std: float | None) -> None:
+    def __init__(
+        self, documents: Any, labels: Any, strength: float, steps: int, transform_std: float | None
+    ) -> None:
         super().__init__(transform_std)
         check_scale("strength", strength)
-        self.documents, self.labels, self.strength, self.steps = documents, labels, strength, whole("steps", steps)
+        self.documents, self.labels, self.strength, self.steps = (
+            documents,
+            labels,
+            strength,
+            whole("steps", steps),
+        )
         self._seed = 0
 
     @abstractmethod
@@ -141,7 +163,13 @@ class GroupLasso(LabelledAnchors):
     """
 
     def __init__(
-        self, documents: Any, labels: Any, *, strength: float = 0.02, steps: int = 200, transform_std: float | None = None
+        self,
+        documents: Any,
+        labels: Any,
+        *,
+        strength: float = 0.02,
+        steps: int = 200,
+        transform_std: float | None = None,
     ) -> None:
         super().__init__(documents, labels, strength, steps, transform_std)
 
@@ -154,9 +182,14 @@ class GroupLasso(LabelledAnchors):
         at, momentum = (rows.detach().clone(), bias.detach().clone()), 1.0
         for _ in range(self.steps):
             row_slope, bias_slope = classifier.slopes()
-            to = (penalty.prox(rows.detach() - row_step * row_slope, row_step), bias.detach() - bias_step * bias_slope)
+            to = (
+                penalty.prox(rows.detach() - row_step * row_slope, row_step),
+                bias.detach() - bias_step * bias_slope,
+            )
             ahead = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            rows.data, bias.data = (new + (momentum - 1) / ahead * (new - old) for new, old in zip(to, at, strict=True))
+            rows.data, bias.data = (
+                new + (momentum - 1) / ahead * (new - old) for new, old in zip(to, at, strict=True)
+            )
             at, momentum = to, ahead
         rows.data, bias.data = at
         lengths = rows.detach().norm(dim=1)
@@ -187,7 +220,13 @@ class VocabularyDropout(LabelledAnchors):
     log_alpha: Tensor | None = None  # after the choice: [V]
 
     def __init__(
-        self, documents: Any, labels: Any, *, strength: float = 10.0, steps: int = 200, transform_std: float | None = None
+        self,
+        documents: Any,
+        labels: Any,
+        *,
+        strength: float = 10.0,
+        steps: int = 200,
+        transform_std: float | None = None,
     ) -> None:
         super().__init__(documents, labels, strength, steps, transform_std)
 

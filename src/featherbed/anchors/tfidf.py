@@ -38,4 +38,6 @@ class TfIdf(ObjectAnchors):
         """Return the highest scores, highest first."""
         counts = documents_for(self.documents, objects)
         weighted = sklearn("feature_extraction.text").TfidfTransformer().fit_transform(counts)
-        return highest(torch.from_numpy(np.asarray(weighted.sum(axis=0), dtype=np.float64).reshape(-1)), count)
+        return highest(
+            torch.from_numpy(np.asarray(weighted.sum(axis=0), dtype=np.float64).reshape(-1)), count
+        )

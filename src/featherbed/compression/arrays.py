@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from featherbed.compression.reading import BLOCK, BFloat16Matrix, Found, Parts, choose, row_names, spooled
+from featherbed.compression.reading import (
+    BLOCK,
+    BFloat16Matrix,
+    Found,
+    Parts,
+    choose,
+    row_names,
+    spooled,
+)
 from featherbed.errors import DataError, MissingExtra
 
 KEY_NAMES = ("words", "keys", "vocab", "tokens")  # members of a .npz that name the rows
@@ -25,7 +33,10 @@ KEY_NAMES = ("words", "keys", "vocab", "tokens")  # members of a .npz that name 
 
 def _npy(path: Path, stream: Callable[[], IO[bytes]], start: int | None, size: int) -> Found:
     """Describe a .npy array that lies at ``start`` of a file, or compressed in it (None), and has ``size`` bytes."""
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     with stream() as file:
         try:
             shape, fortran, dtype = readers[np.lib.format.read_magic(file)](file)
@@ -50,7 +61,9 @@ def _npy(path: Path, stream: Callable[[], IO[bytes]], start: int | None, size: i
 
 def read_npy(path: Path, _: str | None) -> Parts:
     """Map a .npy file."""
-    found, name = choose(path, {"": _npy(path, lambda: path.open("rb"), 0, path.stat().st_size)}, None)
+    found, name = choose(
+        path, {"": _npy(path, lambda: path.open("rb"), 0, path.stat().st_size)}, None
+    )
     return found.open(), None, name
 
 
@@ -60,17 +73,27 @@ def read_npz(path: Path, array: str | None) -> Parts:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             arrays = {}
             for info in (info for info in archive.infolist() if info.filename.endswith(".npy")):
-                file.seek(info.header_offset + 26)  # the local header: 30 bytes, the last four the lengths of name and extra
+                file.seek(
+                    info.header_offset + 26
+                )  # the local header: 30 bytes, the last four the lengths of name and extra
                 start = info.header_offset + 30 + sum(np.frombuffer(file.read(4), "<u2").tolist())
                 stored = info.compress_type == zipfile.ZIP_STORED
-                size = min(info.file_size, path.stat().st_size - start) if stored else info.file_size
+                size = (
+                    min(info.file_size, path.stat().st_size - start) if stored else info.file_size
+                )
                 found = _npy(path, partial(archive.open, info), start if stored else None, size)
                 arrays[info.filename.removesuffix(".npy")] = found
-            texts = [arrays.pop(name) for name in KEY_NAMES if name in arrays and arrays[name].names_rows()]
+            texts = [
+                arrays.pop(name)
+                for name in KEY_NAMES
+                if name in arrays and arrays[name].names_rows()
+            ]
             found, name = choose(path, arrays, array)
             matrix, keys = found.open(), texts[0].open().tolist() if texts else None
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
-        raise DataError(f"{path.name} is no complete .npz archive: {str(error)[:200]}; fetch or save it again") from None
+        raise DataError(
+            f"{path.name} is no complete .npz archive: {str(error)[:200]}; fetch or save it again"
+        ) from None
     if isinstance(keys, str | bytes):
         keys = (keys if isinstance(keys, bytes) else keys.encode()).removesuffix(b"\n").split(b"\n")
     return matrix, None if keys is None else row_names(path, keys, len(matrix)), name
@@ -92,7 +115,11 @@ def read_safetensors(path: Path, array: str | None) -> Parts:
     arrays = {}
     for name, entry in header.items():
         kind = re.sub(r"^(F|BF|I|U)(?=\d+$)", lambda m: kinds[m[0]], entry["dtype"])
-        dtype, shape, offset = kind.replace("bfloat", "uint"), tuple(entry["shape"]), start + entry["data_offsets"][0]
+        dtype, shape, offset = (
+            kind.replace("bfloat", "uint"),
+            tuple(entry["shape"]),
+            start + entry["data_offsets"][0],
+        )
         arrays[name] = Found(shape, kind, partial(np.memmap, path, dtype, "r", offset, shape))
     found, name = choose(path, arrays, array)
     return BFloat16Matrix(found.open()) if found.dtype == "bfloat16" else found.open(), None, name
@@ -105,23 +132,39 @@ def read_torch(path: Path, array: str | None) -> Parts:
     except ImportError:
         raise MissingExtra("torch", "train", f"reading {path.name}") from None
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        loaded = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except pickle.UnpicklingError as error:
         advice = "torch.save(model.state_dict(), path) saves only those"
-        raise DataError(f"{path.name} holds more than weights, or is damaged; {advice}: {str(error)[:200]}") from None
+        raise DataError(
+            f"{path.name} holds more than weights, or is damaged; {advice}: {str(error)[:200]}"
+        ) from None
     except Exception as error:  # a damaged file makes torch raise nearly anything
-        raise DataError(f"{path.name} is no complete torch checkpoint, fetch or save it again: {str(error)[:200]}") from None
+        raise DataError(
+            f"{path.name} is no complete torch checkpoint, fetch or save it again: {str(error)[:200]}"
+        ) from None
     arrays: dict[str, Found] = {}
     waiting, seen = [("", loaded)], set()
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, torch.Tensor):
             plain = value.layout == torch.strided and value.device.type == "cpu"
-            kind = str(value.dtype).removeprefix("torch.") if plain else f"{value.layout} on {value.device}"
+            kind = (
+                str(value.dtype).removeprefix("torch.")
+                if plain
+                else f"{value.layout} on {value.device}"
+            )
             bits = value.detach().view(torch.int16) if kind == "bfloat16" else value.detach()
             arrays[name] = Found(tuple(value.shape), kind, bits.numpy)
         elif isinstance(value, dict) and id(value) not in seen:
             seen.add(id(value))
-            waiting += [(f"{name}.{key}".removeprefix("."), inner) for key, inner in reversed(value.items())]
+            waiting += [
+                (f"{name}.{key}".removeprefix("."), inner) for key, inner in reversed(value.items())
+            ]
     found, name = choose(path, arrays, array)
-    return BFloat16Matrix(found.open().view(np.uint16)) if found.dtype == "bfloat16" else found.open(), None, name
+    return (
+        BFloat16Matrix(found.open().view(np.uint16)) if found.dtype == "bfloat16" else found.open(),
+        None,
+        name,
+    )

@@ -68,13 +68,21 @@ class Trial:
         self.job = job = replace(job, tell=self.meter.inside)
         self.measure = measure
         self.whole = job.rows.count <= LEARN and job.rows.count * job.rows.dim <= SAMPLE_NUMBERS
-        few = job.rows if self.whole else job.rows.spread(max(6000, min(SAMPLE, SAMPLE_NUMBERS // job.rows.dim)))
+        few = (
+            job.rows
+            if self.whole
+            else job.rows.spread(max(6000, min(SAMPLE, SAMPLE_NUMBERS // job.rows.dim)))
+        )
         counted = job.importance if self.whole else importance(few, few.lengths(), measure)
         learn = few.count if self.whole else int(few.count * LEARNT)
         self.few = replace(job, rows=few, importance=counted, learn=learn, quick=True)
         self.curve: list[dict[str, Any]] = []
         self._judge: Judge | None = None
-        self.judge_few = self.judge if self.whole else Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
+        self.judge_few = (
+            self.judge
+            if self.whole
+            else Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
+        )
 
     @property
     def judge(self) -> Judge:
@@ -91,18 +99,28 @@ class Trial:
     def outlook(self, listed: list[Candidate], finalists: list[Candidate], fresh: bool) -> None:
         """Plan the work of comparing candidates, and of finishing such finalists; fresh ones are still to be fitted."""
         (first, last), best = self.rounds(len(finalists)), max(finalists, key=self.work)
-        judged = (len(finalists) if len(finalists) > 1 else 0) + 2 + (self._judge is None)  # the best again, and for the report
-        left = defaultdict(float, measuring=len(listed) * self.judge_few.work + judged * QUERIES * self.job.rows.count)
+        judged = (
+            (len(finalists) if len(finalists) > 1 else 0) + 2 + (self._judge is None)
+        )  # the best again, and for the report
+        left = defaultdict(
+            float,
+            measuring=len(listed) * self.judge_few.work + judged * QUERIES * self.job.rows.count,
+        )
         for candidate in listed:
             left[candidate.method.name] += self.work(candidate) + self._coding(candidate, self.few)
         for candidate in finalists:
-            left[candidate.method.name] += self._full(candidate) * (fresh + ROUND * first) + self._coding(candidate, self.job)
+            left[candidate.method.name] += self._full(candidate) * (
+                fresh + ROUND * first
+            ) + self._coding(candidate, self.job)
         left[best.method.name] += self._full(best) * ROUND * last + self._coding(best, self.job)
         self.meter.plan(left)
 
     def rounds(self, finalists: int) -> tuple[int, int]:
         """Return how many rounds of refinement every finalist gets, and the best of them."""
-        return FIRST_ROUNDS if finalists > 1 else 0, ROUNDS if self.job.rows.count <= LARGE else FIRST_ROUNDS
+        return (
+            FIRST_ROUNDS if finalists > 1 else 0,
+            ROUNDS if self.job.rows.count <= LARGE else FIRST_ROUNDS,
+        )
 
     def _coding(self, candidate: Candidate, job: Job) -> float:
         """Return how long it takes to code the rows a fit has not learnt from."""
@@ -111,21 +129,30 @@ class Trial:
 
     def on_sample(self, candidate: Candidate) -> Entry:
         """Fit a candidate to the sample and measure it."""
-        settings = candidate.method.for_share(candidate.settings, self.few.rows.count / self.job.rows.count)
-        with self.meter.step(f"comparing: {candidate.method.name}", candidate.method.name, self.work(candidate)):
+        settings = candidate.method.for_share(
+            candidate.settings, self.few.rows.count / self.job.rows.count
+        )
+        with self.meter.step(
+            f"comparing: {candidate.method.name}", candidate.method.name, self.work(candidate)
+        ):
             fit = candidate.method.fit(self.few, **settings)
         entry = self.measured(candidate, "sample", fit, self.judge_few)
         return entry if self.whole else replace(entry, fit=None, bands=[])
 
     def fitted(self, candidate: Candidate) -> Fit:
         """Fit a candidate to the whole matrix."""
-        with self.meter.step(f"fitting {candidate.method.name}", candidate.method.name, self._full(candidate)):
+        with self.meter.step(
+            f"fitting {candidate.method.name}", candidate.method.name, self._full(candidate)
+        ):
             return candidate.method.fit(self.job, **candidate.settings)
 
     def refined(self, candidate: Candidate, fit: Fit, rounds: int) -> None:
         """Make a fit of the whole matrix better."""
         with self.meter.step(
-            f"refining {candidate.method.name}", candidate.method.name, ROUND * rounds * self._full(candidate), listens=True
+            f"refining {candidate.method.name}",
+            candidate.method.name,
+            ROUND * rounds * self._full(candidate),
+            listens=True,
         ):
             fit.refine(rounds)
 
@@ -137,7 +164,9 @@ class Trial:
         """Measure a fit and keep the point."""
         compared = f"comparing: {candidate.method.name}" if stage == "sample" else None
         job = self.few if stage == "sample" else self.job
-        with self.meter.step(compared or "coding", candidate.method.name, self._coding(candidate, job), listens=True):
+        with self.meter.step(
+            compared or "coding", candidate.method.name, self._coding(candidate, job), listens=True
+        ):
             bands = fit.bands()
         table = PackedTable(bands, self.job.rows.dim)
         with self.meter.step(compared or "measuring", "measuring", judge.work):
@@ -146,13 +175,26 @@ class Trial:
         error = found.get("weighted_error", found["error"])
         point = candidate.point(stage, recall, error)
         self.curve.append(point)
-        return Entry(candidate, point, float(recall if self.measure == "recall" else -error), fit, bands)
+        return Entry(
+            candidate, point, float(recall if self.measure == "recall" else -error), fit, bands
+        )
 
 
 def candidates(trial: Trial, budget: int) -> list[Candidate]:
     """Return what is worth comparing within ``budget`` bytes."""
     rows, dim, rank = trial.job.rows.count, trial.job.rows.dim, trial.job.rank
-    most = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 1, "pq": 2, "opq": 1, "rq": 1, "ksvd": 1, "clusters": 1}
+    most = {
+        "int8": 2,
+        "int4": 2,
+        "int3": 2,
+        "int2": 2,
+        "lowrank": 1,
+        "pq": 2,
+        "opq": 1,
+        "rq": 1,
+        "ksvd": 1,
+        "clusters": 1,
+    }
     found: list[Candidate] = []
     for name, count in most.items():
         method = METHODS[name]
@@ -160,12 +202,18 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
         found += [candidate for candidate in listed if trial.work(candidate) < SLOW / 3]
     method = METHODS["layered"]
     likely = method.settings(rows, dim, budget, rank)
-    likely = likely[:LAYERED] + [s for s in likely[LAYERED:] if s["codes"] == 1]  # these are quick, and good at clusters
+    likely = likely[:LAYERED] + [
+        s for s in likely[LAYERED:] if s["codes"] == 1
+    ]  # these are quick, and good at clusters
     layered = sorted(_listed(method, rows, dim, likely), key=trial.work)
     taken = np.cumsum([trial.work(candidate) for candidate in layered])
     layered = layered[: np.searchsorted(taken, PATIENCE if rows <= LARGE else PATIENCE / 4)]
     if trial.job.rows.weighted:
-        layered += [c for c in _listed(HOT, rows, dim, HOT.settings(rows, dim, budget, rank)) if trial.work(c) < SLOW / 3]
+        layered += [
+            c
+            for c in _listed(HOT, rows, dim, HOT.settings(rows, dim, budget, rank))
+            if trial.work(c) < SLOW / 3
+        ]
     return found + layered
 
 
@@ -187,10 +235,15 @@ def choose(trial: Trial, budget: int) -> Entry:
     ranked = _ranked(trial, listed, [], finalists)
     if ranked[0].candidate.method is HOT:
         more = _more_hot(trial, ranked[0].candidate, budget - HEADER)
-        trial.outlook(more + beside, [entry.candidate for entry in ranked[:finalists]], fresh=not trial.whole)
+        trial.outlook(
+            more + beside, [entry.candidate for entry in ranked[:finalists]], fresh=not trial.whole
+        )
         ranked = _ranked(trial, more, ranked, finalists)
     for candidate in beside:
-        if not any(p["method"] == candidate.method.name and p["settings"] == candidate.settings for p in trial.curve):
+        if not any(
+            p["method"] == candidate.method.name and p["settings"] == candidate.settings
+            for p in trial.curve
+        ):
             trial.on_sample(candidate)
     return finish(trial, ranked[:finalists])
 
@@ -216,7 +269,11 @@ def finish(trial: Trial, finalists: list[Entry]) -> Entry:
     """Fit finalists to the whole matrix and refine them, refine the best further, return the best of what was seen."""
     best: Entry | None = None
     several = len(finalists) > 1
-    trial.outlook([], [entry.candidate for entry in finalists], fresh=any(entry.fit is None for entry in finalists))
+    trial.outlook(
+        [],
+        [entry.candidate for entry in finalists],
+        fresh=any(entry.fit is None for entry in finalists),
+    )
     first, last = trial.rounds(len(finalists))
     for entry in finalists:
         candidate, fit = entry.candidate, entry.fit
@@ -247,7 +304,9 @@ def _beside(trial: Trial, budget: int) -> list[Candidate]:
     for size in (budget // 2, budget * 2):
         for name in ("int8", "int4", "int2", "lowrank", "pq", "layered"):
             method = METHODS[name]
-            listed = _listed(method, rows, dim, method.settings(rows, dim, size - HEADER, trial.job.rank))
+            listed = _listed(
+                method, rows, dim, method.settings(rows, dim, size - HEADER, trial.job.rank)
+            )
             found += [candidate for candidate in listed if trial.work(candidate) < BESIDE][:1]
     return found
 

@@ -26,14 +26,18 @@ class Clusters(Method):
 
     def size(self, rows: int, dim: int, **settings: Any) -> int:
         """Return the bytes of the arrays these settings make."""
-        return stream_size(rows, width(settings["clusters"])) + matrix_size(settings["kind"], settings["clusters"], dim)
+        return stream_size(rows, width(settings["clusters"])) + matrix_size(
+            settings["kind"], settings["clusters"], dim
+        )
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002 - one signature
         """Return the most clusters that fit, for each kind of centroids; the most clusters first."""
         found: list[Settings] = []
         for kind in ("int8", "float16"):
             counts = range(2, min(MOST, rows // 2) + 1)
-            fitting = bisect_right(counts, budget, key=lambda n: self.size(rows, dim, clusters=n, kind=kind))
+            fitting = bisect_right(
+                counts, budget, key=lambda n: self.size(rows, dim, clusters=n, kind=kind)
+            )
             found += [{"clusters": counts[fitting - 1], "kind": kind}] if fitting else []
         if len(found) == 2 and found[0]["clusters"] == found[1]["clusters"]:
             found.reverse()  # as many of the finer ones
@@ -84,7 +88,10 @@ class ClustersFit(Fit):
         means = self.dictionary.dense().copy()
         totals = np.bincount(self.codes, self.weights, len(means))
         full, empty = totals > 0, np.flatnonzero(np.bincount(self.codes, minlength=len(means)) == 0)
-        means[full] = sums_by_code(self.codes, self.sample, self.weights, len(means))[full] / totals[full, None]
+        means[full] = (
+            sums_by_code(self.codes, self.sample, self.weights, len(means))[full]
+            / totals[full, None]
+        )
         worst = np.argsort(-self.errors)[: len(empty)]
         means[empty[: len(worst)]] = self.sample[worst]
         return means
@@ -101,7 +108,9 @@ class ClustersFit(Fit):
         return [Band(rows.count, coded, dictionary=self.dictionary)]
 
 
-def by_importance(rows: Floats, weights: Floats, generator: np.random.Generator) -> Floats:  # [n, d], [n] -> [n, d]
+def by_importance(
+    rows: Floats, weights: Floats, generator: np.random.Generator
+) -> Floats:  # [n, d], [n] -> [n, d]
     """Draw as many rows again by weight, for a library that counts all rows alike; even weights leave them as they are."""
     if np.ptp(weights) == 0:
         return rows

@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from featherbed.compression.run import compress
@@ -30,7 +38,10 @@ class Left(ProgressColumn):
         """Show it."""
         until = task.fields.get("until")
         seconds = None if until is None else max(0, round(until - time.monotonic()))
-        return Text("left -:--:--" if seconds is None else f"left {timedelta(seconds=seconds)}", style="progress.remaining")
+        return Text(
+            "left -:--:--" if seconds is None else f"left {timedelta(seconds=seconds)}",
+            style="progress.remaining",
+        )
 
 
 class Told:
@@ -132,5 +143,7 @@ def read_weights(path: Path) -> Any:
         found = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
     except ValueError as error:
         why = str(error)[:120]
-        raise DataError(f"{path.name}: weights are a .npy array or a text file of one number a line ({why})") from None
+        raise DataError(
+            f"{path.name}: weights are a .npy array or a text file of one number a line ({why})"
+        ) from None
     return found

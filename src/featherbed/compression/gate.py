@@ -15,7 +15,11 @@ from featherbed.packed.file import load
 
 
 def judge(
-    file: str | Path, against: str | Path, recall: float | None = None, error: float | None = None, array: str | None = None
+    file: str | Path,
+    against: str | Path,
+    recall: float | None = None,
+    error: float | None = None,
+    array: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a table's quality, and the floors it falls below, in words."""
     if recall is None and error is None:

@@ -24,19 +24,25 @@ def matrix_of(given: Any) -> tuple[Any, int | None]:
         path = os.fsdecode(given)
         there = "" if Path(path).exists() else " (no such file)"
         advice = 'For files: np.load(path, mmap_mode="r"), or the command featherbed compress'
-        raise ArgumentError(f"compress was given the path {path!r}{there}: it takes {ACCEPTED}. {advice}")
+        raise ArgumentError(
+            f"compress was given the path {path!r}{there}: it takes {ACCEPTED}. {advice}"
+        )
     if hasattr(given, "named_parameters"):
         return _weight_of(given)
     if hasattr(given, "detach"):
         return _from_torch(given), None
     if hasattr(given, "toarray"):
-        raise ArgumentError("compress was given a sparse matrix: it takes a dense one, such as matrix.toarray()")
+        raise ArgumentError(
+            "compress was given a sparse matrix: it takes a dense one, such as matrix.toarray()"
+        )
     if hasattr(given, "dtype") and isinstance(getattr(given, "shape", None), tuple):
         return given, None
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, RuntimeError):
-        raise ArgumentError(f"compress was given {_kind(given)} of rows that differ in length: it takes {ACCEPTED}") from None
+        raise ArgumentError(
+            f"compress was given {_kind(given)} of rows that differ in length: it takes {ACCEPTED}"
+        ) from None
     if found.ndim == 0 or found.dtype == object:
         raise ArgumentError(f"compress was given {_kind(given)}: it takes {ACCEPTED}")
     return found, None
@@ -54,7 +60,11 @@ def _weight_of(module: Any) -> tuple[Any, int | None]:
         weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
         names = [name for name, parameter in module.named_parameters() if parameter.dim() == 2]
-        held = f"its matrices are {', '.join(names[:5])}: give one of them" if names else "it holds no matrix"
+        held = (
+            f"its matrices are {', '.join(names[:5])}: give one of them"
+            if names
+            else "it holds no matrix"
+        )
         raise ArgumentError(
             f"compress was given {type(module).__name__}, which has no weight [rows, columns] of its own; {held}"
         )
@@ -68,7 +78,9 @@ def _from_torch(tensor: Any) -> NDArray[Any]:
     plain = tensor.detach()
     try:
         plain = plain.cpu()
-        found: NDArray[Any] = plain.float().numpy() if "bfloat16" in str(plain.dtype) else plain.numpy()
+        found: NDArray[Any] = (
+            plain.float().numpy() if "bfloat16" in str(plain.dtype) else plain.numpy()
+        )
     except (TypeError, RuntimeError, NotImplementedError):
         where = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
         raise ArgumentError(
@@ -86,7 +98,11 @@ def numbers_of(weights: Any, rows: int) -> NDArray[np.float64]:  # [V]
     if isinstance(weights, str) and weights == "zipf":
         return 1.0 / np.arange(1, rows + 1)
     try:
-        return np.asarray(_from_torch(weights) if hasattr(weights, "detach") else weights, dtype=np.float64)
+        return np.asarray(
+            _from_torch(weights) if hasattr(weights, "detach") else weights, dtype=np.float64
+        )
     except (ValueError, TypeError):
         shown = repr(weights) if isinstance(weights, str) else _kind(weights)
-        raise ArgumentError(f"weights={shown}: give one number for each row, or 'zipf' (row i: 1 / (i + 1))") from None
+        raise ArgumentError(
+            f"weights={shown}: give one number for each row, or 'zipf' (row i: 1 / (i + 1))"
+        ) from None

@@ -42,9 +42,17 @@ class KDCodes(Method):
         for composer in COMPOSERS:
             for bits in (8, 7, 6, 5, 4):
                 fixed: Settings = {"bits": bits, "kind": "int8", "composer": composer}
-                fitting = [n for n in range(1, 33) if self.size(rows, dim, parts=n, **fixed) <= budget]
+                fitting = [
+                    n for n in range(1, 33) if self.size(rows, dim, parts=n, **fixed) <= budget
+                ]
                 found += [{"parts": fitting[-1], **fixed}] if fitting and rows >= 2 << bits else []
-        return sorted(found, key=lambda s: (COMPOSERS.index(s["composer"]), -s["parts"] * (s["bits"] + 0.02 * s["bits"] ** 2)))
+        return sorted(
+            found,
+            key=lambda s: (
+                COMPOSERS.index(s["composer"]),
+                -s["parts"] * (s["bits"] + 0.02 * s["bits"] ** 2),
+            ),
+        )
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return how long a fit takes for each row."""
@@ -57,7 +65,9 @@ class KDCodes(Method):
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
         if settings["composer"] not in COMPOSERS:
-            raise ArgumentError(f"kd: composer={settings['composer']!r}: use one of {', '.join(COMPOSERS)}")
+            raise ArgumentError(
+                f"kd: composer={settings['composer']!r}: use one of {', '.join(COMPOSERS)}"
+            )
         return KDFit(job, settings)
 
 
@@ -78,7 +88,9 @@ class KDFit(Fit):
         self.mean = np.average(rows, axis=0, weights=self.weights).astype(np.float32)
         self.sample: Floats = rows - self.mean
         job.tell("first dictionaries", 0.0)
-        self.atoms, self.codes = learn_additive(self.sample, self.parts, self.choices, job.seed(), 4, self.weights)
+        self.atoms, self.codes = learn_additive(
+            self.sample, self.parts, self.choices, job.seed(), 4, self.weights
+        )
         self.refine(4)
 
     def refine(self, rounds: int) -> None:
@@ -114,11 +126,19 @@ class KDFit(Fit):
 
         composer, dim = self.settings["composer"], self.sample.shape[1]
         generator = torch.Generator().manual_seed(self.job.seed())
-        shape: dict[str, Any] = {"choices": self.choices, "parts": self.parts, "composer": composer, "pool": "sum"}
+        shape: dict[str, Any] = {
+            "choices": self.choices,
+            "parts": self.parts,
+            "composer": composer,
+            "pool": "sum",
+        }
         table = KDTable(1, dim, **shape, generator=generator)
         set_composer(table, self.atoms, self.mean, None)
         if composer != "linear":
-            matrix, codes = torch.from_numpy(self.sample + self.mean), torch.from_numpy(self.codes.astype(np.int64))
+            matrix, codes = (
+                torch.from_numpy(self.sample + self.mean),
+                torch.from_numpy(self.codes.astype(np.int64)),
+            )
             fit_composer(table, matrix, codes, self.job.seed())
         return table
 
@@ -129,9 +149,13 @@ class KDFit(Fit):
         with torch.no_grad():
             (band,) = self._table().bands("float32", "float32", "auto")
         assert band.dictionary is not None
-        band = replace(band, rows=self.job.rows.count, dictionary=self._stored(band.dictionary.dense()))
+        band = replace(
+            band, rows=self.job.rows.count, dictionary=self._stored(band.dictionary.dense())
+        )
         if band.cell is not None and band.affine is not None:
-            band.cell = replace(band.cell, weight=_half(band.cell.weight), input=_half(band.cell.input))
+            band.cell = replace(
+                band.cell, weight=_half(band.cell.weight), input=_half(band.cell.input)
+            )
             band.affine = replace(band.affine, weight=_half(band.affine.weight))
         band.codes = Fixed.encode(self._all_codes(), None, self.choices, parts=True)
         return [band]

@@ -28,7 +28,14 @@ from featherbed.packed.matrix import Matrix
 START = 30_000  # rows the first codebooks are learnt from
 ROUNDS = 8
 TOGETHER = 3  # rounds of a refinement in which both layers are fitted to each other
-EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by their bits
+EFFICIENCY = {
+    12: 1.2,
+    10: 1.15,
+    8: 1.05,
+    7: 1.0,
+    6: 0.93,
+    5: 0.85,
+}  # of additive codes, by their bits
 
 
 class Layered(Method):
@@ -40,10 +47,14 @@ class Layered(Method):
         """Return the bytes of the arrays these settings make."""
         codes, width = settings["codes"], settings["width"]
         blocks, block_bits = settings["blocks"], settings["block_bits"]
-        total = stream_size(rows, codes * settings["bits"]) + matrix_size(settings["kind"], codes << settings["bits"], width)
+        total = stream_size(rows, codes * settings["bits"]) + matrix_size(
+            settings["kind"], codes << settings["bits"], width
+        )
         total += 4 * dim + matrix_size("float16", width, dim)
         if blocks:
-            total += stream_size(rows, blocks * block_bits) + matrix_size("int8", 1 << block_bits, width // blocks, "column", 4)
+            total += stream_size(rows, blocks * block_bits) + matrix_size(
+                "int8", 1 << block_bits, width // blocks, "column", 4
+            )
         return total
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
@@ -53,10 +64,16 @@ class Layered(Method):
             if rows < 8 << bits:
                 continue
             for codes in range(1, 25 if bits <= 8 else 2):
-                fitting = [s for s in self._shapes(codes, bits, rank) if self.size(rows, dim, **s) <= budget]
+                fitting = [
+                    s
+                    for s in self._shapes(codes, bits, rank)
+                    if self.size(rows, dim, **s) <= budget
+                ]
                 if fitting:
                     found.append(min(fitting, key=lambda s: promise(s, rank)))
-        best: dict[tuple[int, int], Settings] = {}  # of each number of codes: the promise is too rough to tell near ones apart
+        best: dict[
+            tuple[int, int], Settings
+        ] = {}  # of each number of codes: the promise is too rough to tell near ones apart
         for settings in sorted(found, key=lambda s: promise(s, rank)):
             best.setdefault((settings["codes"], max(8, settings["bits"])), settings)
         return list(best.values())
@@ -68,7 +85,10 @@ class Layered(Method):
         for across in range(2, min(rank, 24) + 1):
             blocks = -(-rank // across)
             most = min(12, 4 * across)
-            shapes += [{**fixed, "width": across * blocks, "blocks": blocks, "block_bits": n} for n in range(4, most + 1)]
+            shapes += [
+                {**fixed, "width": across * blocks, "blocks": blocks, "block_bits": n}
+                for n in range(4, most + 1)
+            ]
         return shapes
 
     def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - the rank counts
@@ -83,7 +103,9 @@ class Layered(Method):
         """Return settings with the width that belongs to the blocks; blocks without bits, or bits without blocks, are none."""
         blocks, bits = settings["blocks"], settings["block_bits"]
         if blocks > dim:
-            raise ArgumentError(f"layered: blocks={blocks}: {dim} columns can be cut into at most as many")
+            raise ArgumentError(
+                f"layered: blocks={blocks}: {dim} columns can be cut into at most as many"
+            )
         if not blocks or not bits:
             return settings | {"width": rank, "blocks": 0, "block_bits": 0}
         return settings | {"width": blocks * -(-rank // blocks)}
@@ -124,7 +146,11 @@ class Basis:
     @property
     def affine(self) -> Affine | None:
         """The way back, as it is stored."""
-        return None if self.weight is None else Affine(Matrix.encode(self.weight, "float16"), self.mean)
+        return (
+            None
+            if self.weight is None
+            else Affine(Matrix.encode(self.weight, "float16"), self.mean)
+        )
 
 
 def basis_of(job: Job, width: int) -> Basis:
@@ -142,7 +168,11 @@ class LayeredFit(Fit):
 
     def __init__(self, job: Job, settings: Settings) -> None:
         self.job, self.settings = job, settings
-        self.parts, self.bits, self.blocks = settings["codes"], settings["bits"], settings.get("blocks", 0)
+        self.parts, self.bits, self.blocks = (
+            settings["codes"],
+            settings["bits"],
+            settings.get("blocks", 0),
+        )
         self.ids = job.rows.draw(job.learn, job.generator)
         self.basis = self.begin()
         self.sample = self.basis.down(job.rows.take(self.ids))
@@ -160,9 +190,13 @@ class LayeredFit(Fit):
 
     def first_codes(self) -> None:
         """Learn the first dictionaries and codes."""
-        start = self.job.generator.choice(len(self.sample), min(START, len(self.sample)), replace=False)
+        start = self.job.generator.choice(
+            len(self.sample), min(START, len(self.sample)), replace=False
+        )
         beam = 8 if self.parts <= 12 else 4
-        self.atoms = residual_start(self.sample[start], self.parts, self.bits, self.job.seed(), beam)
+        self.atoms = residual_start(
+            self.sample[start], self.parts, self.bits, self.job.seed(), beam
+        )
         self.store_atoms()
         self.codes: Codes = Encoder(self.atoms)(self.sample, seed=self.job.seed())
         self.refine(ROUNDS if self.parts > 1 else 2)
@@ -192,7 +226,9 @@ class LayeredFit(Fit):
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
         pieces = left.reshape(-1, across)
         start = None if self.shared is None else self.shared.dense()
-        centroids = kmeans(pieces, choices, self.job.seed(), rounds=12 if start is None else 4, start=start)
+        centroids = kmeans(
+            pieces, choices, self.job.seed(), rounds=12 if start is None else 4, start=start
+        )
         self.shared = Matrix.encode(centroids, "int8", "column")
         self.tail_codes = nearest(pieces, self.shared.dense()).reshape(-1, self.blocks)
         self.tail = self.shared.dense()[self.tail_codes].reshape(left.shape)
@@ -217,9 +253,16 @@ class LayeredFit(Fit):
             if tails is not None and self.shared is not None:
                 for again in range(2):
                     left = inside - decode(found, self.atoms)
-                    blocks = nearest(left.reshape(-1, left.shape[1] // self.blocks), self.shared.dense())
+                    blocks = nearest(
+                        left.reshape(-1, left.shape[1] // self.blocks), self.shared.dense()
+                    )
                     if again == 0:
-                        found = encoder(inside - self.shared.dense()[blocks].reshape(left.shape), found, tries=1, seed=start)
+                        found = encoder(
+                            inside - self.shared.dense()[blocks].reshape(left.shape),
+                            found,
+                            tries=1,
+                            seed=start,
+                        )
                 tails[start : start + len(block)] = blocks.reshape(-1, self.blocks)
             codes[start : start + len(block)] = found
         return codes, tails

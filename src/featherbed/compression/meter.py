@@ -32,7 +32,9 @@ class Meter:
     two 0.5
     """
 
-    def __init__(self, tell: Tell, began: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, tell: Tell, began: float, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.tell, self.began, self.clock = tell, began, clock
         self.done = defaultdict(lambda: FITTING, measuring=MEASURING)
         self.left: dict[str, float] = {}
@@ -65,7 +67,13 @@ class Meter:
         for kind, work in self.left.items():
             seconds, known = self.done[kind]
             if kind == self.kind:
-                seconds, known, work = seconds + now - self.started, known + share * self.work, work - share * self.work
+                seconds, known, work = (
+                    seconds + now - self.started,
+                    known + share * self.work,
+                    work - share * self.work,
+                )
             left += max(0.0, work) * seconds / known
         gone = now - self.began
-        self.tell(self.what, gone / (gone + left) if self.left and gone > 0 else 0.0)  # without a plan nothing is known
+        self.tell(
+            self.what, gone / (gone + left) if self.left and gone > 0 else 0.0
+        )  # without a plan nothing is known

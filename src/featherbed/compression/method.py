@@ -16,7 +16,9 @@ from featherbed.packed.matrix import level_bits, row_bytes
 
 Settings = dict[str, Any]
 LEARN = 1 << 16  # rows that dictionaries are learnt from
-Tell = Callable[[str, float], None]  # what is being done, and which share is done (of it, or told to a user: of the whole)
+Tell = Callable[
+    [str, float], None
+]  # what is being done, and which share is done (of it, or told to a user: of the whole)
 
 
 def quiet(_what: str, _share: float) -> None:
@@ -40,7 +42,9 @@ class Job:
         return int(self.generator.integers(2**31 - 1000))
 
 
-def importance(rows: Rows, lengths: Floats, measure: str, padding: int | None = None) -> Floats:  # -> [V]
+def importance(
+    rows: Rows, lengths: Floats, measure: str, padding: int | None = None
+) -> Floats:  # -> [V]
     """Return how much the error of each row counts: by its weight, for recall relative to its length; padding not."""
     squares = np.where(lengths > 0, lengths, 1).astype(np.float64) ** 2
     counted = rows.weights / (squares if measure == "recall" else squares.mean())
@@ -59,7 +63,9 @@ class Fit(ABC):
 
     def refine(self, rounds: int) -> None:
         """Make the fit better: ``rounds`` times new codes and a new dictionary."""
-        raise NotImplementedError(f"{type(self).__name__} has nothing to refine ({rounds} rounds asked for)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has nothing to refine ({rounds} rounds asked for)"
+        )
 
 
 @dataclass
@@ -112,7 +118,9 @@ def stream_size(rows: int, record_bits: int) -> int:
     return 4 * bit_streams.word_count(rows, record_bits)
 
 
-def matrix_size(kind: str, rows: int, columns: int, scales: str = "row", scale_bytes: int = 2) -> int:
+def matrix_size(
+    kind: str, rows: int, columns: int, scales: str = "row", scale_bytes: int = 2
+) -> int:
     """Return the bytes of a stored matrix, its scales included."""
     scaled = 0 if level_bits(kind) >= 16 else scale_bytes * (rows if scales == "row" else columns)
     return rows * row_bytes(kind, columns) + scaled

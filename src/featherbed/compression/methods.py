@@ -64,6 +64,8 @@ def method_of(spec: str) -> tuple[Method, Settings]:
 def _setting(spec: str, text: str) -> tuple[str, int | str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
-        raise ArgumentError(f"method={spec!r}: settings are written name=value and parted by commas, got {text!r}")
+        raise ArgumentError(
+            f"method={spec!r}: settings are written name=value and parted by commas, got {text!r}"
+        )
     name, value = name.strip(), value.strip()
     return name, int(value) if value.removeprefix("-").isdecimal() else value

@@ -25,11 +25,17 @@ class IntegerRows(Method):
 
     def size(self, rows: int, dim: int, **settings: Any) -> int:
         """Return the bytes of the arrays these settings make."""
-        return matrix_size(self.kind, rows, dim, settings["scales"], 2 if settings["scales"] == "row" else 4)
+        return matrix_size(
+            self.kind, rows, dim, settings["scales"], 2 if settings["scales"] == "row" else 4
+        )
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002 - one signature
         """Return scales by row or by column, as they fit."""
-        return [s for s in ({"scales": "row"}, {"scales": "column"}) if self.size(rows, dim, **s) <= budget]
+        return [
+            s
+            for s in ({"scales": "row"}, {"scales": "column"})
+            if self.size(rows, dim, **s) <= budget
+        ]
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -42,9 +48,14 @@ def level_rows(job: Job, rows: Rows, kind: str, scales: str) -> Matrix:
     if scales == "column":
         chosen = best_scales(rows.take(rows.draw(SAMPLE, job.generator)), level_bits(kind), 1)
         bits = level_bits(kind)
-        data = [pack_levels(to_levels(block, chosen[None, :], bits), bits) for _, block in rows.blocks()]
+        data = [
+            pack_levels(to_levels(block, chosen[None, :], bits), bits) for _, block in rows.blocks()
+        ]
         return Matrix(kind, (rows.count, rows.dim), np.concatenate(data), chosen, 1)
-    for scale_kind in ("float16", "float32"):  # one kind for all rows: float32 where a scale is too small for float16
+    for scale_kind in (
+        "float16",
+        "float32",
+    ):  # one kind for all rows: float32 where a scale is too small for float16
         parts = []
         for start, block in rows.blocks():
             job.tell(f"{kind} rows", start / rows.count)
@@ -54,7 +65,9 @@ def level_rows(job: Job, rows: Rows, kind: str, scales: str) -> Matrix:
         else:
             break
     scale = np.concatenate([part.scale for part in parts if part.scale is not None])
-    return Matrix(kind, (rows.count, rows.dim), np.concatenate([part.data for part in parts]), scale, 0)
+    return Matrix(
+        kind, (rows.count, rows.dim), np.concatenate([part.data for part in parts]), scale, 0
+    )
 
 
 class LowRank(Method):
@@ -65,20 +78,30 @@ class LowRank(Method):
     def size(self, rows: int, dim: int, **settings: Any) -> int:
         """Return the bytes of the arrays these settings make."""
         rank = settings["rank"]
-        return matrix_size(settings["kind"], rows, rank, "column", 4) + matrix_size("float16", rank, dim) + 4 * dim
+        return (
+            matrix_size(settings["kind"], rows, rank, "column", 4)
+            + matrix_size("float16", rank, dim)
+            + 4 * dim
+        )
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
         """Return the highest rank that fits, for each kind of values."""
         found = []
         for kind in ("int8", "int4", "float16"):
-            fitting = [r for r in range(1, min(rank, dim) + 1) if self.size(rows, dim, rank=r, kind=kind) <= budget]
+            fitting = [
+                r
+                for r in range(1, min(rank, dim) + 1)
+                if self.size(rows, dim, rank=r, kind=kind) <= budget
+            ]
             found += [{"rank": fitting[-1], "kind": kind}] if fitting else []
         return found
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - columns that say little count
         """Refuse a rank there are no columns for."""
         if settings["rank"] > dim:
-            raise ArgumentError(f"lowrank: rank={settings['rank']}: a matrix of {dim} columns has at most that rank")
+            raise ArgumentError(
+                f"lowrank: rank={settings['rank']}: a matrix of {dim} columns has at most that rank"
+            )
         return settings
 
     def fit(self, job: Job, **settings: Any) -> Fit:
@@ -89,11 +112,25 @@ class LowRank(Method):
         values = Rows(inside, job.rows.weights if job.rows.weighted else None)
         kind = settings["kind"]
         stored = (
-            Matrix(kind, (values.count, values.dim), np.concatenate([block.astype(np.float16) for _, block in values.blocks()]))
+            Matrix(
+                kind,
+                (values.count, values.dim),
+                np.concatenate([block.astype(np.float16) for _, block in values.blocks()]),
+            )
             if kind == "float16"
             else level_rows(job, values, kind, "column")
         )
-        return Fixed([Band(job.rows.count, Every(), values=stored, dictionary=atoms, affine=Affine(None, mean))])
+        return Fixed(
+            [
+                Band(
+                    job.rows.count,
+                    Every(),
+                    values=stored,
+                    dictionary=atoms,
+                    affine=Affine(None, mean),
+                )
+            ]
+        )
 
 
 class Projected:

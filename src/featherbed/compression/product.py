@@ -27,7 +27,9 @@ class Product(Method):
     def size(self, rows: int, dim: int, **settings: Any) -> int:
         """Return the bytes of the arrays these settings make."""
         parts, bits, width = settings["parts"], settings["bits"], settings["width"]
-        total = stream_size(rows, parts * bits) + matrix_size(settings["kind"], parts << bits, width // parts)
+        total = stream_size(rows, parts * bits) + matrix_size(
+            settings["kind"], parts << bits, width // parts
+        )
         return total + (matrix_size("float16", width, dim) + 4 * dim if self.name == "opq" else 0)
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
@@ -36,8 +38,13 @@ class Product(Method):
         for bits in (8, 7, 6, 5, 4):
             shapes: list[Settings] = []
             for parts, width in self._widths(dim, rank).items():
-                shapes += [{"parts": parts, "bits": bits, "width": width, "kind": kind} for kind in ("float16", "int8")]
-            fitting = [s for s in shapes if self.size(rows, dim, **s) <= budget and rows >= 2 << bits]
+                shapes += [
+                    {"parts": parts, "bits": bits, "width": width, "kind": kind}
+                    for kind in ("float16", "int8")
+                ]
+            fitting = [
+                s for s in shapes if self.size(rows, dim, **s) <= budget and rows >= 2 << bits
+            ]
             found += fitting[-1:]
         return sorted(found, key=lambda s: -s["parts"] * s["bits"])
 
@@ -50,13 +57,19 @@ class Product(Method):
         parts, fitting = settings["parts"], self._widths(dim, rank)
         if parts not in fitting:
             near = min(fitting, key=lambda n: abs(n - parts))
-            raise ArgumentError(f"{self.name}: {parts} parts do not fit {dim} columns: take {near}, say")
+            raise ArgumentError(
+                f"{self.name}: {parts} parts do not fit {dim} columns: take {near}, say"
+            )
         return settings | {"width": fitting[parts]}
 
     def _widths(self, dim: int, rank: int) -> dict[int, int]:
         """Return the numbers of parts that fit the columns, and the width all parts have together."""
         across = {n: -(-rank // n) if self.name == "opq" else dim // n for n in range(1, dim + 1)}
-        return {n: n * w for n, w in across.items() if (n * w <= dim if self.name == "opq" else n * w == dim)}
+        return {
+            n: n * w
+            for n, w in across.items()
+            if (n * w <= dim if self.name == "opq" else n * w == dim)
+        }
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -81,7 +94,10 @@ class ProductFit(Fit):
         """Return the rotation faiss learns for these parts, applied to centred rows."""
         import faiss
 
-        width, mean = self.settings["width"], np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
+        width, mean = (
+            self.settings["width"],
+            np.average(self.rows, axis=0, weights=self.weights).astype(np.float32),
+        )
         rotation = faiss.OPQMatrix(self.rows.shape[1], self.parts, width)
         rotation.niter, rotation.niter_pq = 6 if self.job.quick else ITERATIONS, 4
         rows = enough(self.rows - mean, max(1 << self.bits, len(mean)))
@@ -96,10 +112,18 @@ class ProductFit(Fit):
         import faiss
 
         quantiser = faiss.ProductQuantizer(inside.shape[1], self.parts, self.bits)
-        quantiser.cp.niter, quantiser.cp.seed, quantiser.cp.min_points_per_centroid = ITERATIONS, self.job.seed() + 1, 1
+        quantiser.cp.niter, quantiser.cp.seed, quantiser.cp.min_points_per_centroid = (
+            ITERATIONS,
+            self.job.seed() + 1,
+            1,
+        )
         quantiser.train(np.ascontiguousarray(enough(inside, 1 << self.bits)))
         across = inside.shape[1] // self.parts
-        self.atoms: Floats = faiss.vector_to_array(quantiser.centroids).reshape(self.parts, 1 << self.bits, across).copy()
+        self.atoms: Floats = (
+            faiss.vector_to_array(quantiser.centroids)
+            .reshape(self.parts, 1 << self.bits, across)
+            .copy()
+        )
         self.store_atoms()
         self.codes = self._encode(inside)
 
@@ -111,21 +135,30 @@ class ProductFit(Fit):
 
     def _encode(self, inside: Floats) -> Codes:
         pieces = np.split(inside, self.parts, axis=1)
-        return np.stack([nearest(piece, atoms) for piece, atoms in zip(pieces, self.atoms, strict=True)], axis=1)
+        return np.stack(
+            [nearest(piece, atoms) for piece, atoms in zip(pieces, self.atoms, strict=True)], axis=1
+        )
 
     def refine(self, rounds: int) -> None:
         """Alternate: the rotation that fits best (Procrustes), weighted means of each code, codes anew."""
         for done in range(rounds):
             self.job.tell("refining", done / rounds)
             if self.turned and self.basis.mean is not None:
-                found = np.concatenate([self.atoms[p][self.codes[:, p]] for p in range(self.parts)], axis=1)
-                cross = (found * self.weights[:, None]).T @ (self.rows - self.basis.mean)  # [width, d]
+                found = np.concatenate(
+                    [self.atoms[p][self.codes[:, p]] for p in range(self.parts)], axis=1
+                )
+                cross = (found * self.weights[:, None]).T @ (
+                    self.rows - self.basis.mean
+                )  # [width, d]
                 left, _, right = np.linalg.svd(cross.astype(np.float64), full_matrices=False)
                 self.basis.weight = (left @ right).astype(np.float16).astype(np.float32)
             inside = self.basis.down(self.rows)
             for p, piece in enumerate(np.split(inside, self.parts, axis=1)):
                 totals = np.bincount(self.codes[:, p], self.weights, 1 << self.bits)
-                known, sums = totals > 0, sums_by_code(self.codes[:, p], piece, self.weights, 1 << self.bits)
+                known, sums = (
+                    totals > 0,
+                    sums_by_code(self.codes[:, p], piece, self.weights, 1 << self.bits),
+                )
                 self.atoms[p, known] = sums[known] / totals[known, None]
             self.store_atoms()
             self.codes = self._encode(inside)
@@ -139,4 +172,12 @@ class ProductFit(Fit):
                 self.job.tell("coding", start / rows.count)
                 codes[start : start + len(block)] = self._encode(self.basis.down(block))
         coded = Fixed.encode(codes, None, 1 << self.bits, parts=True)
-        return [Band(rows.count, coded, dictionary=self.dictionary, combine="concat", affine=self.basis.affine)]
+        return [
+            Band(
+                rows.count,
+                coded,
+                dictionary=self.dictionary,
+                combine="concat",
+                affine=self.basis.affine,
+            )
+        ]

@@ -42,15 +42,21 @@ class Judge:
         self.rows, self.neighbours = rows, min(NEIGHBOURS, rows.count - 1)
         evenly = np.sort(generator.choice(rows.count, min(queries, rows.count), replace=False))
         self.queries = evenly
-        if rows.weighted:  # half of the queries by weight, so that the few rows that matter are measured well
+        if (
+            rows.weighted
+        ):  # half of the queries by weight, so that the few rows that matter are measured well
             share = rows.weights / rows.weights.sum()
             often = generator.choice(rows.count, min(queries, rows.count), replace=True, p=share)
             self.queries = np.unique(np.concatenate([evenly, often]))
-            self.drawn = np.bincount(np.searchsorted(self.queries, often), minlength=len(self.queries)).astype(np.float64)
+            self.drawn = np.bincount(
+                np.searchsorted(self.queries, often), minlength=len(self.queries)
+            ).astype(np.float64)
         self.even = np.isin(self.queries, evenly)
         wide = generator.choice(rows.count, min(WIDE, rows.count), replace=False)
         self.wide = np.unique(np.concatenate([wide, self.queries]))
-        self.found = nearest_rows(lambda ids: unit(rows.take(ids)), rows.count, rows.step, self.queries, self.neighbours)
+        self.found = nearest_rows(
+            lambda ids: unit(rows.take(ids)), rows.count, rows.step, self.queries, self.neighbours
+        )
         order = np.argsort(-rows.weights, kind="stable") if rows.weighted else np.arange(rows.count)
         self.place = np.empty(rows.count, dtype=np.int64)
         self.place[order] = np.arange(rows.count)
@@ -64,10 +70,18 @@ class Judge:
         """Return for each query the share of its neighbours that is kept."""
         if self.neighbours < 1:
             return np.ones(len(self.queries))
-        kept = nearest_rows(lambda ids: unit(rows_of(ids)), self.rows.count, self.rows.step, self.queries, self.neighbours)
+        kept = nearest_rows(
+            lambda ids: unit(rows_of(ids)),
+            self.rows.count,
+            self.rows.step,
+            self.queries,
+            self.neighbours,
+        )
         both = np.concatenate([self.found, kept], axis=1)
         both.sort(axis=1)
-        shared: np.ndarray[Any, np.dtype[np.float64]] = (both[:, 1:] == both[:, :-1]).sum(axis=1) / self.neighbours
+        shared: np.ndarray[Any, np.dtype[np.float64]] = (both[:, 1:] == both[:, :-1]).sum(
+            axis=1
+        ) / self.neighbours
         return shared
 
     def recall(self, rows_of: RowsOf) -> float:
@@ -97,10 +111,15 @@ class Judge:
             weights = self.rows.weights[self.wide].astype(np.float64)
             found["weighted_recall"] = self._mean(recalls)
             found["weighted_error"] = float((weights * errors).sum() / (weights * squares).sum())
-        found["bands"] = [self._band(low, high, recalls, errors, squares, cosines) for low, high in band_edges(self.rows.count)]
+        found["bands"] = [
+            self._band(low, high, recalls, errors, squares, cosines)
+            for low, high in band_edges(self.rows.count)
+        ]
         return found
 
-    def _band(self, low: int, high: int, recalls: Any, errors: Any, squares: Any, cosines: Any) -> dict[str, Any]:
+    def _band(
+        self, low: int, high: int, recalls: Any, errors: Any, squares: Any, cosines: Any
+    ) -> dict[str, Any]:
         wide = (self.place[self.wide] >= low) & (self.place[self.wide] < high)
         asked = (self.place[self.queries] >= low) & (self.place[self.queries] < high)
         members = (self.place >= low) & (self.place < high)
@@ -109,7 +128,9 @@ class Judge:
             "name": f"{what} {low:,} to {high - 1:,}",
             "rows": high - low,
             "share": float(self.rows.weights[members].sum() / self.rows.weights.sum()),
-            "error": float(errors[wide].sum() / squares[wide].sum()) if squares[wide].any() else None,
+            "error": float(errors[wide].sum() / squares[wide].sum())
+            if squares[wide].any()
+            else None,
             "cosine": float(cosines[wide].mean()) if wide.any() else None,
             "recall": float(recalls[asked].mean()) if asked.any() else None,
         }
@@ -121,7 +142,9 @@ def band_edges(count: int) -> list[tuple[int, int]]:
     >>> band_edges(100_000)
     [(0, 10), (10, 100), (100, 1000), (1000, 10000), (10000, 100000)]
     """
-    cuts = np.unique(np.round(np.geomspace(max(1, count / 10**BANDS), count, BANDS + 1)).astype(int))
+    cuts = np.unique(
+        np.round(np.geomspace(max(1, count / 10**BANDS), count, BANDS + 1)).astype(int)
+    )
     edges = [0, *(cut for cut in cuts[1:].tolist() if cut < count), count]
     return [(low, high) for low, high in pairwise(edges) if high > low]
 

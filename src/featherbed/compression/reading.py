@@ -42,7 +42,9 @@ class BFloat16Matrix:
 
 
 Matrixlike: TypeAlias = NDArray[Any] | BFloat16Matrix
-Parts: TypeAlias = tuple[Matrixlike, list[str] | None, str]  # of a Source: the matrix, the names of its rows, what was read
+Parts: TypeAlias = tuple[
+    Matrixlike, list[str] | None, str
+]  # of a Source: the matrix, the names of its rows, what was read
 
 
 @dataclass
@@ -65,7 +67,11 @@ class Found:
 
     def names_rows(self) -> bool:
         """Tell whether this may hold one key a row: a row of strings, or a single string of lines."""
-        return re.match(r"(str|bytes)\d", self.dtype) is not None and len(self.shape) < 2 and min(self.shape, default=1) > 0
+        return (
+            re.match(r"(str|bytes)\d", self.dtype) is not None
+            and len(self.shape) < 2
+            and min(self.shape, default=1) > 0
+        )
 
 
 @contextlib.contextmanager
@@ -81,7 +87,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path.name} is no complete gzip file ({error}): fetch it again") from None
 
 
-def spooled(blocks: Iterable[Any], dtype: Any, shape: tuple[int, ...], order: Any = "C") -> NDArray[Any]:
+def spooled(
+    blocks: Iterable[Any], dtype: Any, shape: tuple[int, ...], order: Any = "C"
+) -> NDArray[Any]:
     """Write blocks of bytes into a nameless temporary file and map it; -1 rows are as many as there were."""
     with tempfile.TemporaryFile() as file:
         try:
@@ -95,7 +103,9 @@ def spooled(blocks: Iterable[Any], dtype: Any, shape: tuple[int, ...], order: An
         if shape[0:1] == (-1,):
             shape = (file.tell() // (shape[1] * np.dtype(dtype).itemsize), shape[1])
         if file.tell() < math.prod(shape) * np.dtype(dtype).itemsize:
-            raise DataError(f"only {file.tell():,} bytes could be unpacked of an array {shape}: fetch or save the file again")
+            raise DataError(
+                f"only {file.tell():,} bytes could be unpacked of an array {shape}: fetch or save the file again"
+            )
         return np.memmap(file, dtype, "r", 0, shape, order)
 
 
@@ -103,28 +113,41 @@ def choose(path: Path, arrays: dict[str, Found], array: str | None) -> tuple[Fou
     """Return the one matrix of a file, or the one asked for, and its full name."""
     fit = {name: found for name, found in arrays.items() if not found.objection()}
     if array is None and len(fit) > 1:
-        raise DataError(f"{path.name} holds {len(fit)} matrices: {_listed(fit)}; name one with --array NAME (array= in Python)")
+        raise DataError(
+            f"{path.name} holds {len(fit)} matrices: {_listed(fit)}; name one with --array NAME (array= in Python)"
+        )
     if array is None and not fit and len(arrays) != 1:
         raise DataError(f"{path.name} holds no matrix of floats; found instead: {_listed(arrays)}")
     name = array if array is not None else next(iter(fit or arrays))
     if name not in arrays:
         raise DataError(f"{path.name} holds no array {name!r}; it has: {_listed(fit or arrays)}")
     if objection := arrays[name].objection():
-        raise DataError(f"{path.name}: the array {name!r} {objection}" if name else f"{path.name} {objection}")
+        raise DataError(
+            f"{path.name}: the array {name!r} {objection}" if name else f"{path.name} {objection}"
+        )
     return arrays[name], f"{path.name}:{name}" if len(arrays) > 1 else path.name
 
 
 def _listed(arrays: dict[str, Found]) -> str:
     """Return names, shapes and types of at most 12 arrays."""
-    shown = [f"{name} ({' x '.join(map(str, a.shape)) or 'scalar'} {a.dtype})" for name, a in islice(arrays.items(), 12)]
-    return ", ".join(shown or ["nothing"]) + (f" and {len(arrays) - 12} more" if len(arrays) > 12 else "")
+    shown = [
+        f"{name} ({' x '.join(map(str, a.shape)) or 'scalar'} {a.dtype})"
+        for name, a in islice(arrays.items(), 12)
+    ]
+    return ", ".join(shown or ["nothing"]) + (
+        f" and {len(arrays) - 12} more" if len(arrays) > 12 else ""
+    )
 
 
 def row_names(path: Path, keys: list[Any], rows: int) -> list[str] | None:
     """Return keys as text if they name every row once; otherwise warn and return None."""
-    texts = [key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys]
+    texts = [
+        key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys
+    ]
     if len(texts) == rows == len(set(texts)) and None not in texts:
         return texts
     counts = f"{len(texts)} keys, {len(set(texts))} of them different, for {rows} rows"
-    warnings.warn(f"{path.name}: {counts}: read without keys, give each row a key of its own", stacklevel=4)
+    warnings.warn(
+        f"{path.name}: {counts}: read without keys, give each row a key of its own", stacklevel=4
+    )
     return None

@@ -89,10 +89,15 @@ class Report:
         if path.suffix in (".html", ".htm"):
             text = compression_page(self.data)
         elif path.suffix == ".json":
-            text = json.dumps(_plain(self.data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            text = (
+                json.dumps(_plain(self.data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            )
         else:
             text = str(self) + "\n"
-        with replacing(path) as descriptor, open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        with (
+            replacing(path) as descriptor,
+            open(descriptor, "w", encoding="utf-8", closefd=False) as file,
+        ):
             file.write(text)
 
 
@@ -103,7 +108,11 @@ def _words(table: PackedTable, rows: Any, files: list[Path]) -> list[dict[str, A
     before = score_words(rows.take, keys, files)
     after = score_words(lambda ids: table[ids], keys, files)
     return [
-        {**{k: one[k] for k in ("file", "kind", "used", "of")}, "before": one["score"], "after": two["score"]}
+        {
+            **{k: one[k] for k in ("file", "kind", "used", "of")},
+            "before": one["score"],
+            "after": two["score"],
+        }
         for one, two in zip(before, after, strict=True)
     ]
 

@@ -33,14 +33,25 @@ class Additive(Method):
         found = []
         for bits in (8, 7, 6, 5, 4):
             for kind in ("int8", "float16"):
-                shapes: list[Settings] = [{"codes": n, "bits": bits, "kind": kind} for n in range(1, 65)]
-                fitting = [s for s in shapes if self.size(rows, dim, **s) <= budget and rows >= 2 << bits]
-                found += fitting[-1:] if self.name == "rq" or (fitting and fitting[-1]["codes"] <= MOST_LOCAL) else []
+                shapes: list[Settings] = [
+                    {"codes": n, "bits": bits, "kind": kind} for n in range(1, 65)
+                ]
+                fitting = [
+                    s for s in shapes if self.size(rows, dim, **s) <= budget and rows >= 2 << bits
+                ]
+                found += (
+                    fitting[-1:]
+                    if self.name == "rq" or (fitting and fitting[-1]["codes"] <= MOST_LOCAL)
+                    else []
+                )
         return sorted(found, key=lambda s: -s["codes"] * (s["bits"] + 0.02 * s["bits"] ** 2))
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return how long a fit takes for each row: local search takes the longer the more codes there are."""
-        return float((18 if self.name == "rq" else 40 * settings["codes"]) * dim * settings["codes"] << settings["bits"])
+        return float(
+            (18 if self.name == "rq" else 40 * settings["codes"]) * dim * settings["codes"]
+            << settings["bits"]
+        )
 
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -63,14 +74,20 @@ class AdditiveFit(LayeredFit):
         if self.settings["learn"] == "rq":
             quantiser = faiss.ResidualQuantizer(dim, parts, bits)
             iterations, beam = (8, 4) if self.job.quick else (ITERATIONS, BEAM)
-            quantiser.cp.niter, quantiser.cp.seed, quantiser.max_beam_size = iterations, self.job.seed() + 1, beam
+            quantiser.cp.niter, quantiser.cp.seed, quantiser.max_beam_size = (
+                iterations,
+                self.job.seed() + 1,
+                beam,
+            )
             quantiser.cp.min_points_per_centroid = 1
         else:
             quantiser = faiss.LocalSearchQuantizer(dim, parts, bits)
             quantiser.train_iters, quantiser.random_seed = ITERATIONS, self.job.seed() + 1
         quantiser.train(enough(self.sample, max(1 << bits, dim)))
         self.quantiser = quantiser
-        self.atoms = faiss.vector_to_array(quantiser.codebooks).reshape(parts, 1 << bits, dim).copy()
+        self.atoms = (
+            faiss.vector_to_array(quantiser.codebooks).reshape(parts, 1 << bits, dim).copy()
+        )
         self.store_atoms()
         self.codes = self._by_faiss(self.sample)
 

@@ -28,7 +28,9 @@ class Rows:
     def __init__(self, matrix: Any, weights: ArrayLike | str | None = None) -> None:
         shape = matrix.shape
         if len(shape) != 2:
-            raise ArgumentError(f"the matrix has shape {tuple(shape)}: compress takes [rows, columns]")
+            raise ArgumentError(
+                f"the matrix has shape {tuple(shape)}: compress takes [rows, columns]"
+            )
         if not shape[0] or not shape[1]:
             raise DataError(f"the matrix is empty: it has {shape[0]} rows and {shape[1]} columns")
         if np.dtype(matrix.dtype).kind != "f":
@@ -83,10 +85,14 @@ class Rows:
         lengths = np.empty(self.count, dtype=np.float32)
         for start, rows in self.blocks():
             with np.errstate(over="ignore", invalid="ignore"):
-                lengths[start : start + len(rows)] = np.sqrt(np.einsum("vd,vd->v", rows, rows, dtype=np.float64))
+                lengths[start : start + len(rows)] = np.sqrt(
+                    np.einsum("vd,vd->v", rows, rows, dtype=np.float64)
+                )
         large = np.flatnonzero(lengths > LONGEST)
         if len(large) and np.isfinite(lengths[large]).all():
-            raise DataError(f"{_some(large)} longer than {LONGEST:.0e}, too long to compute with: scale the matrix down first")
+            raise DataError(
+                f"{_some(large)} longer than {LONGEST:.0e}, too long to compute with: scale the matrix down first"
+            )
         wrong = np.flatnonzero(~np.isfinite(lengths))
         if len(wrong):
             raise DataError(
@@ -110,7 +116,11 @@ def refuse_zeros(lengths: Floats, padding: int | None) -> None:
 
 def _some(ids: NDArray[np.intp]) -> str:
     shown = ", ".join(str(i) for i in ids[:5].tolist())
-    return f"rows {shown}{' and more' if len(ids) > 5 else ''} are" if len(ids) > 1 else f"row {shown} is"
+    return (
+        f"rows {shown}{' and more' if len(ids) > 5 else ''} are"
+        if len(ids) > 1
+        else f"row {shown} is"
+    )
 
 
 def _weights(weights: ArrayLike | str | None, count: int) -> Floats:
@@ -118,8 +128,12 @@ def _weights(weights: ArrayLike | str | None, count: int) -> Floats:
         return np.ones(count, dtype=np.float32)
     found = numbers_of(weights, count)
     if found.shape != (count,):
-        raise ArgumentError(f"weights have shape {found.shape}: give one for each of the {count:,} rows")
+        raise ArgumentError(
+            f"weights have shape {found.shape}: give one for each of the {count:,} rows"
+        )
     if not np.isfinite(found).all() or found.min() < 0 or found.sum() <= 0:
-        raise ArgumentError("weights must be finite, not negative, and not all zero: give counts or shares")
+        raise ArgumentError(
+            "weights must be finite, not negative, and not all zero: give counts or shares"
+        )
     scaled: Floats = (found / found.mean()).astype(np.float32)
     return scaled

@@ -25,7 +25,25 @@ from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
 KEYS_HEADER = 400  # bytes of a file's header that keys add
-RATIOS = (96, 64, 48, 40, 32, 24, 20, 16, 12, 10, 8, 7, 6, 5, 4.5, 4, 3.7)  # tried, smallest table first, to reach a quality
+RATIOS = (
+    96,
+    64,
+    48,
+    40,
+    32,
+    24,
+    20,
+    16,
+    12,
+    10,
+    8,
+    7,
+    6,
+    5,
+    4.5,
+    4,
+    3.7,
+)  # tried, smallest table first, to reach a quality
 
 
 def compress(
@@ -83,7 +101,9 @@ def compress(
     target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4, measure)
     found_keys = None if keys is None else Keys.of(keys)
     if found_keys is not None and len(found_keys) != rows.count:
-        raise ArgumentError(f"{len(found_keys)} keys were given for {rows.count} rows: give one for each")
+        raise ArgumentError(
+            f"{len(found_keys)} keys were given for {rows.count} rows: give one for each"
+        )
     if padding_idx is not None and not 0 <= padding_idx < rows.count:
         raise ArgumentError(f"padding_idx={padding_idx}: rows go from 0 to {rows.count - 1}")
     files = [Path(path) for path in words]
@@ -96,7 +116,11 @@ def compress(
     job = _job(rows, target, generator, padding_idx, tell)
     trial = Trial(job, target.measure, started)
     named = None if chosen is None else (chosen, settings)
-    choice = _fit(trial, named, target.budget) if target.budget is not None else _reach(trial, named, target)
+    choice = (
+        _fit(trial, named, target.budget)
+        if target.budget is not None
+        else _reach(trial, named, target)
+    )
     table = _table(trial, choice, padding_idx, found_keys)
     with trial.meter.step("measuring", "measuring", trial.judge.work):
         table.report = Report.of(table, trial, choice, target, name, command, files)
@@ -104,13 +128,23 @@ def compress(
     return table
 
 
-def _table(trial: Trial, choice: Entry, padding: int | None = None, keys: Keys | None = None) -> PackedTable:
-    made_by: dict[str, Any] = {"table": "compress", "method": choice.candidate.method.name, **choice.candidate.settings}
-    return PackedTable(choice.bands, trial.job.rows.dim, padding_idx=padding, keys=keys, made_by=made_by)
+def _table(
+    trial: Trial, choice: Entry, padding: int | None = None, keys: Keys | None = None
+) -> PackedTable:
+    made_by: dict[str, Any] = {
+        "table": "compress",
+        "method": choice.candidate.method.name,
+        **choice.candidate.settings,
+    }
+    return PackedTable(
+        choice.bands, trial.job.rows.dim, padding_idx=padding, keys=keys, made_by=made_by
+    )
 
 
 def _need_faiss() -> None:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not take the core another one works on
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # threads that wait must not take the core another one works on
     for package in ("faiss", "numba", "scipy"):
         try:
             __import__(package)
@@ -118,14 +152,28 @@ def _need_faiss() -> None:
             raise MissingExtra(package, "compress", "compressing a matrix") from None
 
 
-def _job(rows: Rows, target: Target, generator: np.random.Generator | int | None, padding: int | None, tell: Tell) -> Job:
+def _job(
+    rows: Rows,
+    target: Target,
+    generator: np.random.Generator | int | None,
+    padding: int | None,
+    tell: Tell,
+) -> Job:
     tell("reading the matrix", 0.0)
     lengths = rows.lengths()
     if target.measure == "recall":
         refuse_zeros(lengths, padding)
-    if isinstance(generator, bool) or not (generator is None or isinstance(generator, int | np.integer | np.random.Generator)):
-        raise ArgumentError(f"generator={generator!r}: give numpy.random.default_rng(seed), a seed, or nothing")
-    made = generator if isinstance(generator, np.random.Generator) else np.random.default_rng(generator or 0)
+    if isinstance(generator, bool) or not (
+        generator is None or isinstance(generator, int | np.integer | np.random.Generator)
+    ):
+        raise ArgumentError(
+            f"generator={generator!r}: give numpy.random.default_rng(seed), a seed, or nothing"
+        )
+    made = (
+        generator
+        if isinstance(generator, np.random.Generator)
+        else np.random.default_rng(generator or 0)
+    )
     job = Job(rows, importance(rows, lengths, target.measure, padding), made, tell=tell)
     return replace(job, rank=effective_rank(job))
 
@@ -140,7 +188,9 @@ def _fit(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Entry
         if over <= 0:
             return choice
         asked = table.nbytes - over + HEADER
-    raise ArgumentError(f"no table of {budget:,} bytes was found for this matrix: ask for a little more")
+    raise ArgumentError(
+        f"no table of {budget:,} bytes was found for this matrix: ask for a little more"
+    )
 
 
 def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Entry:
@@ -155,15 +205,21 @@ def _within(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> En
         fitting = [settings for settings in fitting if asked.items() <= settings.items()]
         fitting = fitting or _asked(method, asked, rows, dim, trial.job.rank, budget)
     if not fitting:
-        raise ArgumentError(f"{method.name}: {too_small(rows, dim, budget, trial.job.rank, [method])}")
-    listed = [Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fitting[:3]]
+        raise ArgumentError(
+            f"{method.name}: {too_small(rows, dim, budget, trial.job.rank, [method])}"
+        )
+    listed = [
+        Candidate(method, settings, method.size(rows, dim, **settings)) for settings in fitting[:3]
+    ]
     if len(listed) > 1:
         trial.outlook(listed, listed[:1], fresh=True)
         listed = [max(map(trial.on_sample, listed), key=lambda entry: entry.quality).candidate]
     return finish(trial, [Entry(listed[0])])
 
 
-def _asked(method: Any, asked: Settings, rows: int, dim: int, rank: int, budget: int) -> list[Settings]:
+def _asked(
+    method: Any, asked: Settings, rows: int, dim: int, rank: int, budget: int
+) -> list[Settings]:
     """Return what was asked for, the other settings as the method chooses them: of those that fit, the largest first."""
     sizes = (budget // 8, budget // 2, budget, 2 * budget, 8 * budget, 64 * budget, rows * dim * 64)
     offered = [found for size in sizes for found in method.settings(rows, dim, size - HEADER, rank)]
@@ -179,10 +235,14 @@ def _asked(method: Any, asked: Settings, rows: int, dim: int, rank: int, budget:
             )
     whole = [settings for settings in whole if asked.items() <= settings.items()]
     taken = [(method.size(rows, dim, **settings), settings) for settings in whole]
-    fitting = sorted((pair for pair in taken if pair[0] <= budget - HEADER), key=lambda pair: -pair[0])
+    fitting = sorted(
+        (pair for pair in taken if pair[0] <= budget - HEADER), key=lambda pair: -pair[0]
+    )
     if not fitting:
         least = min(size for size, _ in taken) + HEADER
-        raise ArgumentError(f"{method.name} with {asked} takes at least {least:,} bytes: {budget:,} were asked for")
+        raise ArgumentError(
+            f"{method.name} with {asked} takes at least {least:,} bytes: {budget:,} were asked for"
+        )
     return [settings for _, settings in fitting[:1]]
 
 
@@ -192,14 +252,20 @@ def _check_setting(method: str, name: str, value: int | str, offered: list[Setti
         raise ArgumentError(f"{method} has no setting {name!r}: it has {', '.join(offered[0])}")
     known = offered[0][name]
     if isinstance(known, str):
-        words = {found[name] for found in offered} | ({"int8", "float16"} if name == "kind" else set())
+        words = {found[name] for found in offered} | (
+            {"int8", "float16"} if name == "kind" else set()
+        )
         if value not in words:
-            raise ArgumentError(f"{method}: {name}={value!r}: use one of {', '.join(sorted(words))}")
+            raise ArgumentError(
+                f"{method}: {name}={value!r}: use one of {', '.join(sorted(words))}"
+            )
         return
     least = 0 if name in ("blocks", "block_bits") else 1
     most = {"bits": 12, "block_bits": 16}.get(name, 1 << 24)
     if not isinstance(value, int) or not least <= value <= most:
-        raise ArgumentError(f"{method}: {name}={value!r}: give a whole number from {least} to {most:,}")
+        raise ArgumentError(
+            f"{method}: {name}={value!r}: give a whole number from {least} to {most:,}"
+        )
 
 
 def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> Entry:
@@ -217,19 +283,31 @@ def _reach(trial: Trial, named: tuple[Any, Settings] | None, target: Target) -> 
             continue
         if target.reached(abs(best.quality)):
             return best
-    kept = "nothing fits" if best is None else f"{best.candidate.method.name} has {target.measure} {abs(best.quality):.4f}"
+    kept = (
+        "nothing fits"
+        if best is None
+        else f"{best.candidate.method.name} has {target.measure} {abs(best.quality):.4f}"
+    )
     raise ArgumentError(
         f"quality={target.measure}:{target.floor} is out of reach even at {dense / budgets[-1]:.1f} times smaller: {kept}"
     )
 
 
-def _promising(trial: Trial, named: tuple[Any, Settings] | None, budget: int, target: Target) -> bool:
+def _promising(
+    trial: Trial, named: tuple[Any, Settings] | None, budget: int, target: Target
+) -> bool:
     """Whether the sample reaches the quality with this many bytes (the whole, with more rows to confuse, seldom does)."""
     rows, dim = trial.job.rows.count, trial.job.rows.dim
-    methods = [named[0]] if named else [METHODS[name] for name in ("layered", "int8", "int4", "int3", "int2")]
+    methods = (
+        [named[0]]
+        if named
+        else [METHODS[name] for name in ("layered", "int8", "int4", "int3", "int2")]
+    )
     for method in methods:
         for settings in method.settings(rows, dim, budget - HEADER, trial.job.rank)[:1]:
-            found = trial.on_sample(Candidate(method, settings, method.size(rows, dim, **settings))).point[target.measure]
+            found = trial.on_sample(
+                Candidate(method, settings, method.size(rows, dim, **settings))
+            ).point[target.measure]
             if target.reached(found + 0.02 if target.measure == "recall" else found * 0.97):
                 return True
     return False

@@ -22,7 +22,9 @@ ENDINGS = dict.fromkeys((".pt", ".pth", ".ckpt"), "torch") | {
     f".{kind}": kind for kind in ("npy", "npz", "safetensors", "parquet")
 }
 BEGINNINGS = {b"\x93NUMPY": "npy", b"PK\x03\x04": "zip", b"PAR1": "parquet", b"\x80": "torch"}
-ACCEPTED = ".npy, .npz, .safetensors, torch checkpoints, word2vec text and binary, GloVe text, .parquet"
+ACCEPTED = (
+    ".npy, .npz, .safetensors, torch checkpoints, word2vec text and binary, GloVe text, .parquet"
+)
 
 
 @dataclass
@@ -51,10 +53,14 @@ def read_matrix(path: str | Path, *, array: str | None = None) -> Source:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.stat().st_size:
-        raise DataError(f"{path.name} is empty: a download that failed leaves such a file, fetch it again")
+        raise DataError(
+            f"{path.name} is empty: a download that failed leaves such a file, fetch it again"
+        )
     kind = _kind(path)
     if kind in ("npy", "text", "binary") and array is not None:
-        raise ArgumentError(f"array={array!r} was given, but {path.name} holds one matrix without a name: leave it out")
+        raise ArgumentError(
+            f"array={array!r} was given, but {path.name} holds one matrix without a name: leave it out"
+        )
     return Source(*_READERS[kind](path, array))
 
 
@@ -64,18 +70,26 @@ def _kind(path: Path) -> str:
         return ENDINGS[path.suffix.lower()]
     with opened(path) as file:
         head, gzipped = file.read(1 << 16), isinstance(file, gzip.GzipFile)
-    kind = next((kind for beginning, kind in BEGINNINGS.items() if head.startswith(beginning)), None)
+    kind = next(
+        (kind for beginning, kind in BEGINNINGS.items() if head.startswith(beginning)), None
+    )
     kind = "safetensors" if head[5:9] == b"\0\0\0{" else kind
     if kind and gzipped:
-        raise DataError(f"{path.name} is a gzipped {kind} file, only text and word2vec files are read gzipped: unpack it first")
+        raise DataError(
+            f"{path.name} is a gzipped {kind} file, only text and word2vec files are read gzipped: unpack it first"
+        )
     if kind == "zip":
         return "torch" if b"/data.pkl" in head else "npz"  # torch writes its pickle first
     sizes = re.match(SIZES, head)
     if not kind and sizes:
         first = head[sizes.end() :].partition(b" ")[2]
-        kind = "text" if _is_text(first[: 4 * int(sizes[2])]) else "binary"  # the first row, were it binary
+        kind = (
+            "text" if _is_text(first[: 4 * int(sizes[2])]) else "binary"
+        )  # the first row, were it binary
     if not kind and b"\0" in head:
-        raise DataError(f"{path.name} begins like no format known here ({head[:8]!r}): these are read: {ACCEPTED}")
+        raise DataError(
+            f"{path.name} begins like no format known here ({head[:8]!r}): these are read: {ACCEPTED}"
+        )
     return kind or "text"
 
 

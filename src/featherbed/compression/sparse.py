@@ -42,7 +42,9 @@ class Sparse(Method):
     def size(self, rows: int, dim: int, **settings: Any) -> int:
         """Return the bytes of the arrays these settings make."""
         anchors, bits = settings["anchors"], level_bits(settings["values"])
-        total = stream_size(rows, settings["codes"] * (width(anchors) + bits)) + matrix_size(settings["kind"], anchors, dim)
+        total = stream_size(rows, settings["codes"] * (width(anchors) + bits)) + matrix_size(
+            settings["kind"], anchors, dim
+        )
         return total + (4 << bits if bits < 16 else 0) + (4 * dim if self.name == "ksvd" else 0)
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002 - one signature
@@ -52,9 +54,15 @@ class Sparse(Method):
             for values in ("int8", "int4"):
                 fixed: Settings = {"anchors": anchors, "values": values}
                 counts = range(1, min(MOST, dim) + 1)
-                shapes = [fixed | {"codes": s, "kind": kind} for s in counts for kind in ("int8", "float16")]
+                shapes = [
+                    fixed | {"codes": s, "kind": kind}
+                    for s in counts
+                    for kind in ("int8", "float16")
+                ]
                 found += [s for s in shapes if self.size(rows, dim, **s) <= budget][-1:]
-        return sorted(found, key=lambda s: -s["codes"] * width(s["anchors"]) ** 1.5)  # as errors on GloVe go
+        return sorted(
+            found, key=lambda s: -s["codes"] * width(s["anchors"]) ** 1.5
+        )  # as errors on GloVe go
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return how long a fit takes for each row: all atoms are tried for every code."""
@@ -112,7 +120,9 @@ class SparseFit(Fit):
             if self.name.endswith("ksvd"):
                 self._code(self._turn_atoms(), "ksvd")
             else:
-                moved = nearest_atoms(self.sample, self.coder.atoms, self.chosen, self.values, self.weights)
+                moved = nearest_atoms(
+                    self.sample, self.coder.atoms, self.chosen, self.values, self.weights
+                )
                 self._code(moved, self.name)
             if self.error < kept["error"]:
                 kept = dict(self.__dict__)
@@ -120,13 +130,21 @@ class SparseFit(Fit):
 
     def _turn_atoms(self) -> Floats:  # -> [K, d]
         """Turn each atom towards what its rows leave without it: one step of the power method, values along (k-SVD)."""
-        atoms, left, values = self.coder.atoms.copy(), self.left.copy(), self.values.reshape(-1).copy()
+        atoms, left, values = (
+            self.coder.atoms.copy(),
+            self.left.copy(),
+            self.values.reshape(-1).copy(),
+        )
         order = np.argsort(self.chosen, axis=None, kind="stable")
         ends = np.cumsum(np.bincount(self.chosen.reshape(-1), minlength=len(atoms)))
-        worst = iter(np.argsort(-self.weights * np.einsum("nd,nd->n", left, left))[: len(atoms)].tolist())
+        worst = iter(
+            np.argsort(-self.weights * np.einsum("nd,nd->n", left, left))[: len(atoms)].tolist()
+        )
         for k, at in enumerate(np.split(order, ends[:-1])):
             if not len(at):
-                atoms[k] = left[next(worst, 0)]  # nobody uses it: it becomes what the worst row lacks
+                atoms[k] = left[
+                    next(worst, 0)
+                ]  # nobody uses it: it becomes what the worst row lacks
                 continue
             rows, known = at // self.chosen.shape[1], values[at]
             whole = left[rows] + known[:, None] * atoms[k]
@@ -149,10 +167,15 @@ class SparseFit(Fit):
                 part = slice(start, start + len(block))
                 chosen[part], values[part] = self.coder(self._centred(block))
         kind = self.settings["values"]
-        levels, stored = Levels.fit(values.reshape(-1)[:: -(-values.size // LEVELLED)], kind), np.empty_like(values)
+        levels, stored = (
+            Levels.fit(values.reshape(-1)[:: -(-values.size // LEVELLED)], kind),
+            np.empty_like(values),
+        )
         for start, block in rows.blocks():
             part = slice(start, start + len(block))
-            stored[part] = self.coder.rounded(self._centred(block), chosen[part], values[part], levels)
+            stored[part] = self.coder.rounded(
+                self._centred(block), chosen[part], values[part], levels
+            )
         coded = Fixed.encode(chosen.astype(np.int64), stored, len(self.coder.atoms), kind)
         affine = None if self.mean is None else Affine(None, self.mean)
         return [Band(rows.count, coded, dictionary=self.dictionary, affine=affine)]

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from featherbed.errors import ArgumentError
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 MEASURES = ("recall", "error")
 
 
@@ -22,7 +31,12 @@ class Target:
 
     @classmethod
     def of(
-        cls, budget: int | str | None, ratio: float | None, quality: str | None, dense: int, measure: str = "recall"
+        cls,
+        budget: int | str | None,
+        ratio: float | None,
+        quality: str | None,
+        dense: int,
+        measure: str = "recall",
     ) -> Target:
         """Read the three ways to ask; exactly one must be given. ``dense`` is the matrix's size in float32 bytes.
 
@@ -35,14 +49,24 @@ class Target:
         named = [f"{name}={value}" for name, value in given.items() if value is not None]
         if len(named) != 1:
             what = " and ".join(named) if named else "none of them"
-            raise ArgumentError(f'give exactly one of budget ("600KB"), ratio (20) or quality ("recall:0.9"); got {what}')
+            raise ArgumentError(
+                f'give exactly one of budget ("600KB"), ratio (20) or quality ("recall:0.9"); got {what}'
+            )
         if measure not in MEASURES:
-            raise ArgumentError(f"measure={measure!r}: methods are compared by {' or '.join(MEASURES)}")
+            raise ArgumentError(
+                f"measure={measure!r}: methods are compared by {' or '.join(MEASURES)}"
+            )
         if budget is not None:
             return cls(named[0], read_bytes(budget), measure)
         if ratio is not None:
-            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 <= ratio < float("inf"):
-                raise ArgumentError(f"ratio={ratio!r}: how many times smaller than float32, a number of at least 1")
+            if (
+                isinstance(ratio, bool)
+                or not isinstance(ratio, int | float)
+                or not 1 <= ratio < float("inf")
+            ):
+                raise ArgumentError(
+                    f"ratio={ratio!r}: how many times smaller than float32, a number of at least 1"
+                )
             return cls(named[0], int(dense / ratio), measure)
         measure, _, text = str(quality).partition(":")
         try:
@@ -50,7 +74,9 @@ class Target:
         except ValueError:
             floor = -1.0
         if measure not in MEASURES or not 0 < floor < 1:
-            raise ArgumentError(f'quality={quality!r}: write "recall:0.9" (at least) or "error:0.1" (at most), between 0 and 1')
+            raise ArgumentError(
+                f'quality={quality!r}: write "recall:0.9" (at least) or "error:0.1" (at most), between 0 and 1'
+            )
         return cls(named[0], None, measure, floor)
 
     def reached(self, found: float) -> bool:
@@ -68,7 +94,9 @@ def read_bytes(text: int | str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(text))
     if isinstance(text, bool) or match is None or match[2].upper() not in UNITS:
-        raise ArgumentError(f'budget={text!r}: give bytes, such as 600000, "600KB", "1.5MB" or "2MiB"')
+        raise ArgumentError(
+            f'budget={text!r}: give bytes, such as 600000, "600KB", "1.5MB" or "2MiB"'
+        )
     size = int(float(match[1]) * UNITS[match[2].upper()])
     if size < 1:
         raise ArgumentError(f"budget={text!r}: a table needs at least one byte")

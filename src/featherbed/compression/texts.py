@@ -16,7 +16,16 @@ from typing import IO, Any
 
 import numpy as np
 
-from featherbed.compression.reading import BLOCK, FLOATS, Found, Parts, choose, opened, row_names, spooled
+from featherbed.compression.reading import (
+    BLOCK,
+    FLOATS,
+    Found,
+    Parts,
+    choose,
+    opened,
+    row_names,
+    spooled,
+)
 from featherbed.errors import DataError, MissingExtra
 
 LONGEST = 1 << 24  # bytes of a line of text, or of a row
@@ -43,7 +52,10 @@ def _keyed(path: Path, rows: Iterable[tuple[bytes, Any]], dtype: str, dim: int) 
 
     matrix = spooled(kept(), dtype, (-1, dim))
     if dropped:
-        warnings.warn(f"{path.name}: dropped {dropped:,} rows whose keys came before; the first of each is kept", stacklevel=4)
+        warnings.warn(
+            f"{path.name}: dropped {dropped:,} rows whose keys came before; the first of each is kept",
+            stacklevel=4,
+        )
     return matrix, list(keys), path.name
 
 
@@ -70,11 +82,15 @@ def read_text(path: Path, _: str | None) -> Parts:
         dim = fields.most_common(1)[0][0] if fields else 0
         if not dim:
             found = head[0][:60].decode("utf-8", "backslashreplace")
-            raise DataError(f"{path.name}, line 1: expected a key and numbers separated by single spaces, found {found!r}")
+            raise DataError(
+                f"{path.name}, line 1: expected a key and numbers separated by single spaces, found {found!r}"
+            )
         return _keyed(path, _text_rows(path, chain(head, lines), 1, dim, None), "f4", dim)
 
 
-def _text_rows(path: Path, lines: Iterable[bytes], first: int, dim: int, count: int | None) -> Iterator[tuple[bytes, Any]]:
+def _text_rows(
+    path: Path, lines: Iterable[bytes], first: int, dim: int, count: int | None
+) -> Iterator[tuple[bytes, Any]]:
     """Yield key and numbers of each line; a key may hold spaces, the last ``dim`` fields are the numbers."""
     rows = 0
     for number, line in enumerate(lines, first):
@@ -87,7 +103,9 @@ def _text_rows(path: Path, lines: Iterable[bytes], first: int, dim: int, count: 
             row = numbers("f")
         if len(row) != dim:
             bad = next((field for field in fields if not _is_number(field)), line.strip())[:60]
-            found = f"{bad.decode('utf-8', 'backslashreplace')!r} in a line of {len(fields) + 1} fields"
+            found = (
+                f"{bad.decode('utf-8', 'backslashreplace')!r} in a line of {len(fields) + 1} fields"
+            )
             raise DataError(
                 f"{path.name}, line {number}: expected a key and {dim} numbers separated by single spaces, found {found}"
             )
@@ -117,7 +135,9 @@ def read_binary(path: Path, _: str | None) -> Parts:
         return _keyed(path, _binary_rows(path, file, count, dim), "<f4", dim)
 
 
-def _binary_rows(path: Path, file: IO[bytes], count: int, dim: int) -> Iterator[tuple[bytes, bytes]]:
+def _binary_rows(
+    path: Path, file: IO[bytes], count: int, dim: int
+) -> Iterator[tuple[bytes, bytes]]:
     """Yield key and bytes of each row."""
     data, at = b"", 0
     for row in range(count):
@@ -151,11 +171,15 @@ def read_parquet(path: Path, array: str | None) -> Parts:
     except (arrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise
-        raise DataError(f"{path.name} is no complete Parquet file: {str(error)[:200]}; fetch or save it again") from None
+        raise DataError(
+            f"{path.name} is no complete Parquet file: {str(error)[:200]}; fetch or save it again"
+        ) from None
     return matrix, row_names(path, keys, len(matrix)) if strings else None, name
 
 
-def _columns(path: Path, file: Any, types: Any, array: str | None) -> tuple[dict[str, Found], list[str]]:
+def _columns(
+    path: Path, file: Any, types: Any, array: str | None
+) -> tuple[dict[str, Found], list[str]]:
     """Return what the columns of a Parquet file hold, and the column of strings, if there is exactly one."""
     fields = {field.name: field.type for field in file.schema_arrow}
     strings = [name for name, t in fields.items() if types.is_string(t) or types.is_large_string(t)]
@@ -163,14 +187,31 @@ def _columns(path: Path, file: Any, types: Any, array: str | None) -> tuple[dict
     arrays: dict[str, Found] = {}
     for name, kind in fields.items():
         lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        shape = (file.metadata.num_rows, _first_length(file, name)) if lists else (file.metadata.num_rows,)
+        shape = (
+            (file.metadata.num_rows, _first_length(file, name))
+            if lists
+            else (file.metadata.num_rows,)
+        )
         given = str(kind.value_type if lists else kind)
         dtype = ARROW_FLOATS.get(given, given)
-        arrays[name] = Found(shape, dtype, partial(_parquet_rows, path, file, [name], strings, shape[-1], dtype))
-    floats = [name for name, found in arrays.items() if len(found.shape) == 1 and found.dtype in FLOATS]
+        arrays[name] = Found(
+            shape, dtype, partial(_parquet_rows, path, file, [name], strings, shape[-1], dtype)
+        )
+    floats = [
+        name for name, found in arrays.items() if len(found.shape) == 1 and found.dtype in FLOATS
+    ]
     if array is None and len(floats) > 1 and all(found.objection() for found in arrays.values()):
-        shape, dtype = (file.metadata.num_rows, len(floats)), np.result_type(*(arrays[name].dtype for name in floats)).name
-        return {"": Found(shape, dtype, partial(_parquet_rows, path, file, floats, strings, len(floats), dtype))}, strings
+        shape, dtype = (
+            (file.metadata.num_rows, len(floats)),
+            np.result_type(*(arrays[name].dtype for name in floats)).name,
+        )
+        return {
+            "": Found(
+                shape,
+                dtype,
+                partial(_parquet_rows, path, file, floats, strings, len(floats), dtype),
+            )
+        }, strings
     return {name: found for name, found in arrays.items() if name not in strings}, strings
 
 
@@ -183,24 +224,40 @@ def _first_length(file: Any, column: str) -> int:
 
 
 def _parquet_rows(
-    path: Path, file: Any, columns: list[str], strings: list[str], dim: int, dtype: str, keys: list[Any]
+    path: Path,
+    file: Any,
+    columns: list[str],
+    strings: list[str],
+    dim: int,
+    dtype: str,
+    keys: list[Any],
 ) -> Iterator[Any]:
     """Yield blocks of rows, adding their keys to ``keys``; one column of lists, or ``dim`` columns of floats."""
     count = 0
     for batch in file.iter_batches(batch_size=max(1, BLOCK // dim), columns=[*columns, *strings]):
         parts = [batch.column(name) for name in columns]
         if len(columns) == 1:
-            lengths = import_module("pyarrow.compute").list_value_length(parts[0]).fill_null(-1).to_numpy(zero_copy_only=False)
+            lengths = (
+                import_module("pyarrow.compute")
+                .list_value_length(parts[0])
+                .fill_null(-1)
+                .to_numpy(zero_copy_only=False)
+            )
             if (lengths != dim).any():
                 row = int(np.argmax(lengths != dim))
                 found = "nothing" if lengths[row] < 0 else f"{lengths[row]} numbers"
-                raise DataError(f"{path.name}: row {count + row} of {columns[0]!r} holds {found}, the first one {dim}")
+                raise DataError(
+                    f"{path.name}: row {count + row} of {columns[0]!r} holds {found}, the first one {dim}"
+                )
             parts = [parts[0].flatten()]
         if any(part.null_count for part in parts):
             raise DataError(
                 f"{path.name}: a number is missing (null) in rows {count} to {count + len(batch) - 1}: fill or drop them"
             )
-        block = np.stack([part.to_numpy(zero_copy_only=False).astype(dtype, copy=False) for part in parts], axis=-1)
+        block = np.stack(
+            [part.to_numpy(zero_copy_only=False).astype(dtype, copy=False) for part in parts],
+            axis=-1,
+        )
         for name in strings:
             keys += batch.column(name).to_pylist()
         count += len(batch)

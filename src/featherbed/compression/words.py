@@ -37,7 +37,9 @@ def read_pairs(path: str | Path) -> list[tuple[str, str, float]]:
         fields = _fields(line)
         score = _number(fields[-1])
         if len(fields) != 3 or not all(fields) or score is None:
-            raise DataError(f"{path}, line {number} is {line!r}: a similarity file has two words and a finite score a line")
+            raise DataError(
+                f"{path}, line {number} is {line!r}: a similarity file has two words and a finite score a line"
+            )
         pairs.append((fields[0], fields[1], score))
     return pairs
 
@@ -59,12 +61,16 @@ def read_analogies(path: str | Path) -> list[tuple[str, str, str, str]]:
             continue
         fields = line.split()
         if len(fields) != 4:
-            raise DataError(f"{path}, line {number} is {line!r}: an analogy file has four words a line, or ':' and a section")
+            raise DataError(
+                f"{path}, line {number} is {line!r}: an analogy file has four words a line, or ':' and a section"
+            )
         questions.append((fields[0], fields[1], fields[2], fields[3]))
     return questions
 
 
-def score_words(rows_of: RowsOf, keys: Sequence[str], files: Iterable[str | Path]) -> list[dict[str, Any]]:
+def score_words(
+    rows_of: RowsOf, keys: Sequence[str], files: Iterable[str | Path]
+) -> list[dict[str, Any]]:
     """Return how well word vectors do on each file, a similarity or an analogy file by its content.
 
     ``rows_of(ids [B]) -> [B, d]`` gives rows (``matrix.__getitem__``, or that of a packed table), ``keys`` are their words,
@@ -89,7 +95,9 @@ def score_words(rows_of: RowsOf, keys: Sequence[str], files: Iterable[str | Path
             kind, (used, total, score) = "analogy", _analogies(rows_of, keys, read_analogies(path))
         else:
             kind, (used, total, score) = "similarity", _similarity(rows_of, keys, read_pairs(path))
-        found.append({"file": Path(path).name, "kind": kind, "used": used, "of": total, "score": score})
+        found.append(
+            {"file": Path(path).name, "kind": kind, "used": used, "of": total, "score": score}
+        )
     return found
 
 
@@ -103,7 +111,9 @@ def is_analogies(path: str | Path) -> bool:
     """
     line = next(_lines(path))[1]
     fields = line.split()
-    return line.startswith(":") or (len(fields) == 4 and all(_number(field) is None for field in fields))
+    return line.startswith(":") or (
+        len(fields) == 4 and all(_number(field) is None for field in fields)
+    )
 
 
 def spearman(left: Sequence[float] | NDArray[Any], right: Sequence[float] | NDArray[Any]) -> float:
@@ -113,10 +123,14 @@ def spearman(left: Sequence[float] | NDArray[Any], right: Sequence[float] | NDAr
     0.8
     """
     if len(left) != len(right):
-        raise ArgumentError(f"{len(left)} values against {len(right)}: a correlation needs as many on both sides")
+        raise ArgumentError(
+            f"{len(left)} values against {len(right)}: a correlation needs as many on both sides"
+        )
     if not len(left):
         return math.nan
-    first, second = (ranks - ranks.mean() for ranks in (_ranks(np.asarray(left)), _ranks(np.asarray(right))))
+    first, second = (
+        ranks - ranks.mean() for ranks in (_ranks(np.asarray(left)), _ranks(np.asarray(right)))
+    )
     length = math.sqrt(float(first @ first) * float(second @ second))
     return float(first @ second) / length if length else math.nan
 
@@ -129,7 +143,9 @@ def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     return average
 
 
-def _similarity(rows_of: RowsOf, keys: Sequence[str], pairs: list[tuple[str, str, float]]) -> tuple[int, int, float]:
+def _similarity(
+    rows_of: RowsOf, keys: Sequence[str], pairs: list[tuple[str, str, float]]
+) -> tuple[int, int, float]:
     """Return pairs used, pairs in all, and Spearman's correlation of scores and cosines."""
     wanted = {form for one, two, _ in pairs for word in (one, two) for form in (word, word.lower())}
     index = _index(keys, wanted)
@@ -144,7 +160,9 @@ def _similarity(rows_of: RowsOf, keys: Sequence[str], pairs: list[tuple[str, str
     return len(used), len(pairs), spearman([score for _, _, score in used], cosines)
 
 
-def _analogies(rows_of: RowsOf, keys: Sequence[str], questions: list[tuple[str, str, str, str]]) -> tuple[int, int, float]:
+def _analogies(
+    rows_of: RowsOf, keys: Sequence[str], questions: list[tuple[str, str, str, str]]
+) -> tuple[int, int, float]:
     """Return questions used, questions in all, and the share answered by the right word."""
     common = keys[:COMMON]
     wanted = {form for question in questions for word in question for form in (word, word.lower())}
@@ -160,7 +178,9 @@ def _analogies(rows_of: RowsOf, keys: Sequence[str], questions: list[tuple[str, 
         a, b, c = (rows[given[:, column]] for column in range(3))
         scores = (b - a + c) @ rows.T
         np.put_along_axis(scores, given, -np.inf, axis=1)
-        open_ones = (given != answers[:, None]).all(axis=1)  # an answer that is itself excluded cannot be found
+        open_ones = (given != answers[:, None]).all(
+            axis=1
+        )  # an answer that is itself excluded cannot be found
         right += int(np.count_nonzero((scores.argmax(axis=1) == answers) & open_ones))
     return len(asked), len(questions), right / len(asked)
 
@@ -190,12 +210,18 @@ def _unit_rows(rows_of: RowsOf, ids: Ids) -> Floats:
     blocks = []
     for start in range(0, len(ids), READ):
         block = ids[start : start + READ]
-        rows = np.asarray(rows_of(block), np.float64)  # squares of large float32 values would overflow
+        rows = np.asarray(
+            rows_of(block), np.float64
+        )  # squares of large float32 values would overflow
         if rows.ndim != 2 or len(rows) != len(block):
-            raise ArgumentError(f"rows_of gave shape {rows.shape} for {len(block)} ids: it must give [{len(block)}, d]")
+            raise ArgumentError(
+                f"rows_of gave shape {rows.shape} for {len(block)} ids: it must give [{len(block)}, d]"
+            )
         length = np.sqrt(np.square(rows).sum(axis=1, keepdims=True))
         if not np.isfinite(length).all():
-            raise ArgumentError("rows_of gave values that are not finite: no cosine can be had, mend these rows first")
+            raise ArgumentError(
+                "rows_of gave values that are not finite: no cosine can be had, mend these rows first"
+            )
         blocks.append((rows / np.where(length == 0, 1, length)).astype(np.float32))
     return np.concatenate(blocks)
 
@@ -205,7 +231,9 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as text in UTF-8 ({error}): give a similarity or an analogy file") from None
+        raise DataError(
+            f"{path} cannot be read as text in UTF-8 ({error}): give a similarity or an analogy file"
+        ) from None
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
     if not lines:

@@ -25,10 +25,16 @@ class UnitRows:
     dtype = np.dtype(np.float32)
 
     def __init__(self, rows: Rows, lengths: Floats) -> None:
-        self.rows, self.lengths, self.shape = rows, np.where(lengths > 0, lengths, 1), (rows.count, rows.dim)
+        self.rows, self.lengths, self.shape = (
+            rows,
+            np.where(lengths > 0, lengths, 1),
+            (rows.count, rows.dim),
+        )
 
     def __getitem__(self, index: Any) -> Floats:
-        found: Floats = np.asarray(self.rows.matrix[index], dtype=np.float32) / self.lengths[index][:, None]
+        found: Floats = (
+            np.asarray(self.rows.matrix[index], dtype=np.float32) / self.lengths[index][:, None]
+        )
         return found
 
 
@@ -56,7 +62,9 @@ class Apart(Method):
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
         """Return what the inner method can do with the bytes the lengths leave."""
-        return self.inner.settings(rows, dim, budget - matrix_size("int8", rows, 1, "column", 4), rank)
+        return self.inner.settings(
+            rows, dim, budget - matrix_size("int8", rows, 1, "column", 4), rank
+        )
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return how long a fit takes for each row."""
@@ -74,7 +82,9 @@ class Apart(Method):
         """Compress the directions, then keep the lengths."""
         lengths = job.rows.lengths()
         rows = Rows(UnitRows(job.rows, lengths), job.rows.weights if job.rows.weighted else None)
-        inner = self.inner.fit(replace(job, rows=rows, importance=job.importance * lengths**2), **settings)
+        inner = self.inner.fit(
+            replace(job, rows=rows, importance=job.importance * lengths**2), **settings
+        )
         return ApartFit(inner, Matrix.encode(lengths[:, None], "int8", "column"))
 
 
@@ -124,7 +134,9 @@ class Hot(Method):
                 found += [min(likely, key=lambda s: self.work(dim, **s))] if likely else []
         return found
 
-    def beside(self, hot: int, kind: str, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
+    def beside(
+        self, hot: int, kind: str, rows: int, dim: int, budget: int, rank: int
+    ) -> list[Settings]:
         """Return the inner method's likely settings beside so many hot rows, the likeliest first."""
         left = budget - self._head(rows, dim, hot, kind)
         inner = self.inner.settings(rows - hot, dim, left, rank) if left > 0 and hot < rows else []
@@ -132,7 +144,10 @@ class Hot(Method):
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return how long a fit takes for each row."""
-        return self.inner.work(dim, **{name: value for name, value in settings.items() if name not in ("hot", "hot_kind")})
+        return self.inner.work(
+            dim,
+            **{name: value for name, value in settings.items() if name not in ("hot", "hot_kind")},
+        )
 
     def for_share(self, settings: Settings, share: float) -> Settings:
         """Return settings with the same share of hot rows."""
@@ -149,15 +164,23 @@ class Hot(Method):
     def fit(self, job: Job, **settings: Any) -> Fit:
         """Compress the tail, then keep the head."""
         if settings["hot"] >= job.rows.count:
-            raise ArgumentError(f"{self.name}: hot={settings['hot']} of {job.rows.count:,} rows: leave some for the tail")
+            raise ArgumentError(
+                f"{self.name}: hot={settings['hot']} of {job.rows.count:,} rows: leave some for the tail"
+            )
         rest = {name: value for name, value in settings.items() if name not in ("hot", "hot_kind")}
         order = np.argsort(-job.rows.weights, kind="stable")
         hot, tail = np.sort(order[: settings["hot"]]), np.sort(order[settings["hot"] :])
-        weights = job.rows.weights[tail] if job.rows.weighted and job.rows.weights[tail].sum() > 0 else None
+        weights = (
+            job.rows.weights[tail]
+            if job.rows.weighted and job.rows.weights[tail].sum() > 0
+            else None
+        )
         rows = Rows(SomeRows(job.rows, tail), weights)
         inner = self.inner.fit(replace(job, rows=rows, importance=job.importance[tail]), **rest)
         head = level_rows(job, Rows(SomeRows(job.rows, hot)), settings["hot_kind"], "row")
-        return HotFit(inner, Band(len(hot), Every(), values=head, members=Members.of(hot, job.rows.count)))
+        return HotFit(
+            inner, Band(len(hot), Every(), values=head, members=Members.of(hot, job.rows.count))
+        )
 
 
 @dataclass

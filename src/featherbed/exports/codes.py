@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.exports.fields import Fetch, plane_bytes, planes, read_planes, read_stream, to_stream
+from featherbed.exports.fields import (
+    Fetch,
+    plane_bytes,
+    planes,
+    read_planes,
+    read_stream,
+    to_stream,
+)
 from featherbed.exports.graph import Graph
 from featherbed.exports.matrices import matrix_rows
 from featherbed.hashing import hash_codes
@@ -16,7 +23,9 @@ from featherbed.packed.codes import DIRECTORY_STEP, Fixed, Hash, Ragged
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import Matrix, level_bits
 
-WASTE = 1.05  # planes are used up to this many times the bytes of a stream, which has no bit to spare
+WASTE = (
+    1.05  # planes are used up to this many times the bytes of a stream, which has no bit to spare
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,9 @@ def zeros(graph: Graph, positions: str, count: int) -> str:  # [B] -> [B, s]
     return graph.op("Mul", graph.reshape(positions, -1, 1), graph.constant([0] * count))
 
 
-def fixed_codes(graph: Graph, name: str, codes: Fixed, atoms: int, positions: str) -> tuple[str, str | None]:
+def fixed_codes(
+    graph: Graph, name: str, codes: Fixed, atoms: int, positions: str
+) -> tuple[str, str | None]:
     """Return indices [B, s] and values [B, s] of rows, or None where the values are all one."""
 
     def indices(start: int, stop: int) -> NDArray[np.unsignedinteger]:
@@ -87,10 +98,14 @@ def fixed_codes(graph: Graph, name: str, codes: Fixed, atoms: int, positions: st
         found = _fields(graph, f"{name}.stream", codes, codes.index_bits, indices, positions)
     if codes.parts:
         found = graph.op("Add", found, graph.constant(np.arange(codes.count) * codes.stride(atoms)))
-    return found, None if codes.levels is None else _fixed_values(graph, name, codes, codes.levels, positions)
+    return found, None if codes.levels is None else _fixed_values(
+        graph, name, codes, codes.levels, positions
+    )
 
 
-def _fields(graph: Graph, name: str, codes: Fixed, bits: int, fetch: Fetch, positions: str) -> str:  # -> [B, s] int64
+def _fields(
+    graph: Graph, name: str, codes: Fixed, bits: int, fetch: Fetch, positions: str
+) -> str:  # -> [B, s] int64
     """Store ``count`` numbers a row, as planes or as a stream, and read those of rows."""
     rows, count = codes.rows, codes.count
     if plane_bytes(bits, count) * 8 <= WASTE * bits * count:
@@ -102,10 +117,14 @@ def _fields(graph: Graph, name: str, codes: Fixed, bits: int, fetch: Fetch, posi
     return read_stream(graph, words, graph.op("Add", first, graph.constant(np.arange(count))), bits)
 
 
-def _fixed_values(graph: Graph, name: str, codes: Fixed, levels: Levels, positions: str) -> str:  # [B] -> [B, s]
+def _fixed_values(
+    graph: Graph, name: str, codes: Fixed, levels: Levels, positions: str
+) -> str:  # [B] -> [B, s]
     def raw(start: int, stop: int) -> NDArray[np.uint32]:
         begin = np.arange(start, stop)[:, None] * codes.record_bits + codes.count * codes.index_bits
-        return stream_bits.unpack(codes.stream, begin + np.arange(codes.count) * levels.bits, levels.bits)
+        return stream_bits.unpack(
+            codes.stream, begin + np.arange(codes.count) * levels.bits, levels.bits
+        )
 
     if levels.table is None:
         floats = Matrix(levels.kind, (codes.rows, codes.count), _floats(raw(0, codes.rows), levels))
@@ -116,7 +135,11 @@ def _fixed_values(graph: Graph, name: str, codes: Fixed, levels: Levels, positio
 
 def _floats(raw: NDArray[np.uint32], levels: Levels) -> NDArray[np.floating]:
     """Return the bits of floats as the floats they are: ONNX has no operator that does it in older versions."""
-    return raw.view(np.float32) if level_bits(levels.kind) == 32 else raw.astype(np.uint16).view(np.float16)
+    return (
+        raw.view(np.float32)
+        if level_bits(levels.kind) == 32
+        else raw.astype(np.uint16).view(np.float16)
+    )
 
 
 def ragged_codes(graph: Graph, name: str, codes: Ragged, positions: str) -> tuple[str, str]:
@@ -125,20 +148,26 @@ def ragged_codes(graph: Graph, name: str, codes: Ragged, positions: str) -> tupl
     most = graph.op("ReduceMax", graph.op("Concat", count, graph.constant([1]), axis=0), keepdims=0)
     slot = graph.op("Range", graph.constant(0), most, graph.constant(1))
     used = graph.op("Less", slot, graph.reshape(count, -1, 1))
-    entry = graph.op("Where", used, graph.op("Add", graph.reshape(first, -1, 1), slot), graph.constant(0))
+    entry = graph.op(
+        "Where", used, graph.op("Add", graph.reshape(first, -1, 1), slot), graph.constant(0)
+    )
     width, entries = codes.index_bits + codes.levels.bits, max(codes.entries, 1)
 
     def field(shift: int, bits: int) -> Fetch:
         def fetch(start: int, stop: int) -> NDArray[np.uint32]:
             if codes.entries == 0:
                 return np.zeros((stop - start, 1), dtype=np.uint32)
-            return stream_bits.unpack(codes.stream, np.arange(start, stop)[:, None] * width + shift, bits)
+            return stream_bits.unpack(
+                codes.stream, np.arange(start, stop)[:, None] * width + shift, bits
+            )
 
         return fetch
 
     if codes.index_bits:
         stream = to_stream(entries, 1, codes.index_bits, field(0, codes.index_bits))
-        indices = read_stream(graph, graph.stored(f"{name}.stream", stream), entry, codes.index_bits)
+        indices = read_stream(
+            graph, graph.stored(f"{name}.stream", stream), entry, codes.index_bits
+        )
     else:
         indices = graph.op("Mul", entry, graph.constant(0))
     levels, raw = codes.levels, field(codes.index_bits, codes.levels.bits)
@@ -152,7 +181,9 @@ def ragged_codes(graph: Graph, name: str, codes: Ragged, positions: str) -> tupl
     return indices, graph.op("Where", used, values, graph.constant(0.0, np.float32))
 
 
-def _spans(graph: Graph, name: str, codes: Ragged, positions: str) -> tuple[str, str]:  # [B] -> first entry [B], count [B]
+def _spans(
+    graph: Graph, name: str, codes: Ragged, positions: str
+) -> tuple[str, str]:  # [B] -> first entry [B], count [B]
     """Return where the entries of rows stand: the directory's total, and the counts of up to 15 rows on top."""
     if codes.count_bits == 0:
         nothing = graph.op("Mul", positions, graph.constant(0))
@@ -162,7 +193,9 @@ def _spans(graph: Graph, name: str, codes: Ragged, positions: str) -> tuple[str,
     block = graph.op("Div", column, graph.constant(DIRECTORY_STEP))
     start = graph.op("Mul", block, graph.constant(DIRECTORY_STEP))
     members = graph.op("Add", start, graph.constant(np.arange(DIRECTORY_STEP)))
-    sizes = read_stream(graph, counts, graph.op("Min", members, graph.constant(codes.rows - 1)), codes.count_bits)
+    sizes = read_stream(
+        graph, counts, graph.op("Min", members, graph.constant(codes.rows - 1)), codes.count_bits
+    )
 
     def total(which: str) -> str:
         chosen = graph.op("Where", graph.op(which, members, column), sizes, graph.constant(0))

@@ -18,7 +18,9 @@ from featherbed.packed import bits as stream_bits
 from featherbed.packed.graded import MOST_BITS, Graded
 
 CHUNK = 1 << 22  # numbers laid out anew at once
-Fetch = Callable[[int, int], NDArray[np.unsignedinteger]]  # rows start to stop - 1 -> [stop - start, s]
+Fetch = Callable[
+    [int, int], NDArray[np.unsignedinteger]
+]  # rows start to stop - 1 -> [stop - start, s]
 
 
 def parts_of(bits: int) -> list[tuple[int, int]]:
@@ -40,7 +42,9 @@ def plane_bytes(bits: int, count: int) -> int:
     return sum(-(-part * count // 8) for part, _ in parts_of(bits))
 
 
-def to_planes(levels: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.uint8]:  # [n, s] -> [n, plane_bytes]
+def to_planes(
+    levels: NDArray[np.unsignedinteger], bits: int
+) -> NDArray[np.uint8]:  # [n, s] -> [n, plane_bytes]
     """Lay numbers out in planes.
 
     >>> to_planes(np.array([[1, 2, 3]], dtype=np.uint8), 4)
@@ -57,7 +61,9 @@ def to_planes(levels: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.uint
     return np.concatenate(planes, axis=1)
 
 
-def planes(rows: int, count: int, bits: int, fetch: Fetch) -> NDArray[np.uint8]:  # -> [rows, plane_bytes]
+def planes(
+    rows: int, count: int, bits: int, fetch: Fetch
+) -> NDArray[np.uint8]:  # -> [rows, plane_bytes]
     """Lay out what ``fetch`` returns, a few rows at a time."""
     out = np.empty((rows, plane_bytes(bits, count)), dtype=np.uint8)
     step = max(1, CHUNK // max(1, count))
@@ -89,11 +95,15 @@ def read_planes(
         return low[0][0]
     total = graph.cast(low[0][0], np.int64)
     for value, _, start in low[1:]:
-        total = graph.op("Add", total, graph.op("Mul", graph.cast(value, np.int64), graph.constant(1 << start)))
+        total = graph.op(
+            "Add", total, graph.op("Mul", graph.cast(value, np.int64), graph.constant(1 << start))
+        )
     return total
 
 
-def _plane(graph: Graph, plane: str, part: int, length: int, count: int) -> str:  # [N, length] -> [N, count]
+def _plane(
+    graph: Graph, plane: str, part: int, length: int, count: int
+) -> str:  # [N, length] -> [N, count]
     if part == 8:
         return plane
     shifts = [t for t in range(8 // part) if t * length < count]
@@ -101,7 +111,11 @@ def _plane(graph: Graph, plane: str, part: int, length: int, count: int) -> str:
     for t in shifts:
         piece = plane if t == 0 else graph.shift(plane, t * part, np.uint8)
         last = t == 8 // part - 1
-        pieces.append(piece if last else graph.op("BitwiseAnd", piece, graph.constant((1 << part) - 1, np.uint8)))
+        pieces.append(
+            piece
+            if last
+            else graph.op("BitwiseAnd", piece, graph.constant((1 << part) - 1, np.uint8))
+        )
     whole = pieces[0] if len(pieces) == 1 else graph.op("Concat", *pieces, axis=1)
     return whole if length * len(shifts) == count else graph.columns(whole, 0, count)
 
@@ -118,7 +132,9 @@ def to_stream(rows: int, count: int, bits: int, fetch: Fetch) -> NDArray[np.uint
     return out
 
 
-def read_stream(graph: Graph, words: str, number: str, bits: int) -> str:  # number int64 [...] -> int64 [...]
+def read_stream(
+    graph: Graph, words: str, number: str, bits: int
+) -> str:  # number int64 [...] -> int64 [...]
     """Fetch the numbers that stand at the given places of a stream of numbers of ``bits`` bits."""
     start = graph.op("Mul", graph.reshape(number, -1), graph.constant(bits))
     word = graph.cast(graph.shift(graph.cast(start, np.uint64), 5, np.uint64), np.int64)
@@ -148,10 +164,14 @@ def graded_rows(graph: Graph, name: str, graded: Graded, positions: str) -> str:
     scales = np.zeros(bits.shape, dtype=graded.scale.dtype)
     scales[bits > 0] = graded.scale
     widths, scale = graph.stored(f"{name}.bits", bits), graph.stored(f"{name}.scale", scales)
-    spare = np.zeros(2, dtype=np.uint8)  # the two bytes of any number, even of none at the end, may be read
+    spare = np.zeros(
+        2, dtype=np.uint8
+    )  # the two bytes of any number, even of none at the end, may be read
     data = graph.stored(name, np.concatenate([graded.data, spare]))
 
-    beyond = graph.op("GreaterOrEqual", graph.reshape(positions, -1, 1), graph.constant(np.cumsum(rows)))
+    beyond = graph.op(
+        "GreaterOrEqual", graph.reshape(positions, -1, 1), graph.constant(np.cumsum(rows))
+    )
     grade = graph.op("ReduceSum", graph.cast(beyond, np.int64), graph.constant([1]), keepdims=0)
     offset = graph.op("CumSum", graph.cast(widths, np.int64), graph.constant(1), exclusive=1)
     of_row = graph.op("Mul", positions, graph.op("Gather", graph.constant(record), grade))
@@ -161,12 +181,16 @@ def graded_rows(graph: Graph, name: str, graded: Graded, positions: str) -> str:
     low = graph.cast(graph.pick(data, byte, byte), np.uint32)
     high = graph.cast(graph.pick(data, graph.op("Add", byte, graph.constant(1)), byte), np.uint32)
     pair = graph.op("BitwiseOr", low, graph.shift(high, 8, np.uint32, "LEFT"))
-    shifted = graph.shift(pair, graph.cast(graph.op("BitwiseAnd", start, graph.constant(7)), np.uint32), np.uint32)
+    shifted = graph.shift(
+        pair, graph.cast(graph.op("BitwiseAnd", start, graph.constant(7)), np.uint32), np.uint32
+    )
 
     masks = (1 << np.arange(MOST_BITS + 1)) - 1
     wide = graph.cast(widths, np.int64)
     mask = graph.op("Gather", graph.op("Gather", graph.constant(masks, np.uint32), wide), grade)
-    middle = graph.op("Gather", graph.op("Gather", graph.constant(masks / 2, np.float32), wide), grade)
+    middle = graph.op(
+        "Gather", graph.op("Gather", graph.constant(masks / 2, np.float32), wide), grade
+    )
     levels = graph.cast(graph.op("BitwiseAnd", shifted, mask), np.float32)
     factor = graph.op("Gather", graph.cast(scale, np.float32), grade)
     return graph.op("Mul", graph.op("Sub", levels, middle), factor)

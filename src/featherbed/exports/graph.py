@@ -32,7 +32,9 @@ class Graph:
         """Where the operators come from: "" is ONNX itself."""
         return {node.domain for node in self.nodes}
 
-    def op(self, kind: str, *inputs: str, domain: str = "", name: str | None = None, **attributes: Any) -> str:
+    def op(
+        self, kind: str, *inputs: str, domain: str = "", name: str | None = None, **attributes: Any
+    ) -> str:
         """Add an operator with one output; return the output's name."""
         from onnx import helper
 
@@ -66,9 +68,13 @@ class Graph:
 
     def columns(self, value: str, first: int, last: int) -> str:  # [N, m] -> [N, last - first]
         """Cut columns ``first`` to ``last - 1`` out."""
-        return self.op("Slice", value, self.constant([first]), self.constant([last]), self.constant([1]))
+        return self.op(
+            "Slice", value, self.constant([first]), self.constant([last]), self.constant([1])
+        )
 
-    def pick(self, table: str, at: str, like: str) -> str:  # table [n], at [...], like of the shape wanted -> [...]
+    def pick(
+        self, table: str, at: str, like: str
+    ) -> str:  # table [n], at [...], like of the shape wanted -> [...]
         """Fetch single elements; GatherElements does that many times faster than Gather, but on flat arrays only."""
         found = self.op("GatherElements", table, self.reshape(at, -1))
         return self.op("Reshape", found, self.op("Shape", like))

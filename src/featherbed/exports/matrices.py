@@ -17,7 +17,9 @@ from featherbed.packed.matrix import Matrix, level_bits, unpack_levels
 SMALLEST_BLOCK = 16  # columns that share a scale, of which GatherBlockQuantized takes powers of two
 
 
-def matrix_rows(graph: Graph, name: str, matrix: Matrix, index: str, *, blocks: bool = False) -> str:  # [N] -> [N, m]
+def matrix_rows(
+    graph: Graph, name: str, matrix: Matrix, index: str, *, blocks: bool = False
+) -> str:  # [N] -> [N, m]
     """Fetch and decode the rows at ``index``; with ``blocks`` by GatherBlockQuantized where it applies."""
     bits = level_bits(matrix.kind)
     if bits >= 16:
@@ -48,12 +50,18 @@ def _planes(matrix: Matrix) -> NDArray[np.uint8]:
     if bits == 8:
         return matrix.data.astype(np.uint8, copy=False)
     stored = matrix.data.astype(np.uint8, copy=False)
-    return planes(*matrix.shape, bits, lambda start, stop: unpack_levels(stored[start:stop], bits, matrix.shape[1]))
+    return planes(
+        *matrix.shape,
+        bits,
+        lambda start, stop: unpack_levels(stored[start:stop], bits, matrix.shape[1]),
+    )
 
 
 def _scale(graph: Graph, name: str, matrix: Matrix) -> str:  # [n, 1] or [1, m]
     assert matrix.scale is not None
-    return graph.stored(f"{name}.scale", matrix.scale[:, None] if matrix.axis == 0 else matrix.scale[None, :])
+    return graph.stored(
+        f"{name}.scale", matrix.scale[:, None] if matrix.axis == 0 else matrix.scale[None, :]
+    )
 
 
 def _decoded(graph: Graph, record: str, scale: str, matrix: Matrix) -> str:  # [N, bytes] -> [N, m]
@@ -61,7 +69,9 @@ def _decoded(graph: Graph, record: str, scale: str, matrix: Matrix) -> str:  # [
     levels = graph.cast(read_planes(graph, record, bits, matrix.shape[1]), np.float32)
     centred = graph.op("Sub", levels, graph.constant((2**bits - 1) / 2, np.float32))
     assert matrix.scale is not None
-    return graph.op("Mul", centred, scale if matrix.scale.dtype == np.float32 else graph.cast(scale, np.float32))
+    return graph.op(
+        "Mul", centred, scale if matrix.scale.dtype == np.float32 else graph.cast(scale, np.float32)
+    )
 
 
 def _block_rows(graph: Graph, name: str, matrix: Matrix, index: str) -> str:  # [N] -> [N, m]
@@ -70,7 +80,12 @@ def _block_rows(graph: Graph, name: str, matrix: Matrix, index: str) -> str:  # 
     scale = graph.cast(_scale(graph, name, matrix), np.float32)
     block = max(SMALLEST_BLOCK, 1 << (matrix.shape[1] - 1).bit_length())
     data = graph.stored(name, matrix.data)
-    settings: dict[str, Any] = {"gather_axis": 0, "quantize_axis": 1, "block_size": block, "bits": bits}
+    settings: dict[str, Any] = {
+        "gather_axis": 0,
+        "quantize_axis": 1,
+        "block_size": block,
+        "bits": bits,
+    }
     rows = graph.op("GatherBlockQuantized", data, index, scale, domain=MICROSOFT, **settings)
     half = graph.op("Mul", graph.op("Gather", scale, index), graph.constant(0.5, np.float32))
     return graph.op("Add", rows, half)

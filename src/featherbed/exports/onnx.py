@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 OLDEST = 18  # the first operator set with bitwise operators
-MOST_INLINE = 2**31 - 2**24  # bytes of arrays in the model's own file: what protobuf can write, less room for the graph
+MOST_INLINE = (
+    2**31 - 2**24
+)  # bytes of arrays in the model's own file: what protobuf can write, less room for the graph
 SMALL = 1024  # bytes of an array that stays in the model's own file in any case
 ALIGNED = 4096  # where arrays start in a file of their own, so that they can be mapped
 
@@ -79,8 +81,12 @@ def _checked_settings(rank: int | None, opset: int) -> None:
     newest = onnx.defs.onnx_opset_version()
     if isinstance(opset, bool) or not isinstance(opset, int) or not OLDEST <= opset <= newest:
         raise ArgumentError(f"opset={opset!r}: use a whole number from {OLDEST} to {newest}")
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= 8):
-        raise ArgumentError(f"rank={rank!r}: ids have 0 to 8 dimensions, or None for any number of them")
+    if rank is not None and (
+        isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= 8
+    ):
+        raise ArgumentError(
+            f"rank={rank!r}: ids have 0 to 8 dimensions, or None for any number of them"
+        )
 
 
 def _packed(table: PackedTable | Packable | str | Path) -> PackedTable:
@@ -95,16 +101,24 @@ def _packed(table: PackedTable | Packable | str | Path) -> PackedTable:
     )
 
 
-def _model(graph: Graph, packed: PackedTable, rank: int | None, opset: int, path: Path | None) -> ModelProto:
+def _model(
+    graph: Graph, packed: PackedTable, rank: int | None, opset: int, path: Path | None
+) -> ModelProto:
     """Put the graph into a model, and the model into its file."""
     from onnx import TensorProto, helper
 
     inside = None if rank is None else [f"n{i}" for i in range(rank)]
     given = helper.make_tensor_value_info("ids", TensorProto.INT64, inside)
-    found = helper.make_tensor_value_info("rows", TensorProto.FLOAT, None if inside is None else [*inside, packed.dim])
-    imports = [helper.make_opsetid("", opset)] + [helper.make_opsetid(MICROSOFT, 1)] * (MICROSOFT in graph.domains)
+    found = helper.make_tensor_value_info(
+        "rows", TensorProto.FLOAT, None if inside is None else [*inside, packed.dim]
+    )
+    imports = [helper.make_opsetid("", opset)] + [helper.make_opsetid(MICROSOFT, 1)] * (
+        MICROSOFT in graph.domains
+    )
     made = helper.make_graph(graph.nodes, "table", [given], [found])
-    model = helper.make_model(made, opset_imports=imports, producer_name="featherbed", producer_version=__version__)
+    model = helper.make_model(
+        made, opset_imports=imports, producer_name="featherbed", producer_version=__version__
+    )
     model.ir_version = helper.find_min_ir_version_for(imports, ignore_unknown=True)
     helper.set_model_props(model, {"rows": str(packed.rows), "dim": str(packed.dim)})
     total = sum(array.nbytes for array in graph.arrays.values())
@@ -143,15 +157,24 @@ def _beside(model: ModelProto, arrays: dict[str, NDArray[np.generic]], path: Pat
     for array in large.values():
         checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
     location = f"{path.name}.{checksum:08x}.data"
-    with replacing(path.with_name(location)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+    with (
+        replacing(path.with_name(location)) as descriptor,
+        os.fdopen(os.dup(descriptor), "wb") as file,
+    ):
         for name, array in arrays.items():
             if name not in large:
                 model.graph.initializer.append(_tensor(name, array))
                 continue
             file.write(b"\0" * (-file.tell() % ALIGNED))
             kind = helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("="))
-            tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
-            for key, value in (("location", location), ("offset", file.tell()), ("length", array.nbytes)):
+            tensor = TensorProto(
+                name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL
+            )
+            for key, value in (
+                ("location", location),
+                ("offset", file.tell()),
+                ("length", array.nbytes),
+            ):
                 tensor.external_data.add(key=key, value=str(value))
             model.graph.initializer.append(tensor)
             file.write(large[name].reshape(-1).view(np.uint8).data)

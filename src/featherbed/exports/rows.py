@@ -21,7 +21,10 @@ from featherbed.packed.table import PackedTable
 
 BLOCK_BYTES = BLOCK_BITS // 8
 NARROW = 2  # numbers in an atom up to which column by column is faster (a third less time at 2, a little more at 4)
-CELL_GATES = {"recurrent": (1, 2, 0, 3), "lstm": (0, 3, 1, 2)}  # take, show, keep, fresh: ONNX's order i, o, f, c
+CELL_GATES = {
+    "recurrent": (1, 2, 0, 3),
+    "lstm": (0, 3, 1, 2),
+}  # take, show, keep, fresh: ONNX's order i, o, f, c
 
 
 class Rows:
@@ -35,7 +38,11 @@ class Rows:
         graph = self.graph
         ids = self._checked(packed, ids)
         bands = [(f"b{i}", band) for i, band in enumerate(packed.bands) if band.rows > 0]
-        rows = self.band(*bands[0], ids, ids) if len(bands) == 1 else self._spread(bands, packed.dim, ids)
+        rows = (
+            self.band(*bands[0], ids, ids)
+            if len(bands) == 1
+            else self._spread(bands, packed.dim, ids)
+        )
         if packed.padding_idx is None:
             return rows
         padding = graph.op("Equal", graph.reshape(ids, -1, 1), graph.constant(packed.padding_idx))
@@ -55,7 +62,9 @@ class Rows:
         """Send each id to its band, and put the rows back where the ids stood."""
         graph = self.graph
         length = graph.op("Shape", ids)
-        rows = graph.op("ConstantOfShape", graph.op("Concat", length, graph.constant([dim]), axis=0))
+        rows = graph.op(
+            "ConstantOfShape", graph.op("Concat", length, graph.constant([dim]), axis=0)
+        )
         batch = graph.op("Range", graph.constant(0), graph.reshape(length), graph.constant(1))
         positions = ids
         for name, band in bands:
@@ -63,14 +72,18 @@ class Rows:
             if band.members is not None:
                 inside, rank = self._split(name, band.members, positions)
                 outside = graph.op("Not", inside)
-                mine, here = (graph.op("Compress", value, inside, axis=0) for value in (rank, batch))
+                mine, here = (
+                    graph.op("Compress", value, inside, axis=0) for value in (rank, batch)
+                )
                 positions = graph.op("Compress", graph.op("Sub", positions, rank), outside, axis=0)
                 batch = graph.op("Compress", batch, outside, axis=0)
             found = self.band(name, band, graph.op("Gather", ids, here), mine)
             rows = graph.op("ScatterND", rows, graph.reshape(here, -1, 1), found)
         return rows
 
-    def _split(self, name: str, members: Members, positions: str) -> tuple[str, str]:  # [B] -> members [B], rank [B]
+    def _split(
+        self, name: str, members: Members, positions: str
+    ) -> tuple[str, str]:  # [B] -> members [B], rank [B]
         """Tell which positions are members and how many members stand before each: bits below it in its block of 512."""
         graph = self.graph
         flags = np.ascontiguousarray(members.bitmap).view(np.uint8)
@@ -80,17 +93,29 @@ class Rows:
         within = graph.op("BitwiseAnd", positions, graph.constant(BLOCK_BITS - 1))
         words = graph.op("Gather", bitmap, block)  # [B, 64]
         place = graph.op("Range", graph.constant(0), graph.constant(BLOCK_BITS), graph.constant(1))
-        bits = graph.op("Sub", graph.reshape(place, -1, 1), graph.constant(np.arange(BLOCK_BYTES) * 8))
-        bits = graph.op("Clip", bits, graph.constant(0), graph.constant(8))  # of each byte, those below the place
-        below = graph.pick(graph.constant((1 << np.arange(9)) - 1, np.uint8), bits, bits)  # [512, 64], worked out once
+        bits = graph.op(
+            "Sub", graph.reshape(place, -1, 1), graph.constant(np.arange(BLOCK_BYTES) * 8)
+        )
+        bits = graph.op(
+            "Clip", bits, graph.constant(0), graph.constant(8)
+        )  # of each byte, those below the place
+        below = graph.pick(
+            graph.constant((1 << np.arange(9)) - 1, np.uint8), bits, bits
+        )  # [512, 64], worked out once
         masked = graph.op("BitwiseAnd", words, graph.op("Gather", below, within))
-        ones = graph.pick(graph.constant(np.bitwise_count(np.arange(256)), np.int64), graph.cast(masked, np.int64), masked)
+        ones = graph.pick(
+            graph.constant(np.bitwise_count(np.arange(256)), np.int64),
+            graph.cast(masked, np.int64),
+            masked,
+        )
         before = graph.cast(graph.op("GatherElements", totals, block), np.int64)
         rank = graph.op("Add", before, graph.op("ReduceSum", ones, graph.constant([1]), keepdims=0))
         byte = graph.reshape(graph.op("Div", within, graph.constant(8)), -1, 1)
         here = graph.reshape(graph.op("GatherElements", words, byte, axis=1), -1)
         bit = graph.cast(graph.op("BitwiseAnd", within, graph.constant(7)), np.uint8)
-        inside = graph.op("BitwiseAnd", graph.shift(here, bit, np.uint8), graph.constant(1, np.uint8))
+        inside = graph.op(
+            "BitwiseAnd", graph.shift(here, bit, np.uint8), graph.constant(1, np.uint8)
+        )
         return graph.cast(inside, np.bool_), rank
 
     def band(self, name: str, band: Band, ids: str, positions: str) -> str:  # [B], [B] -> [B, d]
@@ -102,7 +127,9 @@ class Rows:
         if band.plus is not None:
             rows = graph.op("Add", rows, self.band(f"{name}.plus", band.plus, ids, positions))
         if band.affine is not None and band.affine.weight is not None:
-            rows = graph.op("MatMul", rows, matrix_whole(graph, f"{name}.affine.weight", band.affine.weight))
+            rows = graph.op(
+                "MatMul", rows, matrix_whole(graph, f"{name}.affine.weight", band.affine.weight)
+            )
         if band.affine is not None and band.affine.bias is not None:
             rows = graph.op("Add", rows, graph.stored(f"{name}.affine.bias", band.affine.bias))
         if band.norms is not None:
@@ -121,7 +148,9 @@ class Rows:
             rows = self._rows(f"{name}.values", band.values, positions)
             if band.dictionary is None:
                 return rows
-            return graph.op("MatMul", rows, matrix_whole(graph, f"{name}.dictionary", band.dictionary))
+            return graph.op(
+                "MatMul", rows, matrix_whole(graph, f"{name}.dictionary", band.dictionary)
+            )
         assert band.dictionary is not None
         if isinstance(band.codes, Identity) and band.values is None:
             return self._rows(f"{name}.dictionary", band.dictionary, positions)
@@ -129,7 +158,9 @@ class Rows:
         atoms = self._atoms(f"{name}.dictionary", band.dictionary, indices)  # [B, s, d']
         return self._joined(band, atoms, values)
 
-    def _codes(self, name: str, band: Band, ids: str, positions: str) -> tuple[str, str | None]:  # [B] -> [B, s], [B, s]
+    def _codes(
+        self, name: str, band: Band, ids: str, positions: str
+    ) -> tuple[str, str | None]:  # [B] -> [B, s], [B, s]
         graph = self.graph
         match band.codes:
             case Fixed():
@@ -143,8 +174,12 @@ class Rows:
             case Identity():
                 indices = graph.reshape(positions, -1, 1)
             case _:
-                raise ArgumentError(f"codes of layout {type(band.codes).__name__} cannot be exported to ONNX")
-        return indices, None if band.values is None else self._rows(f"{name}.values", band.values, positions)
+                raise ArgumentError(
+                    f"codes of layout {type(band.codes).__name__} cannot be exported to ONNX"
+                )
+        return indices, None if band.values is None else self._rows(
+            f"{name}.values", band.values, positions
+        )
 
     def _atoms(self, name: str, dictionary: Matrix, indices: str) -> str:  # [B, s] -> [B, s, d']
         """Fetch atoms; a dictionary worth keeping in memory is decoded once, by the rule of the packed form."""
@@ -154,19 +189,27 @@ class Rows:
         if keeps_decoded(dictionary):
             return graph.op("Gather", matrix_whole(graph, name, dictionary), indices)
         rows = matrix_rows(graph, name, dictionary, graph.reshape(indices, -1), blocks=self.blocks)
-        shape = graph.op("Concat", graph.op("Shape", indices), graph.constant([dictionary.shape[1]]), axis=0)
+        shape = graph.op(
+            "Concat", graph.op("Shape", indices), graph.constant([dictionary.shape[1]]), axis=0
+        )
         return graph.op("Reshape", rows, shape, allowzero=1)
 
     def _narrow(self, name: str, dictionary: Matrix, indices: str) -> str:  # [B, s] -> [B, s, d']
         """Fetch atoms of few numbers column by column: to copy so little at a time costs Gather more than the copy."""
         graph = self.graph
         atoms, width = dictionary.shape
-        turned = graph.reshape(graph.op("Transpose", matrix_whole(graph, name, dictionary), perm=[1, 0]), -1)
+        turned = graph.reshape(
+            graph.op("Transpose", matrix_whole(graph, name, dictionary), perm=[1, 0]), -1
+        )
         columns = graph.constant(np.arange(width)[:, None] * atoms)
-        at = graph.op("Add", graph.op("Unsqueeze", indices, graph.constant([1])), columns)  # [B, d', s]
+        at = graph.op(
+            "Add", graph.op("Unsqueeze", indices, graph.constant([1])), columns
+        )  # [B, d', s]
         return graph.op("Transpose", graph.pick(turned, at, at), perm=[0, 2, 1])
 
-    def _joined(self, band: Band, atoms: str, values: str | None) -> str:  # [B, s, d'], [B, s] -> [B, d']
+    def _joined(
+        self, band: Band, atoms: str, values: str | None
+    ) -> str:  # [B, s, d'], [B, s] -> [B, d']
         graph = self.graph
         if values is not None:
             atoms = graph.op("Mul", atoms, graph.op("Unsqueeze", values, graph.constant([2])))
@@ -179,11 +222,16 @@ class Rows:
     def _cell(self, name: str, cell: Cell, rows: str, steps: int) -> str:  # [B, n] -> [B, w]
         """Apply the network: a layer with a ramp, or ONNX's LSTM, of which the other recurrent cell is a special case."""
         graph = self.graph
-        weight, bias = matrix_whole(graph, f"{name}.weight", cell.weight), graph.stored(f"{name}.bias", cell.bias)
+        weight, bias = (
+            matrix_whole(graph, f"{name}.weight", cell.weight),
+            graph.stored(f"{name}.bias", cell.bias),
+        )
         if cell.kind == "mlp":
             return graph.op("Relu", graph.op("Add", graph.op("MatMul", rows, weight), bias))
         if cell.kind not in CELL_GATES:
-            raise ArgumentError(f"a cell of kind {cell.kind!r} cannot be exported to ONNX: use {', '.join(CELL_GATES)} or mlp")
+            raise ArgumentError(
+                f"a cell of kind {cell.kind!r} cannot be exported to ONNX: use {', '.join(CELL_GATES)} or mlp"
+            )
         step, width = cell.step_width, cell.width
         assert step is not None
         if cell.input is None:  # every gate sees the atom as it is
@@ -194,22 +242,39 @@ class Rows:
         order = np.concatenate([np.arange(width) + gate * width for gate in CELL_GATES[cell.kind]])
 
         def gates(value: str) -> str:  # [n, 4 w] -> [1, 4 w, n]
-            turned = graph.op("Gather", graph.op("Transpose", value, perm=[1, 0]), graph.constant(order))
+            turned = graph.op(
+                "Gather", graph.op("Transpose", value, perm=[1, 0]), graph.constant(order)
+            )
             return graph.op("Unsqueeze", turned, graph.constant([0]))
 
         own = graph.op("Gather", bias, graph.constant(order))
-        both = graph.op("Concat", own, graph.op("Sub", own, own), axis=0)  # ONNX has two biases, the second is 0
-        spare = graph.op("ConstantOfShape", graph.constant([1, steps * step]))  # onnxruntime's LSTM aborts on a batch of none
+        both = graph.op(
+            "Concat", own, graph.op("Sub", own, own), axis=0
+        )  # ONNX has two biases, the second is 0
+        spare = graph.op(
+            "ConstantOfShape", graph.constant([1, steps * step])
+        )  # onnxruntime's LSTM aborts on a batch of none
         atoms = graph.reshape(graph.op("Concat", rows, spare, axis=0), -1, steps, step)
         atoms = graph.op("Transpose", atoms, perm=[1, 0, 2])  # [s, B + 1, a]
-        states = graph.op("LSTM", atoms, gates(given), gates(weight), graph.reshape(both, 1, -1), hidden_size=width)
+        states = graph.op(
+            "LSTM",
+            atoms,
+            gates(given),
+            gates(weight),
+            graph.reshape(both, 1, -1),
+            hidden_size=width,
+        )
         mean = graph.op("ReduceMean", states, graph.constant([0, 1]), keepdims=0)
-        return graph.op("Slice", mean, graph.constant([0]), graph.constant([-1]), graph.constant([0]))
+        return graph.op(
+            "Slice", mean, graph.constant([0]), graph.constant([-1]), graph.constant([0])
+        )
 
 
 def gathers_rows(band: Band) -> bool:
     """Whether rows are gathered from a matrix by their position, so that one beyond the end is found out."""
-    return isinstance(band.values, Matrix) or (isinstance(band.codes, Identity) and band.values is None)
+    return isinstance(band.values, Matrix) or (
+        isinstance(band.codes, Identity) and band.values is None
+    )
 
 
 def code_count(band: Band) -> int:

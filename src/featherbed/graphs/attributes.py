@@ -16,7 +16,11 @@ MOST_PAIRS = 1 << 27  # sixteen bytes each while lists are made: 2 GB
 
 
 def sharing_pairs(
-    objects: int, attributes: Any, largest: int | None, most: int | None, generator: np.random.Generator
+    objects: int,
+    attributes: Any,
+    largest: int | None,
+    most: int | None,
+    generator: np.random.Generator,
 ) -> tuple[Iterator[tuple[Ids, Ids]], int]:
     """Return pairs of objects that share a value, in pieces, and how many pairs at most.
 
@@ -40,7 +44,10 @@ def sharing_pairs(
     ids, values = ids[order], values[order]
 
     def pieces() -> Iterator[tuple[Ids, Ids]]:
-        at, first = np.arange(len(ids)), np.concatenate([[0], np.cumsum(sizes)[:-1]]) if len(sizes) else sizes
+        at, first = (
+            np.arange(len(ids)),
+            np.concatenate([[0], np.cumsum(sizes)[:-1]]) if len(sizes) else sizes,
+        )
         for step in range(1, int(reach.max(initial=0)) + 1):
             at = at[reach[values[at]] >= step]
             start = first[values[at]]
@@ -53,8 +60,13 @@ def _cells(objects: int, attributes: Any) -> tuple[Ids, Ids]:
     """Return which object has which value, values as numbers, each (object, value) once."""
     if isinstance(attributes, tuple):
         if len(attributes) != 2:
-            raise ArgumentError(f"a tuple of {len(attributes)} attributes: give (ids [n], values [n]), or a list of values")
-        ids, values = object_ids("ids", attributes[0], objects), np.asarray(attributes[1], dtype=object)
+            raise ArgumentError(
+                f"a tuple of {len(attributes)} attributes: give (ids [n], values [n]), or a list of values"
+            )
+        ids, values = (
+            object_ids("ids", attributes[0], objects),
+            np.asarray(attributes[1], dtype=object),
+        )
     else:
         ids, values = np.arange(objects), np.asarray(attributes, dtype=object)
     if ids.ndim != 1 or values.shape != ids.shape:
@@ -62,12 +74,18 @@ def _cells(objects: int, attributes: Any) -> tuple[Ids, Ids]:
             f"attributes have shape {values.shape}, the ids of their objects {ids.shape}: give one value for each of the "
             f"{objects} objects, or a tuple (ids [n], values [n])"
         )
-    there: NDArray[np.bool_] = np.array([value is not None and value == value for value in values], dtype=bool)  # NaN != NaN
+    there: NDArray[np.bool_] = np.array(
+        [value is not None and value == value for value in values], dtype=bool
+    )  # NaN != NaN
     ids, values, numbers = ids[there], values[there], dict[Any, int]()
     try:
-        columns = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+        columns = np.array(
+            [numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64
+        )
     except TypeError as error:
-        raise ArgumentError(f"attributes are texts, numbers or other values that can be looked up: {error}") from None
+        raise ArgumentError(
+            f"attributes are texts, numbers or other values that can be looked up: {error}"
+        ) from None
     cells = np.unique(ids * max(len(numbers), 1) + columns)
     rows, columns = np.divmod(cells, max(len(numbers), 1))
     return rows, columns

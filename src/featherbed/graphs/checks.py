@@ -46,7 +46,9 @@ def drawn_from(seed: Any) -> np.random.Generator:
     if isinstance(seed, np.random.Generator):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ArgumentError(f"seed={seed!r}: give a whole number from 0 or a numpy generator, np.random.default_rng(0)")
+        raise ArgumentError(
+            f"seed={seed!r}: give a whole number from 0 or a numpy generator, np.random.default_rng(0)"
+        )
     return np.random.default_rng(seed)
 
 
@@ -64,22 +66,30 @@ def object_ids(name: str, ids: Any, objects: int) -> NDArray[np.int64]:
     if found.size == 0:
         return found.astype(np.int64)
     if found.dtype.kind not in "iu":
-        raise ArgumentError(f"{name} are of type {found.dtype}: give whole numbers, the ids of objects")
+        raise ArgumentError(
+            f"{name} are of type {found.dtype}: give whole numbers, the ids of objects"
+        )
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= objects:
         wrong = low if low < 0 else high
-        raise ArgumentError(f"{name} name object {wrong}: there are {objects} objects, with ids 0..{objects - 1}")
+        raise ArgumentError(
+            f"{name} name object {wrong}: there are {objects} objects, with ids 0..{objects - 1}"
+        )
     return found.astype(np.int64, copy=False)
 
 
 def places(names: Iterable[str], form: Callable[[str], str]) -> dict[str, list[int]]:
     """Return the objects behind each name, names brought into ``form``: "Dog" and "dog" may be two objects of one name."""
     if isinstance(names, str):
-        raise ArgumentError(f"got the text {names[:40]!r}: give a list of names, one for each object")
+        raise ArgumentError(
+            f"got the text {names[:40]!r}: give a list of names, one for each object"
+        )
     found = defaultdict(list)
     for place, name in enumerate(names):
         if not isinstance(name, str):
-            raise ArgumentError(f"name {place} is {name!r}: give a list of texts, one for each object")
+            raise ArgumentError(
+                f"name {place} is {name!r}: give a list of texts, one for each object"
+            )
         found[form(name)].append(place)
     if not found:
         raise ArgumentError("the list of names is empty: give one for each object")

@@ -50,8 +50,14 @@ def cooccurrence(
     array([[0, 1]])
     """
     objects, window, min_count = _checked(objects, window, min_count)
-    if pmi is not None and (isinstance(pmi, bool) or not isinstance(pmi, int | float | np.number) or not math.isfinite(pmi)):
-        raise ArgumentError(f"pmi={pmi!r}: give a finite number (0 keeps what is no rarer than by chance) or None")
+    if pmi is not None and (
+        isinstance(pmi, bool)
+        or not isinstance(pmi, int | float | np.number)
+        or not math.isfinite(pmi)
+    ):
+        raise ArgumentError(
+            f"pmi={pmi!r}: give a finite number (0 keeps what is no rarer than by chance) or None"
+        )
     if top is not None:
         top = whole("top", top, 1)
     if by not in ("pmi", "count"):
@@ -111,7 +117,11 @@ def cooccurrence_counts(
 
 
 def _checked(objects: int, window: int, min_count: int) -> tuple[int, int, int]:
-    return whole("objects", objects, 1), whole("window", window, 1), whole("min_count", min_count, 1)
+    return (
+        whole("objects", objects, 1),
+        whole("window", window, 1),
+        whole("min_count", min_count, 1),
+    )
 
 
 def _count(tokens: Array | Iterable[Any], objects: int, window: int) -> tuple[Array, Array]:
@@ -132,14 +142,18 @@ def _count(tokens: Array | Iterable[Any], objects: int, window: int) -> tuple[Ar
 def _chunks(tokens: Array | Iterable[Any], objects: int) -> Iterator[tuple[Array, Array]]:
     """Yield the ids, CHUNK to 2 CHUNK at a time, and the number of the array each comes from."""
     if isinstance(tokens, str) or not isinstance(tokens, Iterable):
-        raise ArgumentError(f"tokens are {type(tokens).__name__}: give an array of ids, or an iterable of such arrays")
+        raise ArgumentError(
+            f"tokens are {type(tokens).__name__}: give an array of ids, or an iterable of such arrays"
+        )
     pieces: list[Array] = []
     numbers: list[int] = []
     size = 0
     for number, given in enumerate([tokens] if isinstance(tokens, np.ndarray) else tokens):
         text = as_array("tokens", given)
         if text.ndim != 1:
-            raise ArgumentError(f"tokens hold an array of shape {text.shape}: give ids [n], or an iterable of such arrays")
+            raise ArgumentError(
+                f"tokens hold an array of shape {text.shape}: give ids [n], or an iterable of such arrays"
+            )
         for start in range(0, len(text), CHUNK):
             pieces.append(object_ids("tokens", text[start : start + CHUNK], objects))
             numbers.append(number)
@@ -155,7 +169,9 @@ def _pairs(chunks: Iterator[tuple[Array, Array]], objects: Any, window: int) -> 
     """Yield the key of every pair of unlike objects in one text and at most ``window`` apart, at most 2 CHUNK at a time."""
     ids, text = np.empty(0, dtype=objects.dtype), np.empty(0, dtype=np.int64)
     for fresh, fresh_text in chunks:
-        known = len(ids)  # the end of a text that goes on: paired with what follows, not again with itself
+        known = len(
+            ids
+        )  # the end of a text that goes on: paired with what follows, not again with itself
         ids = np.concatenate([ids, fresh.astype(objects.dtype)])
         text = np.concatenate([text, fresh_text])
         longest = int(np.bincount(text - text[0]).max())
@@ -171,7 +187,9 @@ def _pairs(chunks: Iterator[tuple[Array, Array]], objects: Any, window: int) -> 
 def _merge(keys: Array, counts: Array, block: Array, seen: int) -> tuple[Array, Array]:
     """Sort the block in place, count its runs and add them to what was counted before; ``seen`` bounds every count."""
     block.sort()
-    first = np.flatnonzero(np.diff(block, prepend=~block[:1]))  # ~x is never x: the first key starts a run too
+    first = np.flatnonzero(
+        np.diff(block, prepend=~block[:1])
+    )  # ~x is never x: the first key starts a run too
     found, runs = block[first], np.diff(first, append=len(block))
     if seen >= 1 << 31:
         counts = counts.astype(np.int64, copy=False)

@@ -50,8 +50,14 @@ def edge_file(
     ([[0, 1]], Counter({'tepid': 1}))
     """
     if isinstance(relations, str) or (relations is not None and not relations):
-        raise ArgumentError(f"relations={relations!r}: give a list of names such as ('Synonym',), or None for all")
-    if isinstance(min_weight, bool) or not isinstance(min_weight, int | float) or not math.isfinite(min_weight):
+        raise ArgumentError(
+            f"relations={relations!r}: give a list of names such as ('Synonym',), or None for all"
+        )
+    if (
+        isinstance(min_weight, bool)
+        or not isinstance(min_weight, int | float)
+        or not math.isfinite(min_weight)
+    ):
         raise ArgumentError(f"min_weight={min_weight!r}: give a finite number")
     lines = _lines(Path(path))
     first = next(lines, None)
@@ -59,27 +65,41 @@ def edge_file(
         raise DataError(f"{path} holds no edges")
     conceptnet = first[1].count("\t") == 4 and "\t/r/" in first[1]
     if not conceptnet and (relations is not None or min_weight > 0):
-        raise ArgumentError(f"{path} has two columns: there are no relations or weights to choose by")
+        raise ArgumentError(
+            f"{path} has two columns: there are no relations or weights to choose by"
+        )
     known = places(keys, lambda key: key.lower().replace(" ", "_") if conceptnet else key)
     read = _conceptnet(relations, language, min_weight) if conceptnet else _two_columns(first[1])
-    pairs = array("i")  # both ends of one edge after the other: as little memory as a long file allows
+    pairs = array(
+        "i"
+    )  # both ends of one edge after the other: as little memory as a long file allows
     for number, line in chain([first], lines):
         try:
             ends = read(line)
         except (ValueError, KeyError, TypeError):
-            wanted = "URI, relation, start, end and JSON between tabs" if conceptnet else "two names"
-            raise DataError(f"{path}, line {number}: expected {wanted}, found {line[:80]!r}") from None
+            wanted = (
+                "URI, relation, start, end and JSON between tabs" if conceptnet else "two names"
+            )
+            raise DataError(
+                f"{path}, line {number}: expected {wanted}, found {line[:80]!r}"
+            ) from None
         if unknown is not None:
             unknown.update(name for name in ends if name not in known)
         if ends:
-            pairs.extend(chain.from_iterable(product(known.get(ends[0], ()), known.get(ends[1], ()))))
+            pairs.extend(
+                chain.from_iterable(product(known.get(ends[0], ()), known.get(ends[1], ())))
+            )
     return Graph.from_edges(len(keys), np.asarray(pairs).reshape(-1, 2))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that are neither empty nor comments, with their numbers."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8") as file
+        ):
             for number, line in enumerate(file, 1):
                 if line.strip() and not line.startswith("#"):
                     yield number, line.rstrip("\r\n")
@@ -98,7 +118,9 @@ def _two_columns(first: str) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
-def _conceptnet(relations: Collection[str] | None, language: str | None, min_weight: float) -> Callable[[str], tuple[str, ...]]:
+def _conceptnet(
+    relations: Collection[str] | None, language: str | None, min_weight: float
+) -> Callable[[str], tuple[str, ...]]:
     """Return the reader of a line of ConceptNet: the names of both nodes, or nothing where the line is not asked for."""
 
     def read(line: str) -> tuple[str, ...]:

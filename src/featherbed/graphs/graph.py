@@ -13,8 +13,24 @@ from scipy.sparse import coo_array, csr_array, issparse
 
 from featherbed.errors import ArgumentError
 from featherbed.graphs.attributes import sharing_pairs
-from featherbed.graphs.checks import as_array, at_most, drawn_from, flag, object_count, object_ids, whole
-from featherbed.graphs.lists import Ids, Lists, blocks, is_symmetric, neighbour_lists, slices, within
+from featherbed.graphs.checks import (
+    as_array,
+    at_most,
+    drawn_from,
+    flag,
+    object_count,
+    object_ids,
+    whole,
+)
+from featherbed.graphs.lists import (
+    Ids,
+    Lists,
+    blocks,
+    is_symmetric,
+    neighbour_lists,
+    slices,
+    within,
+)
 from featherbed.graphs.nearest import checked_vectors, nearest_arcs, nearest_first
 from featherbed.graphs.stored import read, write
 from featherbed.hashing import mixed
@@ -51,12 +67,21 @@ class Graph:
             )
         objects, entries = object_count(matrix.shape[0]), coo_array(matrix)
         ends, there = (entries.row, entries.col), entries.data != 0
-        pieces = (tuple(end[here][there[here]].astype(np.int64) for end in ends) for here in slices(len(there)))
+        pieces = (
+            tuple(end[here][there[here]].astype(np.int64) for end in ends)
+            for here in slices(len(there))
+        )
         self._hold(neighbour_lists(objects, pieces, len(there), symmetric=False))
 
     @classmethod
     def from_edges(
-        cls, objects: int, pairs: Any, *, symmetric: bool = True, most: int | None = None, seed: Seed = 0
+        cls,
+        objects: int,
+        pairs: Any,
+        *,
+        symmetric: bool = True,
+        most: int | None = None,
+        seed: Seed = 0,
     ) -> Graph:  # pairs: int [n, 2]
         """Return the graph whose edges are these pairs; repeats and (i, i) are left out.
 
@@ -72,18 +97,32 @@ class Graph:
         >>> Graph.from_edges(3, [[2, 0], [0, 2], [1, 1]]).pairs()
         array([[0, 2]])
         """
-        objects, symmetric, most = object_count(objects), flag("symmetric", symmetric), at_most("most", most, 1)
+        objects, symmetric, most = (
+            object_count(objects),
+            flag("symmetric", symmetric),
+            at_most("most", most, 1),
+        )
         found = as_array("pairs", pairs)
         if found.size == 0:
             found = np.empty((0, 2), dtype=np.int64)
         if found.ndim != 2 or found.shape[1] != 2:
-            raise ArgumentError(f"pairs have shape {found.shape}: give one row of two ids for each edge, [n, 2]")
+            raise ArgumentError(
+                f"pairs have shape {found.shape}: give one row of two ids for each edge, [n, 2]"
+            )
         pieces = (tuple(object_ids("pairs", found[here], objects).T) for here in slices(len(found)))
-        return cls._of(neighbour_lists(objects, pieces, len(found), symmetric), symmetric or None)._kept(most, seed, symmetric)
+        return cls._of(
+            neighbour_lists(objects, pieces, len(found), symmetric), symmetric or None
+        )._kept(most, seed, symmetric)
 
     @classmethod
     def from_attributes(
-        cls, objects: int, attributes: Any, *, largest: int | None = None, most: int | None = None, seed: Seed = 0
+        cls,
+        objects: int,
+        attributes: Any,
+        *,
+        largest: int | None = None,
+        most: int | None = None,
+        seed: Seed = 0,
     ) -> Graph:
         """Relate objects that share the value of an attribute: G = [B Bᵀ > 0], B_ia = 1 where object i has the value a.
 
@@ -110,7 +149,9 @@ class Graph:
         objects, generator = object_count(objects), drawn_from(seed)
         largest, most = at_most("largest", largest, 2), at_most("most", most, 1)
         pairs, count = sharing_pairs(objects, attributes, largest, most, generator)
-        return cls._of(neighbour_lists(objects, pairs, count, symmetric=True), True)._kept(most, generator)
+        return cls._of(neighbour_lists(objects, pairs, count, symmetric=True), True)._kept(
+            most, generator
+        )
 
     @classmethod
     def nearest(
@@ -140,11 +181,17 @@ class Graph:
         >>> Graph.nearest(np.array([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 5.0]]), 1).pairs().tolist()
         [[0, 1], [2, 3]]
         """
-        found, k, symmetric = checked_vectors(vectors, metric), whole("k", k, 1), flag("symmetric", symmetric)
+        found, k, symmetric = (
+            checked_vectors(vectors, metric),
+            whole("k", k, 1),
+            flag("symmetric", symmetric),
+        )
         most = at_most("most", most, 1)
         objects = object_count(len(found))
         if k >= objects:
-            raise ArgumentError(f"k={k}: {objects} vectors were given, so there are {objects - 1} others to be near to")
+            raise ArgumentError(
+                f"k={k}: {objects} vectors were given, so there are {objects - 1} others to be near to"
+            )
         if most is not None and not symmetric:
             k = min(k, most)
         arcs, count = nearest_arcs(found, k, metric), objects * k
@@ -229,8 +276,12 @@ class Graph:
     def neighbours(self, i: int) -> NDArray[np.int64]:
         """Return the neighbours of object ``i``, lowest id first."""
         if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.objects:
-            raise ArgumentError(f"neighbours({i!r}): give the id of one of the {self.objects} objects, 0..{self.objects - 1}")
-        ids: NDArray[np.int64] = self._matrix.indices[self._matrix.indptr[i] : self._matrix.indptr[i + 1]].astype(np.int64)
+            raise ArgumentError(
+                f"neighbours({i!r}): give the id of one of the {self.objects} objects, 0..{self.objects - 1}"
+            )
+        ids: NDArray[np.int64] = self._matrix.indices[
+            self._matrix.indptr[i] : self._matrix.indptr[i + 1]
+        ].astype(np.int64)
         return ids
 
     def pairs(self) -> NDArray[np.int64]:  # -> [edges, 2]
@@ -290,7 +341,9 @@ class Graph:
         count, generator = whole("count", count, 0), drawn_from(seed)
         left = self.objects**2 - len(self._before)
         if left == 0:
-            raise ArgumentError(f"{self!r} is complete: every pair of objects is related, there is no other pair to draw")
+            raise ArgumentError(
+                f"{self!r} is complete: every pair of objects is related, there is no other pair to draw"
+            )
         number = generator.integers(left, size=count)
         cell = number + np.searchsorted(self._before, number, side="right")
         drawn = np.stack(np.divmod(cell, self.objects), axis=1)

@@ -12,10 +12,14 @@ from featherbed.hashing import mixed
 
 BLOCK = 1 << 20  # arcs handled at a time
 Ids = NDArray[np.int64]
-Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbours [arcs]: int32, or int64 from 2³¹ arcs on
+Lists = tuple[
+    NDArray[Any], NDArray[Any]
+]  # starts [V + 1], neighbours [arcs]: int32, or int64 from 2³¹ arcs on
 
 
-def neighbour_lists(objects: int, arcs: Iterable[tuple[Ids, Ids]], most_arcs: int, symmetric: bool) -> Lists:
+def neighbour_lists(
+    objects: int, arcs: Iterable[tuple[Ids, Ids]], most_arcs: int, symmetric: bool
+) -> Lists:
     """Return the lists of arcs i -> j (and j -> i if ``symmetric``), each once, without i -> i.
 
     The arcs come in pieces, at most ``most_arcs`` of them. One array holds them as sorted numbers i V + j: with the lists made
@@ -66,7 +70,10 @@ def blocks(lists: Lists) -> Iterator[tuple[Ids, Ids]]:
         low = int(np.searchsorted(starts, here.start, side="right")) - 1
         high = int(np.searchsorted(starts, here.stop, side="left"))
         bounds: Ids = np.clip(starts[low : high + 1].astype(np.int64), here.start, here.stop)
-        yield np.repeat(np.arange(low, high), bounds[1:] - bounds[:-1]), neighbours[here].astype(np.int64)
+        yield (
+            np.repeat(np.arange(low, high), bounds[1:] - bounds[:-1]),
+            neighbours[here].astype(np.int64),
+        )
 
 
 def is_symmetric(lists: Lists) -> bool:

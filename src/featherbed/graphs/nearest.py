@@ -37,7 +37,9 @@ def nearest_arcs(vectors: Any, k: int, metric: str) -> Iterator[tuple[Ids, Ids, 
     for own, block in rows.blocks():
         far, found = index.search(block, k + 1)
         other = (found != own[:, None]) & (found >= 0)  # -1: the cells searched held no more
-        other &= other.cumsum(axis=1) <= k  # of vectors that are alike the own one may not be among the first
+        other &= (
+            other.cumsum(axis=1) <= k
+        )  # of vectors that are alike the own one may not be among the first
         yield own[np.nonzero(other)[0]], found[other], far[other]
 
 
@@ -57,7 +59,9 @@ class Rows:
             block = vectors[own[0] : own[-1] + 1].astype(np.float64)
             wrong = ~np.isfinite(block).all(axis=1)
             if wrong.any():
-                raise ArgumentError(f"vector {own[wrong.argmax()]} holds NaN or infinity: give finite numbers")
+                raise ArgumentError(
+                    f"vector {own[wrong.argmax()]} holds NaN or infinity: give finite numbers"
+                )
             if self.cosine and not block.any(axis=1).all():
                 raise ArgumentError(
                     f"vector {own[(~block.any(axis=1)).argmax()]} is zero and has no angle to others: leave such objects out, "
@@ -99,7 +103,9 @@ def checked_vectors(vectors: Any, metric: Any) -> NDArray[Any]:  # [V, d]
         raise ArgumentError(f"metric={metric!r}: use {' or '.join(map(repr, METRICS))}")
     found = as_array("vectors", vectors)
     if found.ndim != 2 or found.shape[1] == 0 or found.dtype.kind not in "fiu":
-        raise ArgumentError(f"vectors are {found.dtype} of shape {found.shape}: give numbers [V, d], one row for each object")
+        raise ArgumentError(
+            f"vectors are {found.dtype} of shape {found.shape}: give numbers [V, d], one row for each object"
+        )
     return found
 
 
@@ -108,6 +114,8 @@ def nearest_first(objects: int, arcs: Iterator[tuple[Ids, Ids, Floats]]) -> tupl
     first, second, far = (np.concatenate(part) for part in zip(*arcs, strict=True))
     low, high = np.minimum(first, second), np.maximum(first, second)
     order = np.lexsort((high, low, far))
-    _, once = np.unique((low * objects + high)[order], return_index=True)  # the first of each pair: its shorter distance
+    _, once = np.unique(
+        (low * objects + high)[order], return_index=True
+    )  # the first of each pair: its shorter distance
     order = order[np.sort(once)]
     return low[order], high[order]

@@ -27,7 +27,11 @@ def write(lists: Lists, path: Path) -> None:
     offset = 0
     for name, array in zip(NAMES, lists, strict=True):
         end = offset + array.nbytes
-        entries[name] = {"dtype": KINDS[array.itemsize], "shape": list(array.shape), "data_offsets": [offset, end]}
+        entries[name] = {
+            "dtype": KINDS[array.itemsize],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -42,14 +46,27 @@ def read(path: Path) -> Lists:
     """Return the neighbour lists of a file, memory-mapped; raise FormatError where they are none."""
     header, start, mapped = opened(path)
     if metadata_of(header) != ABOUT:
-        raise FormatError(f"{path.name} holds no graph that this featherbed reads: graphs are written by graph.save(path)")
+        raise FormatError(
+            f"{path.name} holds no graph that this featherbed reads: graphs are written by graph.save(path)"
+        )
     if set(header) - {"__metadata__"} != set(NAMES):
-        raise FormatError(f"{path.name} must hold the arrays starts and neighbours, and nothing else")
+        raise FormatError(
+            f"{path.name} must hold the arrays starts and neighbours, and nothing else"
+        )
     kind, shapes = header["starts"]["dtype"], [header[name]["shape"] for name in NAMES]
-    if kind not in KINDS.values() or any(len(shape) != 1 for shape in shapes) or not 2 <= shapes[0][0] <= MOST_OBJECTS + 1:
+    if (
+        kind not in KINDS.values()
+        or any(len(shape) != 1 for shape in shapes)
+        or not 2 <= shapes[0][0] <= MOST_OBJECTS + 1
+    ):
         found = f"{kind} of shapes {shapes}"[:100]
-        raise FormatError(f"{path.name}: starts [V + 1] and neighbours [arcs] must be U32 or U64 with V from 1; found {found}")
-    arrays = (array_of(mapped, header, start, name, kind, tuple(shape)) for name, shape in zip(NAMES, shapes, strict=True))
+        raise FormatError(
+            f"{path.name}: starts [V + 1] and neighbours [arcs] must be U32 or U64 with V from 1; found {found}"
+        )
+    arrays = (
+        array_of(mapped, header, start, name, kind, tuple(shape))
+        for name, shape in zip(NAMES, shapes, strict=True)
+    )
     starts, neighbours = (array.view(array.dtype.str.replace("u", "i")) for array in arrays)
     problem = _problem(starts, neighbours)
     if problem:

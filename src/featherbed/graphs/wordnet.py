@@ -57,18 +57,24 @@ def wordnet(
     pointers: list[tuple[str, str, int, int]] = []
     for name, lines in _read(_find(folder)):
         for number, line in enumerate(lines, 1):
-            if line.strip() and not line.startswith("  "):  # the licence stands on lines that start with two blanks
+            if line.strip() and not line.startswith(
+                "  "
+            ):  # the licence stands on lines that start with two blanks
                 try:
                     _parse(line, known, symbols, synsets, pointers)
                 except (ValueError, IndexError):
-                    raise DataError(f"{name}, line {number} is no WordNet synset: {line.strip()[:60]!r}") from None
+                    raise DataError(
+                        f"{name}, line {number} is no WordNet synset: {line.strip()[:60]!r}"
+                    ) from None
     pairs: set[tuple[int, int]] = set()
     if "synonyms" in relations:
         for synset in synsets.values():
             pairs.update(combinations([place for word in synset for place in word], 2))
     for source, target, from_word, to_word in pointers:
         if target in synsets:
-            pairs.update(product(_chosen(synsets[source], from_word), _chosen(synsets[target], to_word)))
+            pairs.update(
+                product(_chosen(synsets[source], from_word), _chosen(synsets[target], to_word))
+            )
     return Graph.from_edges(len(words), list(pairs))
 
 
@@ -105,7 +111,9 @@ def _key(offset: str, kind: str) -> str:
 
 def _chosen(synset: Synset, word: int) -> list[int]:
     """The objects a pointer speaks of: of word 1, 2, ..., or of the whole synset where it says 0."""
-    return [place for places_ in (synset if word == 0 else synset[word - 1 : word]) for place in places_]
+    return [
+        place for places_ in (synset if word == 0 else synset[word - 1 : word]) for place in places_
+    ]
 
 
 def _find(folder: str | Path | None) -> Path:
@@ -115,7 +123,9 @@ def _find(folder: str | Path | None) -> Path:
         if all((place / name).is_file() for name in FILES) or (place.is_file() and _archive(place)):
             return place
         if place.is_dir():
-            inside = sorted(path for path in place.glob("wordnet*") if path.is_file() and _archive(path))
+            inside = sorted(
+                path for path in place.glob("wordnet*") if path.is_file() and _archive(path)
+            )
             if inside:
                 return inside[0]
         zipped = place.with_name(place.name + ".zip")
@@ -131,7 +141,11 @@ def _usual_places() -> list[Path]:
     found = [Path(given["WNSEARCHDIR"])] if given.get("WNSEARCHDIR") else []
     found += [Path(given["WNHOME"]) / "dict"] if given.get("WNHOME") else []
     found += [Path(given["FEATHERBED_DATA"]) / "wordnet"] if given.get("FEATHERBED_DATA") else []
-    nltk = [*filter(None, given.get("NLTK_DATA", "").split(os.pathsep)), "~/nltk_data", "/usr/share/nltk_data"]
+    nltk = [
+        *filter(None, given.get("NLTK_DATA", "").split(os.pathsep)),
+        "~/nltk_data",
+        "/usr/share/nltk_data",
+    ]
     found += [Path(place).expanduser() / "corpora" / "wordnet" for place in nltk]
     return [*found, Path("/usr/share/wordnet"), Path("/usr/local/WordNet-3.0/dict")]
 
@@ -147,10 +161,20 @@ def _read(place: Path) -> Iterator[tuple[str, list[str]]]:
         for name, content in _contents(place):
             found.add(name)
             yield f"{place}: {name}", content.decode("utf-8").split("\n")
-    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, UnicodeDecodeError) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        lzma.LZMAError,
+        zlib.error,
+        EOFError,
+        OSError,
+        UnicodeDecodeError,
+    ) as error:
         raise DataError(f"{place} cannot be read as WordNet: {error}") from None
     if len(found) < len(FILES):
-        raise DataError(f"{place} holds no {', '.join(name for name in FILES if name not in found)}: WordNet has all of them")
+        raise DataError(
+            f"{place} holds no {', '.join(name for name in FILES if name not in found)}: WordNet has all of them"
+        )
 
 
 def _contents(place: Path) -> Iterable[tuple[str, bytes]]:

@@ -36,7 +36,9 @@ def _store(builder: Any, value: Any, address: Any, width: int) -> None:
 def _splat(builder: Any, value: Any, width: int) -> Any:
     vector = ir.Constant(_kind(width), ir.Undefined)
     first = builder.insert_element(vector, value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, width), [0] * width))
+    return builder.shuffle_vector(
+        first, vector, ir.Constant(ir.VectorType(_I32, width), [0] * width)
+    )
 
 
 def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -55,7 +57,9 @@ def _called(builder: Any, name: str, width: int, *values: Any) -> Any:
 def _total(builder: Any, vector: Any, width: int) -> Any:
     """Add the lanes of a vector."""
     kind = ir.FunctionType(_F32, [_F32, _kind(width)])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{width}f32")
+    function = cgutils.get_or_insert_function(
+        builder.module, kind, f"llvm.vector.reduce.fadd.v{width}f32"
+    )
     return builder.call(function, [ir.Constant(_F32, -0.0), vector], fastmath=("reassoc",))
 
 
@@ -78,26 +82,35 @@ def _number(builder: Any, row: Any, index: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def score(typing_context: Any, width: Any, column: Any, left: Any, right: Any) -> Any:  # noqa: ARG001
+def score(typing_context: Any, width: Any, column: Any, left: Any, right: Any) -> Any:
     """Return left . right; with ``column`` 1, the first elements are added, not multiplied."""
     wide, added = width.literal_value, column.literal_value
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one, other = (_load(builder, address, wide) for address in arguments[2:])
         products = builder.fmul(one, other)
         if added:
-            products = _replaced(builder, products, builder.fadd(_first(builder, one), _first(builder, other)))
+            products = _replaced(
+                builder, products, builder.fadd(_first(builder, one), _first(builder, other))
+            )
         return _total(builder, products, wide)
 
     return types.float32(width, column, types.int64, types.int64), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_scaled(typing_context: Any, width: Any, column: Any, out: Any, row: Any, factor: Any) -> Any:  # noqa: ARG001
+def add_scaled(
+    typing_context: Any,
+    width: Any,
+    column: Any,
+    out: Any,
+    row: Any,
+    factor: Any,
+) -> Any:
     """out += factor row; with ``column`` 1 the first element of the row counts as 1."""
     wide, ones = width.literal_value, column.literal_value
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source, number = arguments[2:]
         values = _load(builder, source, wide)
         if ones:
@@ -110,36 +123,50 @@ def add_scaled(typing_context: Any, width: Any, column: Any, out: Any, row: Any,
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def combine(typing_context: Any, width: Any, out: Any, weights: Any, rows: Any, count: Any, apart: Any) -> Any:  # noqa: ARG001
+def combine(
+    typing_context: Any,
+    width: Any,
+    out: Any,
+    weights: Any,
+    rows: Any,
+    count: Any,
+    apart: Any,
+) -> Any:
     """out = Σ_k weights[k] rows[k] over ``count`` rows, ``apart`` bytes from each other."""
     wide = width.literal_value
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length, distance = arguments[1:]
         total = cgutils.alloca_once_value(builder, _nought(wide))
         builder.store(_nought(wide), total)
         with cgutils.for_range(builder, length) as loop:
             weight = _number(builder, weight_row, loop.index)
             row = _load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
-            builder.store(_fused(builder, _splat(builder, weight, wide), row, builder.load(total)), total)
+            builder.store(
+                _fused(builder, _splat(builder, weight, wide), row, builder.load(total)), total
+            )
         _store(builder, builder.load(total), target, wide)
         return context.get_dummy_value()
 
-    return types.void(width, types.int64, types.int64, types.int64, types.int64, types.int64), generate
+    return types.void(
+        width, types.int64, types.int64, types.int64, types.int64, types.int64
+    ), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any, count: Any) -> Any:  # noqa: ARG001
+def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any, count: Any) -> Any:
     """out[k] += weights[k] row for ``count`` rows of ``out`` that lie side by side."""
     wide = width.literal_value
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length = arguments[1:]
         values = _load(builder, source, wide)
         with cgutils.for_range(builder, length) as loop:
             weight = _splat(builder, _number(builder, weight_row, loop.index), wide)
             there = builder.add(target, builder.mul(loop.index, ir.Constant(_I64, 4 * wide)))
-            _store(builder, _fused(builder, weight, values, _load(builder, there, wide)), there, wide)
+            _store(
+                builder, _fused(builder, weight, values, _load(builder, there, wide)), there, wide
+            )
         return context.get_dummy_value()
 
     return types.void(width, types.int64, types.int64, types.int64, types.int64), generate
@@ -147,13 +174,13 @@ def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any,
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def descend(
-    typing_context: Any,  # noqa: ARG001
+    typing_context: Any,
     width: Any,
     column: Any,
-    left: Any,  # noqa: ARG001
-    right: Any,  # noqa: ARG001
-    keeps: Any,  # noqa: ARG001
-    moves: Any,  # noqa: ARG001
+    left: Any,
+    right: Any,
+    keeps: Any,
+    moves: Any,
 ) -> Any:
     """left, right = keeps[0] left + moves[0] right, keeps[1] right + moves[1] left, both from what they were.
 
@@ -161,10 +188,16 @@ def descend(
     """
     wide, ones = width.literal_value, column.literal_value
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        places, (keeps, moves) = arguments[2:4], (cgutils.unpack_tuple(builder, pair, 2) for pair in arguments[4:])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        places, (keeps, moves) = (
+            arguments[2:4],
+            (cgutils.unpack_tuple(builder, pair, 2) for pair in arguments[4:]),
+        )
         rows = [_load(builder, address, wide) for address in places]
-        added = [_replaced(builder, row, ir.Constant(_F32, 1.0)) if ones else row for row in reversed(rows)]
+        added = [
+            _replaced(builder, row, ir.Constant(_F32, 1.0)) if ones else row
+            for row in reversed(rows)
+        ]
         for address, row, other, keep, move in zip(places, rows, added, keeps, moves, strict=True):
             moved = builder.fmul(_splat(builder, move, wide), other, flags=_FUSED)
             kept = builder.fmul(_splat(builder, keep, wide), row, flags=_FUSED)
@@ -177,17 +210,17 @@ def descend(
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def step(
-    typing_context: Any,  # noqa: ARG001
+    typing_context: Any,
     rule: Any,
     kind: Any,
     metric: Any,
-    p: Any,  # noqa: ARG001
-    m: Any,  # noqa: ARG001
-    v: Any,  # noqa: ARG001
-    g: Any,  # noqa: ARG001
-    kept: Any,  # noqa: ARG001
-    count: Any,  # noqa: ARG001
-    c: Any,  # noqa: ARG001
+    p: Any,
+    m: Any,
+    v: Any,
+    g: Any,
+    kept: Any,
+    count: Any,
+    c: Any,
 ) -> Any:
     """Take one step of Yogi or Adam on ``count`` elements, and the prox that follows, in place.
 
@@ -196,20 +229,38 @@ def step(
     """
     how = (rule.literal_value, kind.literal_value, metric.literal_value)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *places, kept_bytes, length, numbers = arguments[3:]
         c = cgutils.unpack_tuple(builder, numbers, 9)
         done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
         builder.store(ir.Constant(length.type, 0), done)
         for lanes in LANES:
-            _step_lanes(builder, lanes, length, done, places, kept_bytes, [_splat(builder, x, lanes) for x in c], how)
+            _step_lanes(
+                builder,
+                lanes,
+                length,
+                done,
+                places,
+                kept_bytes,
+                [_splat(builder, x, lanes) for x in c],
+                how,
+            )
         return context.get_dummy_value()
 
-    return types.void(rule, kind, metric, *[types.int64] * 6, types.UniTuple(types.float32, 9)), generate
+    return types.void(
+        rule, kind, metric, *[types.int64] * 6, types.UniTuple(types.float32, 9)
+    ), generate
 
 
 def _step_lanes(
-    builder: Any, lanes: int, length: Any, done: Any, places: list[Any], kept: Any, c: list[Any], how: tuple[int, int, int]
+    builder: Any,
+    lanes: int,
+    length: Any,
+    done: Any,
+    places: list[Any],
+    kept: Any,
+    c: list[Any],
+    how: tuple[int, int, int],
 ) -> None:
     """Emit the loop that steps ``lanes`` elements at a time while that many are left."""
     test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
@@ -227,7 +278,9 @@ def _step_lanes(
     with builder.if_else(held) as (some, every):
         with some:
             mask = ir.VectorType(_I8, lanes)
-            flags = builder.load(builder.inttoptr(builder.add(kept, start), mask.as_pointer()), align=1)
+            flags = builder.load(
+                builder.inttoptr(builder.add(kept, start), mask.as_pointer()), align=1
+            )
             free = builder.icmp_unsigned("!=", flags, ir.Constant(mask, [0] * lanes))
             _store(builder, builder.select(free, p, _nought(lanes)), here[0], lanes)
         with every:
@@ -237,7 +290,9 @@ def _step_lanes(
     builder.position_at_end(leave)
 
 
-def _stepped(builder: Any, width: int, how: tuple[int, int, int], values: list[Any], c: list[Any]) -> list[Any]:
+def _stepped(
+    builder: Any, width: int, how: tuple[int, int, int], values: list[Any], c: list[Any]
+) -> list[Any]:
     """Emit the step: p, m and v after it."""
     (rule, kind, metric), (p, m, v, g) = how, values
     g = _fused(builder, c[8], p, g)
@@ -261,9 +316,13 @@ def _stepped(builder: Any, width: int, how: tuple[int, int, int], values: list[A
 def _shrunk(builder: Any, width: int, kind: int, p: Any, threshold: Any) -> Any:
     if kind == NONNEGATIVE:
         less = builder.fsub(p, threshold)
-        return builder.select(builder.fcmp_ordered("<=", less, _nought(width)), _nought(width), less)
+        return builder.select(
+            builder.fcmp_ordered("<=", less, _nought(width)), _nought(width), less
+        )
     if kind == L1:
         less = builder.fsub(_called(builder, "fabs", width, p), threshold)
-        size = builder.select(builder.fcmp_ordered("<=", less, _nought(width)), _nought(width), less)
+        size = builder.select(
+            builder.fcmp_ordered("<=", less, _nought(width)), _nought(width), less
+        )
         return _called(builder, "copysign", width, size, p)
     return p

@@ -19,7 +19,15 @@ from featherbed.kernels.compiled import compiled, fast
 
 @fast
 def gather(
-    starts: Any, others: Any, values: Any, rows: Any, moments: Any, cross: Any, row: int, system: Any, right: Any
+    starts: Any,
+    others: Any,
+    values: Any,
+    rows: Any,
+    moments: Any,
+    cross: Any,
+    row: int,
+    system: Any,
+    right: Any,
 ) -> float:
     """Add up the normal equations of one row: ``system`` [T] and ``right`` [d] are overwritten; return c."""
     dim, size = rows.shape[1], moments.shape[1]
@@ -117,7 +125,9 @@ def solve_rows(
 
 
 @fast
-def _descend(system: Any, right: Any, bits: Any, scale: Any, levels: Any, row: Any, slope: Any, sweeps: int) -> None:
+def _descend(
+    system: Any, right: Any, bits: Any, scale: Any, levels: Any, row: Any, slope: Any, sweeps: int
+) -> None:
     """Move one row's levels, a column at a time, to where x' A x - 2 b' x is least; ``row`` is kept in step."""
     dim = len(row)
     for i in range(dim):
@@ -180,7 +190,9 @@ def choose_levels(
             row[k] = scales[grade, k] * centred[k]
         _descend(system, right, bits[grade], scales[grade], levels[number], row, slope, sweeps)
         for k in range(dim):
-            centred[k] = levels[number, k] - 0.5 * ((1 << bits[grade, k]) - 1) if bits[grade, k] > 0 else 0.0
+            centred[k] = (
+                levels[number, k] - 0.5 * ((1 << bits[grade, k]) - 1) if bits[grade, k] > 0 else 0.0
+            )
         for i in range(dim):
             rights[grade, i] += right[i] * centred[i]
             for j in range(dim):

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled
-from featherbed.kernels.shared import breathe, call, give_way, shared_add, shared_load, shared_swap, shared_take
+from featherbed.kernels.shared import (
+    breathe,
+    call,
+    give_way,
+    shared_add,
+    shared_load,
+    shared_swap,
+    shared_take,
+)
 
 # words of the desk, eight apart: each on a cache line of its own
 SEQUENCE, OPEN, ACTIVE, NEXT, DONE, GOOD, ASLEEP, RETIRED = range(0, 64, 8)

@@ -77,7 +77,9 @@ def descend(
             for m in range(parts):
                 best[m] = _cheapest(unary[i], pairs, best, m, m, cost)
         least = _total(unary[i], pairs, best)
-        state = np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(i + 1) * np.uint64(0xBF58476D1CE4E5B9)
+        state = np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(i + 1) * np.uint64(
+            0xBF58476D1CE4E5B9
+        )
         for attempt in range(tries):
             trial[:] = best
             if attempt > 0 or not greedy:
@@ -102,7 +104,9 @@ def descend(
 
 
 @compiled
-def count_pairs(codes: Codes, weights: Floats, choices: int, out: NDArray[np.float64]) -> None:  # out [M*K, M*K]
+def count_pairs(
+    codes: Codes, weights: Floats, choices: int, out: NDArray[np.float64]
+) -> None:  # out [M*K, M*K]
     """Add up how often (by weight) two atoms are used by one row: the lower triangle of the normal equations."""
     for i in range(len(codes)):
         for m in range(codes.shape[1]):

@@ -29,7 +29,9 @@ IDS, LENGTH, STARTS, ORDER, COMPOSED = range(5)
 # what is stepped (weights over anchors, or the rows), how wide; its moments and how far apart their rows are; what is kept
 STORED, WIDTH, FIRST, FIRST_APART, SECOND, SECOND_APART, KEPT = range(5, 12)
 # anchors (0: there are none), their moments, them the other way round [d, padded], the padded width; sums and rooms by piece
-ATOMS, ATOM_FIRST, ATOM_FIRST_APART, ATOM_SECOND, ATOM_SECOND_APART, TURNED, PADDED, PARTS, ROOM = range(12, 21)
+ATOMS, ATOM_FIRST, ATOM_FIRST_APART, ATOM_SECOND, ATOM_SECOND_APART, TURNED, PADDED, PARTS, ROOM = (
+    range(12, 21)
+)
 # a bias for each row (0: none), its moments and its gradient; the numbers of a step: of stored rows, of anchors, of biases
 BIAS, BIAS_FIRST, BIAS_SECOND, BIAS_GRADIENT, STEPS = range(21, 26)
 
@@ -60,7 +62,11 @@ def group_sides(address: Any, start: Any, stop: Any) -> Any:
     for which in range(start, stop):
         side = _words(batch[SIDES + which])
         count, rows = batch[COUNT], side[LENGTH]
-        ids, starts, order = integers(side[IDS], count), integers(side[STARTS], rows + 2), integers(side[ORDER], count)
+        ids, starts, order = (
+            integers(side[IDS], count),
+            integers(side[STARTS], rows + 2),
+            integers(side[ORDER], count),
+        )
         for r in range(rows + 2):
             starts[r] = 0
         for i in range(count):
@@ -111,7 +117,10 @@ def find_errors(width: int, column: int) -> int:
         numbers = floats(batch[NUMBERS], 2)
         mean, factor = numbers[0], numbers[1]
         left, right, apart = users[COMPOSED], items[COMPOSED], users[BIAS] != 0
-        user_bias, item_bias = floats(users[BIAS], users[LENGTH]), floats(items[BIAS], items[LENGTH])
+        user_bias, item_bias = (
+            floats(users[BIAS], users[LENGTH]),
+            floats(items[BIAS], items[LENGTH]),
+        )
         for piece in range(start, stop):
             total = 0.0
             for k in range(piece * PLACES, min(count, (piece + 1) * PLACES)):
@@ -163,7 +172,10 @@ def step_side(width: int, column: int, rule: int, kind: int, metric: int) -> int
                         combine(LANES, gradient + j, total, side[TURNED] + j, width, 4 * padded)
                     add_outer(width, part, here, total, stored)
                 m, v = side[FIRST] + r * side[FIRST_APART], side[SECOND] + r * side[SECOND_APART]
-                kept, g = side[KEPT] + r * stored if side[KEPT] else 0, gradient if side[ATOMS] else total
+                kept, g = (
+                    side[KEPT] + r * stored if side[KEPT] else 0,
+                    gradient if side[ATOMS] else total,
+                )
                 step(rule, kind, metric, here, m, v, g, kept, stored, c)
                 if side[BIAS]:
                     slopes[r] = slope
@@ -180,7 +192,11 @@ def step_biases(rule: int) -> int:
     def biases(address: Any, start: Any, stop: Any) -> Any:
         side = _words(address)
         c, far, end = _numbers(side[STEPS], 2), 4 * ROWS * start, min(side[LENGTH], stop * ROWS)
-        first, second, slopes = side[BIAS_FIRST] + far, side[BIAS_SECOND] + far, side[BIAS_GRADIENT] + far
+        first, second, slopes = (
+            side[BIAS_FIRST] + far,
+            side[BIAS_SECOND] + far,
+            side[BIAS_GRADIENT] + far,
+        )
         step(rule, NONE, 0, side[BIAS] + far, first, second, slopes, 0, end - start * ROWS, c)
         return np.int64(1)
 
@@ -193,7 +209,7 @@ def step_atoms(width: int, rule: int) -> int:
     size = np.int64(4 * width)
 
     @job
-    def atoms(address: Any, start: Any, stop: Any) -> Any:  # noqa: ARG001
+    def atoms(address: Any, start: Any, stop: Any) -> Any:
         side = _words(address)
         count, pieces = side[WIDTH], (side[LENGTH] + ROWS - 1) // ROWS
         parts = floats(side[PARTS], pieces * count * width)
@@ -202,7 +218,10 @@ def step_atoms(width: int, rule: int) -> int:
                 parts[j] += parts[piece * count * width + j]
         c = _numbers(side[STEPS], 1)
         for k in range(count):
-            m, v = side[ATOM_FIRST] + k * side[ATOM_FIRST_APART], side[ATOM_SECOND] + k * side[ATOM_SECOND_APART]
+            m, v = (
+                side[ATOM_FIRST] + k * side[ATOM_FIRST_APART],
+                side[ATOM_SECOND] + k * side[ATOM_SECOND_APART],
+            )
             step(rule, NONE, 0, side[ATOMS] + k * size, m, v, side[PARTS] + k * size, 0, width, c)
         turn(side, width)
         return np.int64(1)

@@ -38,7 +38,9 @@ def _flat(block: Any, at: Any, kind: Any) -> Any:  # one-dimensional array at wo
 
 
 @compiled
-def _grid(block: Any, at: Any, kind: Any) -> Any:  # two-dimensional array at words at, at + 1, at + 2
+def _grid(
+    block: Any, at: Any, kind: Any
+) -> Any:  # two-dimensional array at words at, at + 1, at + 2
     return carray(pointer(np.uint64(block[at])), (block[at + 1], block[at + 2]), kind)
 
 
@@ -76,10 +78,22 @@ def weigh(indices: Any, values: Any, row: Any, count: Any, atoms: Any, out: Any,
     base, place = np.uint64(atoms.ctypes.data), np.uint64(out.ctypes.data) + np.uint64(to) * size
     j = 0
     while j + 8 <= count:
-        a0, a1 = base + np.uint64(indices[row, j]) * size, base + np.uint64(indices[row, j + 1]) * size
-        a2, a3 = base + np.uint64(indices[row, j + 2]) * size, base + np.uint64(indices[row, j + 3]) * size
-        a4, a5 = base + np.uint64(indices[row, j + 4]) * size, base + np.uint64(indices[row, j + 5]) * size
-        a6, a7 = base + np.uint64(indices[row, j + 6]) * size, base + np.uint64(indices[row, j + 7]) * size
+        a0, a1 = (
+            base + np.uint64(indices[row, j]) * size,
+            base + np.uint64(indices[row, j + 1]) * size,
+        )
+        a2, a3 = (
+            base + np.uint64(indices[row, j + 2]) * size,
+            base + np.uint64(indices[row, j + 3]) * size,
+        )
+        a4, a5 = (
+            base + np.uint64(indices[row, j + 4]) * size,
+            base + np.uint64(indices[row, j + 5]) * size,
+        )
+        a6, a7 = (
+            base + np.uint64(indices[row, j + 6]) * size,
+            base + np.uint64(indices[row, j + 7]) * size,
+        )
         near = (values[row, j], values[row, j + 1], values[row, j + 2], values[row, j + 3])
         far = (values[row, j + 4], values[row, j + 5], values[row, j + 6], values[row, j + 7])
         if j == 0:
@@ -88,8 +102,14 @@ def weigh(indices: Any, values: Any, row: Any, count: Any, atoms: Any, out: Any,
             _add8(place, (a0, a1, a2, a3, a4, a5, a6, a7), near + far, width)
         j += 8
     if j + 4 <= count:
-        a0, a1 = base + np.uint64(indices[row, j]) * size, base + np.uint64(indices[row, j + 1]) * size
-        a2, a3 = base + np.uint64(indices[row, j + 2]) * size, base + np.uint64(indices[row, j + 3]) * size
+        a0, a1 = (
+            base + np.uint64(indices[row, j]) * size,
+            base + np.uint64(indices[row, j + 1]) * size,
+        )
+        a2, a3 = (
+            base + np.uint64(indices[row, j + 2]) * size,
+            base + np.uint64(indices[row, j + 3]) * size,
+        )
         near = (values[row, j], values[row, j + 1], values[row, j + 2], values[row, j + 3])
         if j == 0:
             _set4(place, (a0, a1, a2, a3), near, width)
@@ -112,12 +132,22 @@ def weigh(indices: Any, values: Any, row: Any, count: Any, atoms: Any, out: Any,
 def byte_rows(address: Any, start: Any, stop: Any) -> Any:
     """Compose rows whose indices and values take a byte each, eight codes at a time: the fast case of fixed_rows."""
     block = _block(address)
-    records = _grid(block, 0, np.uint64)  # s index bytes, then s value bytes a row; s is a multiple of 8
+    records = _grid(
+        block, 0, np.uint64
+    )  # s index bytes, then s value bytes a row; s is a multiple of 8
     levels, choices = _flat(block, 3, np.float32), block[5]
-    atoms, positions, out = _grid(block, 6, np.float32), _flat(block, 9, np.int64), _grid(block, 11, np.float32)
+    atoms, positions, out = (
+        _grid(block, 6, np.float32),
+        _flat(block, 9, np.int64),
+        _grid(block, 11, np.float32),
+    )
     groups, width, good = records.shape[1] // 2, out.shape[1], True
     top, length = np.uint64(choices - 1), np.uint64(records.shape[1] * 8)
-    base, result, size = np.uint64(atoms.ctypes.data), np.uint64(out.ctypes.data), np.uint64(width * 4)
+    base, result, size = (
+        np.uint64(atoms.ctypes.data),
+        np.uint64(out.ctypes.data),
+        np.uint64(width * 4),
+    )
     source = np.uint64(records.ctypes.data)
     for row in range(start, min(start + AHEAD, stop)):
         prefetch(source + np.uint64(positions[row]) * length)
@@ -131,7 +161,10 @@ def byte_rows(address: Any, start: Any, stop: Any) -> Any:
             i2, i3 = (x >> np.uint64(16)) & _BYTE, (x >> np.uint64(24)) & _BYTE
             i4, i5 = (x >> np.uint64(32)) & _BYTE, (x >> np.uint64(40)) & _BYTE
             i6, i7 = (x >> np.uint64(48)) & _BYTE, x >> np.uint64(56)
-            if top < _BYTE and max(max(max(i0, i1), max(i2, i3)), max(max(i4, i5), max(i6, i7))) > top:
+            if (
+                top < _BYTE
+                and max(max(max(i0, i1), max(i2, i3)), max(max(i4, i5), max(i6, i7))) > top
+            ):
                 good = False
                 i0 = i1 = i2 = i3 = i4 = i5 = i6 = i7 = np.uint64(0)
             near = (base + i0 * size, base + i1 * size, base + i2 * size, base + i3 * size)
@@ -157,7 +190,11 @@ def fixed_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: 
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = _block(address)
         source, levels, choices = np.uint64(block[0]), _flat(block, 2, np.float32), block[4]
-        atoms, positions, out = _grid(block, 5, np.float32), _flat(block, 8, np.int64), _grid(block, 10, np.float32)
+        atoms, positions, out = (
+            _grid(block, 5, np.float32),
+            _flat(block, 8, np.int64),
+            _grid(block, 10, np.float32),
+        )
         limit, good = np.uint32(min(choices, 2**32 - 1)), True
         indices, values = np.empty((1, count), np.uint32), np.ones((1, count), np.float32)
         for row in range(start, min(start + AHEAD, stop)):
@@ -174,7 +211,9 @@ def fixed_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: 
                 indices[0, j] = index + np.uint32(j * stride)
             if kind != NO_VALUES:
                 for j in range(count):
-                    values[0, j] = _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
+                    values[0, j] = _value(
+                        begin, rest + values_at + j * value_bits, value_bits, kind, levels
+                    )
             weigh(indices, values, 0, count, atoms, out, np.uint64(row))
         return np.int64(good)
 
@@ -182,7 +221,9 @@ def fixed_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: 
 
 
 @cache
-def concat_rows(count: int, index_bits: int, value_bits: int, kind: int, stride: int, width: int) -> int:
+def concat_rows(
+    count: int, index_bits: int, value_bits: int, kind: int, stride: int, width: int
+) -> int:
     """Make the job that lays the atoms of fixed codes side by side, ``width`` floats each: copies of a known size."""
     record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
     mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
@@ -191,7 +232,11 @@ def concat_rows(count: int, index_bits: int, value_bits: int, kind: int, stride:
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = _block(address)
         source, levels, choices = np.uint64(block[0]), _flat(block, 2, np.float32), block[4]
-        base, positions, target = np.uint64(block[5]), _flat(block, 8, np.int64), np.uint64(block[10])
+        base, positions, target = (
+            np.uint64(block[5]),
+            _flat(block, 8, np.int64),
+            np.uint64(block[10]),
+        )
         limit, good = np.uint32(min(choices, 2**32 - 1)), True
         for row in range(start, min(start + AHEAD, stop)):
             prefetch(source + np.uint64((positions[row] * record) >> 3))
@@ -204,11 +249,16 @@ def concat_rows(count: int, index_bits: int, value_bits: int, kind: int, stride:
                 index = _field(begin, rest + j * index_bits, mask)
                 if index >= limit:
                     good, index = False, np.uint32(0)
-                atom, to = base + (np.uint64(index) + np.uint64(j * stride)) * np.uint64(size), place + np.uint64(j * size)
+                atom, to = (
+                    base + (np.uint64(index) + np.uint64(j * stride)) * np.uint64(size),
+                    place + np.uint64(j * size),
+                )
                 if kind == NO_VALUES:
                     copy(to, atom, size)
                 else:
-                    weight = _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
+                    weight = _value(
+                        begin, rest + values_at + j * value_bits, value_bits, kind, levels
+                    )
                     _set1(to, (atom,), (weight,), width)
         return np.int64(good)
 
@@ -218,7 +268,9 @@ def concat_rows(count: int, index_bits: int, value_bits: int, kind: int, stride:
 @compiled
 def _entry(directory: Any, wide: Any, at: Any) -> Any:
     if wide:
-        return np.int64(np.uint64(directory[2 * at]) | (np.uint64(directory[2 * at + 1]) << np.uint64(32)))
+        return np.int64(
+            np.uint64(directory[2 * at]) | (np.uint64(directory[2 * at + 1]) << np.uint64(32))
+        )
     return np.int64(directory[at])
 
 
@@ -243,10 +295,19 @@ def _end(directory: Any, wide: Any, entries: Any, row: Any) -> Any:
 def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
     """Compose rows from ragged codes."""
     block = _block(address)
-    sizes, size_bits, directory, wide = np.uint64(block[0]), block[2], _flat(block, 3, np.uint32), block[5]
+    sizes, size_bits, directory, wide = (
+        np.uint64(block[0]),
+        block[2],
+        _flat(block, 3, np.uint32),
+        block[5],
+    )
     entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
     kind, levels = block[11], _flat(block, 12, np.float32)
-    atoms, positions, out = _grid(block, 14, np.float32), _flat(block, 17, np.int64), _grid(block, 19, np.float32)
+    atoms, positions, out = (
+        _grid(block, 14, np.float32),
+        _flat(block, 17, np.int64),
+        _grid(block, 19, np.float32),
+    )
     entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
     good, limit = True, np.uint32(min(atoms.shape[0], 2**32 - 1))
     indices, values = np.empty((1, 16), np.uint32), np.empty((1, 16), np.float32)
@@ -257,13 +318,25 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
             prefetch(sizes + np.uint64((soon * size_bits) >> 3))
             prefetch(far + np.uint64(soon // STEP * (8 if wide else 4)))
         if row + AHEAD < stop:
-            prefetch(source + np.uint64((_entry(directory, wide, positions[row + AHEAD] // STEP) * entry) >> 3))
+            prefetch(
+                source
+                + np.uint64((_entry(directory, wide, positions[row + AHEAD] // STEP) * entry) >> 3)
+            )
         first, count = _span(sizes, size_bits, directory, wide, positions[row])
         end = _end(directory, wide, entries, positions[row])
-        if first < 0 or first > entries or end > entries or count > end - first or count > MOST_CODES:
+        if (
+            first < 0
+            or first > entries
+            or end > entries
+            or count > end - first
+            or count > MOST_CODES
+        ):
             good, count = False, np.int64(0)
         if count > indices.shape[1]:
-            indices, values = np.empty((1, 2 * count), np.uint32), np.empty((1, 2 * count), np.float32)
+            indices, values = (
+                np.empty((1, 2 * count), np.uint32),
+                np.empty((1, 2 * count), np.float32),
+            )
         bit = first * entry
         for j in range(count):
             index = _field(source, bit, mask)

@@ -39,7 +39,15 @@ def _number(address: Any, row: Any) -> Any:
 
 
 @compiled
-def deal(users: Any, items: Any, values: Any, out_users: Any, out_items: Any, out_values: Any, begins: Any) -> None:
+def deal(
+    users: Any,
+    items: Any,
+    values: Any,
+    out_users: Any,
+    out_items: Any,
+    out_values: Any,
+    begins: Any,
+) -> None:
     """Sort ratings by cell; those of cell (a, b) stand from begins[a, b] to the next begin."""
     for cell in range(CELLS * CELLS + 2):
         begins[cell] = 0
@@ -80,14 +88,26 @@ def learn_cells(width: int, column: int) -> int:
     def cells(address: Any, start: Any, stop: Any) -> Any:
         block = _words(address)
         count, left, right = block[COUNT], block[LEFT], block[RIGHT]
-        users, items, values = integers(block[USERS], count), integers(block[ITEMS], count), floats(block[VALUES], count)
+        users, items, values = (
+            integers(block[USERS], count),
+            integers(block[ITEMS], count),
+            floats(block[VALUES], count),
+        )
         begins = carray(pointer(np.uint64(block[BEGINS])), CELLS * CELLS + 2, np.int64)
         numbers = floats(block[NUMBERS], 4)
-        mean, rate, share, decay, one = numbers[0], numbers[1], numbers[2], numbers[3], np.float32(1)
+        mean, rate, share, decay, one = (
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            numbers[3],
+            np.float32(1),
+        )
         for part in range(start, stop):
             cell = part * CELLS + (part + block[ROUND]) % CELLS
             begin, end, total = begins[cell], begins[cell + 1], 0.0
-            state = (np.uint64(block[SEED]) + np.uint64(cell + 1)) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+            state = (np.uint64(block[SEED]) + np.uint64(cell + 1)) * np.uint64(
+                0x9E3779B97F4A7C15
+            ) | np.uint64(1)
             _shuffle(users, items, values, begin, end, state)
             for k in range(begin, end):
                 if k + AHEAD < end:
@@ -101,8 +121,18 @@ def learn_cells(width: int, column: int) -> int:
                 error = mean + score(width, column, user, item) - values[k]
                 total += np.float64(error) * np.float64(error)
                 seen_user, seen_item = _number(block[LEFT_SEEN], u), _number(block[RIGHT_SEEN], i)
-                s, t = rate / np.sqrt(one + share * seen_user[0]), rate / np.sqrt(one + share * seen_item[0])
-                descend(width, column, user, item, (one - s * decay, one - t * decay), (-s * error, -t * error))
+                s, t = (
+                    rate / np.sqrt(one + share * seen_user[0]),
+                    rate / np.sqrt(one + share * seen_item[0]),
+                )
+                descend(
+                    width,
+                    column,
+                    user,
+                    item,
+                    (one - s * decay, one - t * decay),
+                    (-s * error, -t * error),
+                )
                 seen_user[0] += one
                 seen_item[0] += one
             carray(pointer(np.uint64(block[SUMS])), CELLS, np.float64)[part] = total
@@ -120,7 +150,11 @@ def square_errors(width: int, column: int) -> int:
     def pieces(address: Any, start: Any, stop: Any) -> Any:
         block = _words(address)
         count, left, right = block[COUNT], block[LEFT], block[RIGHT]
-        users, items, values = integers(block[USERS], count), integers(block[ITEMS], count), floats(block[VALUES], count)
+        users, items, values = (
+            integers(block[USERS], count),
+            integers(block[ITEMS], count),
+            floats(block[VALUES], count),
+        )
         mean = floats(block[NUMBERS], 1)[0]
         for piece in range(start, stop):
             total, end = 0.0, min(count, (piece + 1) * PIECE)

@@ -60,9 +60,14 @@ class Crew:
         if not self.leading.acquire(blocking=False):
             return bool(crew.alone(job, address, count) == 1)
         try:
-            if self.desk[crew.OPEN]:  # an interrupt got in between once: nobody may still lean over that job
+            if self.desk[
+                crew.OPEN
+            ]:  # an interrupt got in between once: nobody may still lean over that job
                 crew.finish(self.desk)
-            self.held = (block, held)  # what the workers read lives at least as long as the desk is open
+            self.held = (
+                block,
+                held,
+            )  # what the workers read lives at least as long as the desk is open
             self._clear_the_leaders_core()
             sleepers = crew.open_desk(self.desk, job, address, count, grain)
             try:
@@ -98,7 +103,11 @@ def threads() -> int:
     global _threads
     if _threads is None:
         given = os.environ.get(VARIABLE, "")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         if given and (not given.isdecimal() or int(given) < 1):
             raise ArgumentError(f"{VARIABLE}={given!r}: give a number of threads, at least 1")
         _threads = int(given) if given else cores

@@ -41,7 +41,9 @@ def draw_negatives(users: Ids, starts: Ids, known: Ids, items: int, rng: Any, ou
 
 
 @fast
-def ranking_pass(rows: Floats, columns: Floats, users: Ids, liked: Ids, others: Ids, lr: float, decay: float) -> Any:
+def ranking_pass(
+    rows: Floats, columns: Floats, users: Ids, liked: Ids, others: Ids, lr: float, decay: float
+) -> Any:
     """Step for each (user, liked item, other item) in turn; return the mean of -ln σ(x_liked - x_other)."""
     dim = rows.shape[1]
     total: Any = 0.0

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import job
-from featherbed.kernels.lookup import MOST_CODES, NO_VALUES, _block, _end, _field, _flat, _span, _value
+from featherbed.kernels.lookup import (
+    MOST_CODES,
+    NO_VALUES,
+    _block,
+    _end,
+    _field,
+    _flat,
+    _span,
+    _value,
+)
 from featherbed.kernels.vectors import load_word
 
 
@@ -24,10 +33,17 @@ def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride
     @job
     def score(address: Any, start: Any, stop: Any) -> Any:
         block = _block(address)
-        source, levels, choices, offset = np.uint64(block[0]), _flat(block, 2, np.float32), block[4], block[5]
+        source, levels, choices, offset = (
+            np.uint64(block[0]),
+            _flat(block, 2, np.float32),
+            block[4],
+            block[5],
+        )
         scores, out = _flat(block, 6, np.float32), _flat(block, 8, np.float32)
         limit, bad = np.uint32(min(choices, 2**32 - 1)), False
-        full = choices >= 1 << index_bits  # then no code can be out of range, and looking would cost more than adding
+        full = (
+            choices >= 1 << index_bits
+        )  # then no code can be out of range, and looking would cost more than adding
         for row in range(start, stop):
             bit, total = (offset + row) * record, np.float32(0)
             begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
@@ -37,7 +53,9 @@ def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride
                     bad |= index >= limit
                 part = scores[index + np.uint32(j * stride)]
                 if kind != NO_VALUES:
-                    part *= _value(begin, rest + values_at + j * value_bits, value_bits, kind, levels)
+                    part *= _value(
+                        begin, rest + values_at + j * value_bits, value_bits, kind, levels
+                    )
                 total += part
             out[row] = total
         return np.int64(not bad)
@@ -65,8 +83,12 @@ def matching_scores(count: int, index_bits: int, value_bits: int) -> int:
             begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
             for g in range(eights):
                 apart = load_word(begin + np.uint64(8 * g)) ^ words[g]
-                equal = ~(((apart & low) + low) | apart | low)  # the highest bit of every byte in which nothing differs
-                same += np.int64(((equal >> np.uint64(7)) * np.uint64(0x0101010101010101)) >> np.uint64(56))
+                equal = ~(
+                    ((apart & low) + low) | apart | low
+                )  # the highest bit of every byte in which nothing differs
+                same += np.int64(
+                    ((equal >> np.uint64(7)) * np.uint64(0x0101010101010101)) >> np.uint64(56)
+                )
             for j in range(8 * eights, count):
                 same += np.int64(_field(begin, rest + j * index_bits, mask) == wanted[j])
             out[row] = np.float32(same)
@@ -79,7 +101,12 @@ def matching_scores(count: int, index_bits: int, value_bits: int) -> int:
 def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
     """Score rows with ragged codes, one after the other."""
     block = _block(address)
-    sizes, size_bits, directory, wide = np.uint64(block[0]), block[2], _flat(block, 3, np.uint32), block[5]
+    sizes, size_bits, directory, wide = (
+        np.uint64(block[0]),
+        block[2],
+        _flat(block, 3, np.uint32),
+        block[5],
+    )
     entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
     kind, levels, offset = block[11], _flat(block, 12, np.float32), block[14]
     scores, out = _flat(block, 15, np.float32), _flat(block, 17, np.float32)
@@ -89,7 +116,13 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
     for row in range(start, stop):
         count, total = np.int64(_field(sizes, (offset + row) * size_bits, size_mask)), np.float32(0)
         end = _end(directory, wide, entries, offset + row)
-        if first < 0 or first > entries or end > entries or count > end - first or count > MOST_CODES:
+        if (
+            first < 0
+            or first > entries
+            or end > entries
+            or count > end - first
+            or count > MOST_CODES
+        ):
             return np.int64(0)
         bit = first * entry
         for _ in range(count):

@@ -25,8 +25,16 @@ def compose(kind: Any) -> int:
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = _block(address)
-        support, ids, parts = _grid(block, 0, kind), _flat(block, 3, np.int64), _grid(block, 5, np.int32)
-        values, atoms, out = _grid(block, 8, np.float32), _grid(block, 11, np.float32), _grid(block, 14, np.float32)
+        support, ids, parts = (
+            _grid(block, 0, kind),
+            _flat(block, 3, np.int64),
+            _grid(block, 5, np.int32),
+        )
+        values, atoms, out = (
+            _grid(block, 8, np.float32),
+            _grid(block, 11, np.float32),
+            _grid(block, 14, np.float32),
+        )
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
         size = np.uint64(slots * support.itemsize)
         for u in range(start, stop):
@@ -44,7 +52,11 @@ def compose(kind: Any) -> int:
 def spread(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]]."""
     block = _block(address)
-    rows, index, out = _grid(block, 0, np.float32), _flat(block, 3, np.int32), _grid(block, 5, np.float32)
+    rows, index, out = (
+        _grid(block, 0, np.float32),
+        _flat(block, 3, np.int32),
+        _grid(block, 5, np.float32),
+    )
     width = rows.shape[1]
     base = np.uint64(rows.ctypes.data)
     for i in range(start, stop):
@@ -60,7 +72,11 @@ def spread(address: Any, start: Any, stop: Any) -> Any:
 def pool(address: Any, start: Any, stop: Any) -> Any:
     """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b: bounds[b] .. bounds[b + 1]."""
     block = _block(address)
-    rows, index, out = _grid(block, 0, np.float32), _flat(block, 3, np.int32), _grid(block, 5, np.float32)
+    rows, index, out = (
+        _grid(block, 0, np.float32),
+        _flat(block, 3, np.int32),
+        _grid(block, 5, np.float32),
+    )
     bounds, weights = _flat(block, 8, np.int64), _flat(block, 10, np.float32)
     width, weighted = rows.shape[1], len(weights) > 0
     for b in range(start, stop):
@@ -86,10 +102,17 @@ def _place(gradient: Any, order: Any, owner: Any, i: Any) -> Any:
 
 
 @compiled
-def _gathered(gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any) -> None:
+def _gathered(
+    gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any
+) -> None:
     """out = Σ weights[i] * gradient[owner[i]] over the places of one row; eight at a time where there are no weights."""
     weighted, width, to = len(weights) > 0, gradient.shape[1], np.uint64(out.ctypes.data)
-    _set1(to, (_place(gradient, order, owner, first),), (weights[order[first]] if weighted else np.float32(1),), width)
+    _set1(
+        to,
+        (_place(gradient, order, owner, first),),
+        (weights[order[first]] if weighted else np.float32(1),),
+        width,
+    )
     i = first + 1
     while not weighted and i + 8 <= last:
         a0, a1 = _place(gradient, order, owner, i), _place(gradient, order, owner, i + 1)
@@ -99,7 +122,12 @@ def _gathered(gradient: Any, order: Any, owner: Any, weights: Any, first: Any, l
         _add8(to, (a0, a1, a2, a3, a4, a5, a6, a7), _ONES, width)
         i += 8
     while i < last:
-        _add1(to, (_place(gradient, order, owner, i),), (weights[order[i]] if weighted else np.float32(1),), width)
+        _add1(
+            to,
+            (_place(gradient, order, owner, i),),
+            (weights[order[i]] if weighted else np.float32(1),),
+            width,
+        )
         i += 1
 
 
@@ -115,13 +143,26 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 def _by_slots(one: Any, atoms: Any, support: Any, u: Any, out: Any) -> None:
     """out[u, j] = one . atoms[support[u, j]], eight slots in one pass over the row."""
     width, slots, j = atoms.shape[1], support.shape[1], 0
-    base, size, row = np.uint64(atoms.ctypes.data), np.uint64(4 * atoms.shape[1]), np.uint64(one.ctypes.data)
+    base, size, row = (
+        np.uint64(atoms.ctypes.data),
+        np.uint64(4 * atoms.shape[1]),
+        np.uint64(one.ctypes.data),
+    )
     to = np.uint64(out.ctypes.data) + np.uint64(4 * u * slots)
     while j + 8 <= slots:
         a0, a1 = base + np.uint64(support[u, j]) * size, base + np.uint64(support[u, j + 1]) * size
-        a2, a3 = base + np.uint64(support[u, j + 2]) * size, base + np.uint64(support[u, j + 3]) * size
-        a4, a5 = base + np.uint64(support[u, j + 4]) * size, base + np.uint64(support[u, j + 5]) * size
-        a6, a7 = base + np.uint64(support[u, j + 6]) * size, base + np.uint64(support[u, j + 7]) * size
+        a2, a3 = (
+            base + np.uint64(support[u, j + 2]) * size,
+            base + np.uint64(support[u, j + 3]) * size,
+        )
+        a4, a5 = (
+            base + np.uint64(support[u, j + 4]) * size,
+            base + np.uint64(support[u, j + 5]) * size,
+        )
+        a6, a7 = (
+            base + np.uint64(support[u, j + 6]) * size,
+            base + np.uint64(support[u, j + 7]) * size,
+        )
         done = eight_dots(to + np.uint64(4 * j), row, (a0, a1, a2, a3, a4, a5, a6, a7), width)
         if done < width:
             for k in range(j, j + 8):
@@ -171,7 +212,9 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
             source = (np.uint64(one.ctypes.data),)
             for j in range(slots):
                 if values[u, j] != np.float32(0):
-                    into = np.uint64(part.ctypes.data) + np.uint64(support[u, j]) * np.uint64(4 * width)
+                    into = np.uint64(part.ctypes.data) + np.uint64(support[u, j]) * np.uint64(
+                        4 * width
+                    )
                     _add1(into, source, (values[u, j],), width)
     return np.int64(1)
 
@@ -180,7 +223,11 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
 def weight_gradients(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]] . gradient[owner[i]]."""
     block = _block(address)
-    rows, index, gradient = _grid(block, 0, np.float32), _flat(block, 3, np.int32), _grid(block, 5, np.float32)
+    rows, index, gradient = (
+        _grid(block, 0, np.float32),
+        _flat(block, 3, np.int32),
+        _grid(block, 5, np.float32),
+    )
     owner, out = _flat(block, 8, np.int64), _flat(block, 10, np.float32)
     for i in range(start, stop):
         out[i] = _dot(rows[index[i]], gradient[owner[i]], 0)

@@ -95,7 +95,16 @@ def _shrink(kind: Any, x: Any, threshold: Any) -> Any:
 
 @compiled
 def _step_by_step(
-    p: Any, m: Any, divisor: Any, measure: Any, kind: Any, at: Any, end: Any, reach: Any, past: Any, powers: Any
+    p: Any,
+    m: Any,
+    divisor: Any,
+    measure: Any,
+    kind: Any,
+    at: Any,
+    end: Any,
+    reach: Any,
+    past: Any,
+    powers: Any,
 ) -> Any:
     """Replay the steps from place ``at`` on one by one while momentum matters; the rest at once."""
     x, stop = np.float64(p), min(end, at + reach)
@@ -119,8 +128,21 @@ def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metri
     one, nought = real(1), real(0)
 
     @compiled
-    def row(p: Any, m: Any, v: Any, eps: Any, at: Any, end: Any, reach: Any, past: Any, powers: Any, out: Any) -> None:
-        fallen = np.exp(past[end, FALL] - past[at, FALL]) if past[end, FALL] != past[at, FALL] else 1.0
+    def row(
+        p: Any,
+        m: Any,
+        v: Any,
+        eps: Any,
+        at: Any,
+        end: Any,
+        reach: Any,
+        past: Any,
+        powers: Any,
+        out: Any,
+    ) -> None:
+        fallen = (
+            np.exp(past[end, FALL] - past[at, FALL]) if past[end, FALL] != past[at, FALL] else 1.0
+        )
         owed = real(past[end, DEBT] - past[at, DEBT] * fallen)
         drift, keep = real(past[at, TAIL]), real(fallen)
         width, apart = fixed or len(out), kind == L1 or past[end, ODD] != past[at, ODD]
@@ -130,7 +152,9 @@ def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metri
         if moving and apart:
             for j in range(width):
                 s = np.sqrt(v[j]) + eps if scaled else one
-                out[j] = _step_by_step(p[j], m[j], s, s if metric else one, kind, at, end, reach, past, powers)
+                out[j] = _step_by_step(
+                    p[j], m[j], s, s if metric else one, kind, at, end, reach, past, powers
+                )
             return
         for j in range(width):
             share = one / (np.sqrt(v[j]) + eps) if scaled else one
@@ -145,15 +169,32 @@ def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metri
 @cache
 def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> int:
     """Make the job that brings rows up to date, in place or in ``out``."""
-    row_of, nought, size = catch_up(real, fixed, kind, moving, scaled, metric), real(0), real(0).itemsize
+    row_of, nought, size = (
+        catch_up(real, fixed, kind, moving, scaled, metric),
+        real(0),
+        real(0).itemsize,
+    )
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = _block(address)
-        weight, ids, stamps = _grid(block, 0, real), _flat(block, 3, np.int64), _flat(block, 5, np.int32)
+        weight, ids, stamps = (
+            _grid(block, 0, real),
+            _flat(block, 3, np.int64),
+            _flat(block, 5, np.int32),
+        )
         momentum, second = _grid(block, 7, real), _grid(block, 10, real)
-        out, past, powers = _grid(block, 13, real), _grid(block, 16, np.float64), _flat(block, 19, np.float64)
-        eps, write, begin, now = real(_flat(block, 21, np.float64)[0]), block[23], block[24], block[25]
+        out, past, powers = (
+            _grid(block, 13, real),
+            _grid(block, 16, np.float64),
+            _flat(block, 19, np.float64),
+        )
+        eps, write, begin, now = (
+            real(_flat(block, 21, np.float64)[0]),
+            block[23],
+            block[24],
+            block[25],
+        )
         width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
         for u in range(start, stop):
             if u + AHEAD < stop:
@@ -161,14 +202,29 @@ def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric:
                 prefetch(np.uint64(weight.ctypes.data) + soon * np.uint64(size * width))
                 prefetch(np.uint64(stamps.ctypes.data) + soon * np.uint64(4))
                 if moving:
-                    prefetch(np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1]))
+                    prefetch(
+                        np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1])
+                    )
                 if scaled:
-                    prefetch(np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1]))
+                    prefetch(
+                        np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1])
+                    )
             r = ids[u]
             at = stamps[r] - begin
             if write:
                 if at < end:
-                    row_of(weight[r], momentum[r], second[r], eps, at, end, reach, past, powers, weight[r])
+                    row_of(
+                        weight[r],
+                        momentum[r],
+                        second[r],
+                        eps,
+                        at,
+                        end,
+                        reach,
+                        past,
+                        powers,
+                        weight[r],
+                    )
                     if moving:
                         left = real(powers[end - at]) if end - at <= reach else nought
                         for j in range(width):
@@ -216,14 +272,26 @@ def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
 def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bool) -> int:
     """Make the job that brings rows up to date, steps them by their gradients and shrinks them, in one pass."""
     scaled, holds_m = rule != SGD, rule in (YOGI, ADAM) or moving
-    row_of, nought, size = catch_up(real, fixed, kind, moving, rule == YOGI, metric), real(0), real(0).itemsize
+    row_of, nought, size = (
+        catch_up(real, fixed, kind, moving, rule == YOGI, metric),
+        real(0),
+        real(0).itemsize,
+    )
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = _block(address)
-        weight, ids, stamps = _grid(block, 0, real), _flat(block, 3, np.int64), _flat(block, 5, np.int32)
+        weight, ids, stamps = (
+            _grid(block, 0, real),
+            _flat(block, 3, np.int64),
+            _flat(block, 5, np.int32),
+        )
         momentum, second = _grid(block, 7, real), _grid(block, 10, real)
-        gradient, past, powers = _grid(block, 13, real), _grid(block, 16, np.float64), _flat(block, 19, np.float64)
+        gradient, past, powers = (
+            _grid(block, 13, real),
+            _grid(block, 16, np.float64),
+            _flat(block, 19, np.float64),
+        )
         numbers, begin, now, stamp = _flat(block, 21, np.float64), block[23], block[24], block[25]
         width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
         c = (
@@ -237,13 +305,19 @@ def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bo
                 prefetch(np.uint64(weight.ctypes.data) + soon * np.uint64(size * width))
                 prefetch(np.uint64(stamps.ctypes.data) + soon * np.uint64(4))
                 if holds_m:
-                    prefetch(np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1]))
+                    prefetch(
+                        np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1])
+                    )
                 if scaled:
-                    prefetch(np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1]))
+                    prefetch(
+                        np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1])
+                    )
             r = ids[u]
             at = stamps[r] - begin
             if at < end:
-                row_of(weight[r], momentum[r], second[r], c[5], at, end, reach, past, powers, weight[r])
+                row_of(
+                    weight[r], momentum[r], second[r], c[5], at, end, reach, past, powers, weight[r]
+                )
                 if moving:
                     left = real(powers[end - at]) if end - at <= reach else nought
                     for j in range(width):
@@ -278,7 +352,11 @@ def _add_group(rows: Any, order: Any, first: Any, last: Any, out: Any) -> None:
 def sum_groups(address: Any, start: Any, stop: Any) -> Any:
     """out[u] = Σ of the rows of its group, in order."""
     block = _block(address)
-    rows, order, starts = _grid(block, 0, np.float32), _flat(block, 3, np.int32), _flat(block, 5, np.int32)
+    rows, order, starts = (
+        _grid(block, 0, np.float32),
+        _flat(block, 3, np.int32),
+        _flat(block, 5, np.int32),
+    )
     out = _grid(block, 7, np.float32)
     for u in range(start, stop):
         _add_group(rows, order, starts[u], starts[u + 1], out[u])

@@ -23,11 +23,11 @@ def row_sum(count: int, add: bool) -> Callable[..., None]:
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def sum_rows(typing_context: Any, out: Any, atoms: Any, weights: Any, width: Any) -> Any:  # noqa: ARG001
+    def sum_rows(typing_context: Any, out: Any, atoms: Any, weights: Any, width: Any) -> Any:
         rows, factors = (types.UniTuple(kind, count) for kind in (types.uintp, types.float32))
         signature = types.void(types.uintp, rows, factors, types.intp)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             out_address, atom_tuple, weight_tuple, length = arguments
             atom_addresses = cgutils.unpack_tuple(builder, atom_tuple, count)
             weight_values = cgutils.unpack_tuple(builder, weight_tuple, count)
@@ -42,7 +42,9 @@ def row_sum(count: int, add: bool) -> Callable[..., None]:
     return made
 
 
-def _loop(builder: Any, lanes: int, length: Any, done: Any, out: Any, atoms: Any, weights: Any, add: bool) -> None:
+def _loop(
+    builder: Any, lanes: int, length: Any, done: Any, out: Any, atoms: Any, weights: Any, add: bool
+) -> None:
     """Emit the loop that handles ``lanes`` floats at a time while that many are left."""
     kind = ir.FloatType() if lanes == 1 else ir.VectorType(ir.FloatType(), lanes)
     wide = [_splat(builder, weight, lanes) for weight in weights]
@@ -76,7 +78,7 @@ _FOLDS = (([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) -> Any:  # noqa: ARG001
+def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) -> Any:
     """out[j] = row . atoms[j] for eight atoms, all float32 rows given by address, over the whole eights of ``width``.
 
     It returns how many elements are done: the last few, fewer than eight, are left to the caller. Sums are taken lane by lane,
@@ -84,7 +86,7 @@ def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) 
     """
     signature = types.intp(types.uintp, types.uintp, types.UniTuple(types.uintp, 8), types.intp)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, row_address, atom_tuple, length = arguments
         addresses = cgutils.unpack_tuple(builder, atom_tuple, 8)
         zero = ir.Constant(_LANES8, [0.0] * 8)
@@ -102,7 +104,9 @@ def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) 
         offset = builder.mul(start, ir.Constant(start.type, 4))
 
         def at(address: Any) -> Any:
-            return builder.load(builder.inttoptr(builder.add(address, offset), _LANES8.as_pointer()), align=4)
+            return builder.load(
+                builder.inttoptr(builder.add(address, offset), _LANES8.as_pointer()), align=4
+            )
 
         mine, fused = at(row_address), ("contract",)
         for address, place in zip(addresses, sums, strict=True):
@@ -113,7 +117,10 @@ def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) 
         builder.position_at_end(leave)
         parts = [builder.load(place) for place in sums]
         for low, high in _FOLDS:
-            parts = [_folded(builder, one, other, low, high) for one, other in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [
+                _folded(builder, one, other, low, high)
+                for one, other in zip(parts[::2], parts[1::2], strict=True)
+            ]
         builder.store(parts[0], builder.inttoptr(target, _LANES8.as_pointer()), align=4)
         return builder.load(done)
 
@@ -122,7 +129,9 @@ def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) 
 
 def _folded(builder: Any, one: Any, other: Any, low: list[int], high: list[int]) -> Any:
     order = ir.VectorType(_I32, 8)
-    halves = (builder.shuffle_vector(one, other, ir.Constant(order, lanes)) for lanes in (low, high))
+    halves = (
+        builder.shuffle_vector(one, other, ir.Constant(order, lanes)) for lanes in (low, high)
+    )
     return builder.fadd(*halves)
 
 
@@ -135,16 +144,25 @@ def level_row(bits: int, by_column: bool) -> Callable[..., int]:
     wide = ir.VectorType(ir.FloatType(), 32)
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def decode(typing_context: Any, out: Any, source: Any, middle: Any, scale: Any, width: Any) -> Any:  # noqa: ARG001
+    def decode(
+        typing_context: Any,
+        out: Any,
+        source: Any,
+        middle: Any,
+        scale: Any,
+        width: Any,
+    ) -> Any:
         factor = types.uintp if by_column else types.float32
         signature = types.intp(types.uintp, types.uintp, types.float32, factor, types.intp)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             target, packed, centre, factors, length = arguments
             done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
             centres = _splat(builder, centre, 32)
             same = None if by_column else _splat(builder, factors, 32)
-            test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
+            test, body, leave = (
+                builder.append_basic_block(name) for name in ("test", "body", "leave")
+            )
             builder.branch(test)
             builder.position_at_end(test)
             start = builder.load(done)
@@ -158,7 +176,9 @@ def level_row(bits: int, by_column: bool) -> Callable[..., int]:
 
             levels = builder.uitofp(_levels(builder, bits, packed, start), wide)
             factor_row = builder.load(floats(factors), align=4) if same is None else same
-            builder.store(builder.fmul(builder.fsub(levels, centres), factor_row), floats(target), align=4)
+            builder.store(
+                builder.fmul(builder.fsub(levels, centres), factor_row), floats(target), align=4
+            )
             builder.store(stop, done)
             builder.branch(test)
             builder.position_at_end(leave)
@@ -173,14 +193,18 @@ def level_row(bits: int, by_column: bool) -> Callable[..., int]:
 def _levels(builder: Any, bits: int, source: Any, start: Any) -> Any:
     """Emit the load of 32 levels from element ``start`` on, as 32 bytes."""
     count = 32 * bits // 8
-    place = builder.add(source, start if bits == 8 else builder.lshr(start, ir.Constant(start.type, 1)))
+    place = builder.add(
+        source, start if bits == 8 else builder.lshr(start, ir.Constant(start.type, 1))
+    )
     kind = ir.VectorType(_I8, count)
     packed = builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
     if bits == 8:
         return packed
     low = builder.and_(packed, ir.Constant(kind, [15] * count))
     high = builder.lshr(packed, ir.Constant(kind, [4] * count))
-    order = [half * count + at for at in range(count) for half in (0, 1)]  # low and high halves of each byte in turn
+    order = [
+        half * count + at for at in range(count) for half in (0, 1)
+    ]  # low and high halves of each byte in turn
     return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, 32), order))
 
 
@@ -189,14 +213,16 @@ def _splat(builder: Any, value: Any, lanes: int) -> Any:
         return value
     vector = ir.Constant(ir.VectorType(ir.FloatType(), lanes), ir.Undefined)
     first = builder.insert_element(vector, value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+    return builder.shuffle_vector(
+        first, vector, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+    )
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+def prefetch(typing_context: Any, address: Any) -> Any:
     """Ask for the cache line at an address that will be read soon."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         flags = [ir.Constant(_I32, flag) for flag in (0, 3, 1)]  # read, keep in all caches, data
@@ -207,11 +233,13 @@ def prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def copy(typing_context: Any, out: Any, source: Any, size: Any) -> Any:  # noqa: ARG001
+def copy(typing_context: Any, out: Any, source: Any, size: Any) -> Any:
     """Copy bytes from one address to another; of a size known when compiled, as a few vector moves."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I8.as_pointer(), _I64, ir.IntType(1)])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(
+            ir.VoidType(), [_I8.as_pointer(), _I8.as_pointer(), _I64, ir.IntType(1)]
+        )
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.memcpy.p0.p0.i64")
         places = [builder.inttoptr(address, _I8.as_pointer()) for address in arguments[:2]]
         builder.call(function, [*places, arguments[2], ir.Constant(ir.IntType(1), 0)])
@@ -221,20 +249,20 @@ def copy(typing_context: Any, out: Any, source: Any, size: Any) -> Any:  # noqa:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def load_word(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+def load_word(typing_context: Any, address: Any) -> Any:
     """Read the eight bytes at any address, aligned or not."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], _I64.as_pointer()), align=1)
 
     return types.uint64(types.uintp), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def pointer(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+def pointer(typing_context: Any, address: Any) -> Any:
     """Turn an address into a pointer numba.carray takes."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _I8.as_pointer())
 
     return types.voidptr(types.uintp), generate

@@ -38,7 +38,9 @@ class CandidateLoss(nn.Module):
     bias: nn.Parameter | None
     repeats: ClassVar[bool]  # whether the sampler it makes for itself draws with replacement
 
-    def __init__(self, table: Table, samples: int, sampler: Sampler | None, bias: nn.Parameter | None) -> None:
+    def __init__(
+        self, table: Table, samples: int, sampler: Sampler | None, bias: nn.Parameter | None
+    ) -> None:
         super().__init__()
         if not isinstance(table, Table):
             raise ArgumentError(
@@ -48,14 +50,22 @@ class CandidateLoss(nn.Module):
         if sampler is None:
             sampler = LogUniform(rows, replace=self.repeats)
         if not isinstance(sampler, Sampler):
-            raise ArgumentError(f"sampler={sampler!r}: give an object such as fb.LogUniform({rows}) or fb.Uniform({rows})")
+            raise ArgumentError(
+                f"sampler={sampler!r}: give an object such as fb.LogUniform({rows}) or fb.Uniform({rows})"
+            )
         if sampler.rows != rows:
             raise ArgumentError(
                 f"{sampler!r} draws from {sampler.rows} ids, the table has {rows} rows: make it with rows={rows}"
             )
         if bias is not None and (not isinstance(bias, nn.Parameter) or bias.shape != (rows,)):
-            given = f"shape {tuple(bias.shape)}" if isinstance(bias, nn.Parameter) else type(bias).__name__
-            raise ArgumentError(f"bias is one number for each id, nn.Parameter(torch.zeros({rows})), got {given}")
+            given = (
+                f"shape {tuple(bias.shape)}"
+                if isinstance(bias, nn.Parameter)
+                else type(bias).__name__
+            )
+            raise ArgumentError(
+                f"bias is one number for each id, nn.Parameter(torch.zeros({rows})), got {given}"
+            )
         self.table = table
         self.samples = sampler.check(samples)
         self.sampler = sampler
@@ -75,13 +85,17 @@ class CandidateLoss(nn.Module):
         logits = self.table.logits(flat)
         return F.cross_entropy(logits if self.bias is None else logits + self.bias, wanted)
 
-    def candidates(self, hidden: Tensor, targets: Tensor) -> Candidates:  # [n, d], int64 [n], checked
+    def candidates(
+        self, hidden: Tensor, targets: Tensor
+    ) -> Candidates:  # [n, d], int64 [n], checked
         """Draw negatives; score them and the targets by one look-up, in float32 at least."""
         drawn, tries = self.sampler.draw(self.samples)
         negatives = drawn.to(targets.device)
         ids = torch.cat([targets, negatives])
         own, other = self.table(ids).split([len(targets), len(negatives)])
-        wide = torch.promote_types(hidden.dtype, torch.float32)  # half precision would round the correction
+        wide = torch.promote_types(
+            hidden.dtype, torch.float32
+        )  # half precision would round the correction
         shift = -self.sampler.log_expected(ids, tries).to(wide)
         if self.bias is not None:
             shift = shift + self.bias[ids]
@@ -97,13 +111,19 @@ class CandidateLoss(nn.Module):
 def check_hidden(hidden: Tensor, targets: Tensor, width: int) -> None:
     """Refuse hidden vectors and targets that do not belong together."""
     if not hidden.is_floating_point():
-        raise ArgumentError(f"hidden has dtype {hidden.dtype}: give floating-point vectors [..., {width}]")
+        raise ArgumentError(
+            f"hidden has dtype {hidden.dtype}: give floating-point vectors [..., {width}]"
+        )
     if hidden.dim() == 0 or hidden.shape[-1] != width:
-        raise ArgumentError(f"hidden has shape {tuple(hidden.shape)}, the rows have width {width}: give [..., {width}]")
+        raise ArgumentError(
+            f"hidden has shape {tuple(hidden.shape)}, the rows have width {width}: give [..., {width}]"
+        )
     if targets.shape != hidden.shape[:-1]:
         raise ArgumentError(
             f"targets have shape {tuple(targets.shape)}, hidden has {tuple(hidden.shape)}: "
             f"give one target for each hidden vector, shape {tuple(hidden.shape[:-1])}"
         )
     if not targets.numel():
-        raise ArgumentError(f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch")
+        raise ArgumentError(
+            f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch"
+        )

@@ -44,19 +44,29 @@ class FullSoftmax(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, table: AnchorTable, penalty: Penalty, bias: nn.Parameter | None = None) -> None:
+    def __init__(
+        self, table: AnchorTable, penalty: Penalty, bias: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
         if not isinstance(table, AnchorTable) or table.slots is not None or not table.sparse:
-            raise ArgumentError(f"{table!r}: give an fb.AnchorTable(..., sparse=True) without slots")
+            raise ArgumentError(
+                f"{table!r}: give an fb.AnchorTable(..., sparse=True) without slots"
+            )
         if not isinstance(penalty, NonNegativeL1 | L1):
-            raise ArgumentError(f"penalty={penalty!r}: rows are spared by fb.NonNegativeL1 or fb.L1")
+            raise ArgumentError(
+                f"penalty={penalty!r}: rows are spared by fb.NonNegativeL1 or fb.L1"
+            )
         if bias is not None and bias.shape != (table.num_embeddings,):
-            raise ArgumentError(f"bias has shape {tuple(bias.shape)}: give one number for each of {table.num_embeddings} ids")
+            raise ArgumentError(
+                f"bias has shape {tuple(bias.shape)}: give one number for each of {table.num_embeddings} ids"
+            )
         self.table, self.penalty = table, penalty
         self.register_parameter("bias", bias)
         self.left_out = 0
 
-    def forward(self, hidden: Tensor, targets: Tensor, inputs: Tensor | None = None) -> Tensor:  # [..., d], integer [...] -> []
+    def forward(
+        self, hidden: Tensor, targets: Tensor, inputs: Tensor | None = None
+    ) -> Tensor:  # [..., d], integer [...] -> []
         """Return the mean loss over all positions; ``inputs`` are ids the same table looked up in this step: they are kept."""
         check_hidden(hidden, targets, self.table.embedding_dim)
         wanted = check_ids(targets.reshape(-1), self.table.num_embeddings)
@@ -74,7 +84,9 @@ class _Scores(torch.autograd.Function):
     """scores [n, K] of the anchors -> logits [n, V] = scores Tᵀ; the gradient of T is row-sparse."""
 
     @staticmethod
-    def forward(ctx: Any, transform: Tensor, scores: Tensor, loss: FullSoftmax, inputs: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, transform: Tensor, scores: Tensor, loss: FullSoftmax, inputs: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(transform, scores, inputs)
         ctx.loss = loss
         return scores @ transform.to(scores.dtype).T
@@ -85,7 +97,9 @@ class _Scores(torch.autograd.Function):
         transform, scores, inputs = ctx.saved_tensors
         loss = cast(FullSoftmax, ctx.loss)
         before = row_parameter(loss.table, "transform").weight.grad
-        if before is not None and bool(before._values().any() if before.is_sparse else before.any()):
+        if before is not None and bool(
+            before._values().any() if before.is_sparse else before.any()
+        ):
             raise ArgumentError(
                 "the transform has a gradient already: rows are spared by the gradient of one backward pass a step; use "
                 "F.cross_entropy(table.logits(hidden), targets) where gradients add up"
@@ -99,7 +113,9 @@ class _Scores(torch.autograd.Function):
         ids = kept.nonzero()[:, 0]
         loss.left_out = len(transform) - len(ids)
         rows = gradient[:, ids].T @ scores
-        sparse = torch.sparse_coo_tensor(ids[None], rows.to(transform.dtype), transform.shape, check_invariants=False)
+        sparse = torch.sparse_coo_tensor(
+            ids[None], rows.to(transform.dtype), transform.shape, check_invariants=False
+        )
         return sparse, gradient @ transform.to(gradient.dtype), None, None
 
 

@@ -39,7 +39,13 @@ class NCE(CandidateLoss):
 
     repeats: ClassVar[bool] = True
 
-    def __init__(self, table: Table, samples: int, sampler: Sampler | None = None, bias: nn.Parameter | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        samples: int,
+        sampler: Sampler | None = None,
+        bias: nn.Parameter | None = None,
+    ) -> None:
         super().__init__(table, samples, sampler, bias)
 
     def position_losses(self, scores: Candidates) -> Tensor:  # -> [n]

@@ -59,7 +59,11 @@ class SampledSoftmax(CandidateLoss):
 
     def position_losses(self, scores: Candidates) -> Tensor:  # -> [n]
         """Cross-entropy with the true id in the first column."""
-        noise = scores.noise.masked_fill(scores.hits, -torch.inf) if self.remove_accidental else scores.noise
+        noise = (
+            scores.noise.masked_fill(scores.hits, -torch.inf)
+            if self.remove_accidental
+            else scores.noise
+        )
         columns = torch.cat([scores.true[:, None], noise], dim=1)
         return F.cross_entropy(columns, torch.zeros_like(scores.targets), reduction="none")
 

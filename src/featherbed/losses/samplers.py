@@ -17,10 +17,14 @@ MOST_AT_ONCE = 1 << 20  # ids drawn in one go while distinct ones are looked for
 class Sampler(ABC):
     """Ids drawn from a distribution p over ``rows`` ids; a sampler of your own defines ``pick`` and ``probability``."""
 
-    def __init__(self, rows: int, *, replace: bool = False, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, rows: int, *, replace: bool = False, generator: torch.Generator | None = None
+    ) -> None:
         self.rows = positive("rows", rows)
         if not isinstance(replace, bool):
-            raise ArgumentError(f"replace={replace!r}: give True (ids may repeat) or False (distinct ids)")
+            raise ArgumentError(
+                f"replace={replace!r}: give True (ids may repeat) or False (distinct ids)"
+            )
         if generator is not None and not isinstance(generator, torch.Generator):
             raise ArgumentError(
                 f"generator={generator!r}: give a torch.Generator, such as torch.Generator().manual_seed(0), or None"
@@ -64,7 +68,11 @@ class Sampler(ABC):
     def log_expected(self, ids: Tensor, tries: float) -> Tensor:  # int64 [...] -> float64 [...]
         """Return the log of how often an id is expected in so many tries: log(p tries); distinct: log(1 - (1 - p)^tries)."""
         p = self.probability(ids)
-        return p.log() + math.log(tries) if self.replace else (-torch.expm1(tries * torch.log1p(-p))).log()
+        return (
+            p.log() + math.log(tries)
+            if self.replace
+            else (-torch.expm1(tries * torch.log1p(-p))).log()
+        )
 
     def check(self, count: int) -> int:
         """Return a number of ids that can be drawn, or say why this one cannot."""
@@ -102,7 +110,9 @@ class LogUniform(Sampler):
     def pick(self, count: int) -> Tensor:
         """floor((V + 1)^u) - 1; in float64, whose steps are finer than any id."""
         u = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
-        return (u * math.log(self.rows + 1)).exp().long().sub_(1).clamp_(max=self.rows - 1)  # rounding may reach V
+        return (
+            (u * math.log(self.rows + 1)).exp().long().sub_(1).clamp_(max=self.rows - 1)
+        )  # rounding may reach V
 
     def probability(self, ids: Tensor) -> Tensor:
         """log(1 + 1 / (k + 1)) / log(V + 1)."""

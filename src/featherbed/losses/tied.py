@@ -14,7 +14,11 @@ BLOCK = 1 << 22  # scores held at once
 
 
 def tied_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, precision: torch.dtype | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy of ids scored by hidden . row(id) + bias(id): [n, d], [V, d], [V], int [n] -> [].
 
@@ -30,15 +34,26 @@ def tied_cross_entropy(
     >>> bool(torch.isclose(loss, torch.nn.functional.cross_entropy(hidden @ weight.T, targets)))
     True
     """
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+    if (
+        hidden.dim() != 2
+        or weight.dim() != 2
+        or hidden.shape[1] != weight.shape[1]
+        or targets.shape != hidden.shape[:1]
+    ):
         shapes = ", ".join(str(tuple(one.shape)) for one in (hidden, weight, targets))
-        raise ArgumentError(f"hidden, weight and targets have shapes {shapes}: give [n, d], [V, d] and [n]")
+        raise ArgumentError(
+            f"hidden, weight and targets have shapes {shapes}: give [n, d], [V, d] and [n]"
+        )
     if not len(hidden):
         raise ArgumentError("there are no positions: the mean of no losses is not defined")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError(f"bias has shape {tuple(bias.shape)}: give one number for each of {len(weight)} rows")
+        raise ArgumentError(
+            f"bias has shape {tuple(bias.shape)}: give one number for each of {len(weight)} rows"
+        )
     targets = check_ids(targets, len(weight))
-    needed = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (hidden, weight, bias))
+    needed = torch.is_grad_enabled() and any(
+        one is not None and one.requires_grad for one in (hidden, weight, bias)
+    )
     return cast(Tensor, _TiedLoss.apply(hidden, weight, bias, targets, needed, precision))  # type: ignore[no-untyped-call]
 
 
@@ -57,7 +72,11 @@ class _TiedLoss(torch.autograd.Function):
     ) -> Tensor:
         count, kind = len(hidden), hidden.dtype if precision is None else precision
         total = hidden.new_zeros((), dtype=torch.float64)
-        slopes = [torch.empty_like(hidden), torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)]
+        slopes = [
+            torch.empty_like(hidden),
+            torch.zeros_like(weight),
+            None if bias is None else torch.zeros_like(bias),
+        ]
         block = max(1, BLOCK // len(weight))
         given, rows = hidden.to(kind), weight.to(kind)
         for start in range(0, count, block):
@@ -83,7 +102,9 @@ class _TiedLoss(torch.autograd.Function):
         return *given, None, None, None
 
 
-def _add(slopes: list[Tensor | None], start: int, scores: Tensor, part: Tensor, weight: Tensor) -> None:
+def _add(
+    slopes: list[Tensor | None], start: int, scores: Tensor, part: Tensor, weight: Tensor
+) -> None:
     """Take in the gradients of a block, whose scores are now those of the loss."""
     hidden, rows, bias = slopes
     assert hidden is not None

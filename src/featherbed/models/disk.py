@@ -38,10 +38,14 @@ class DiskRows(nn.Module):
     (torch.Size([1, 2, 4]), DiskRows(4, 4, 'ngrams.safetensors'))
     """
 
-    def __init__(self, path: str | Path, *, dtype: torch.dtype = torch.float32, ahead: int = 2) -> None:
+    def __init__(
+        self, path: str | Path, *, dtype: torch.dtype = torch.float32, ahead: int = 2
+    ) -> None:
         super().__init__()
         if dtype not in DTYPES:
-            raise ArgumentError(f"dtype={dtype}: rows are {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}")
+            raise ArgumentError(
+                f"dtype={dtype}: rows are {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+            )
         if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
             raise ArgumentError(f"ahead={ahead!r}: give a whole number of at least 1")
         self.path, self.dtype, self.ahead = Path(path).absolute(), dtype, ahead
@@ -70,7 +74,9 @@ class DiskRows(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
         """Return the rows of ids, on their device; those that were prefetched are waited for and used."""
-        if not torch.compiler.is_compiling():  # the first call of an operator of ours loads 70 MB of torch's compiler
+        if (
+            not torch.compiler.is_compiling()
+        ):  # the first call of an operator of ours loads 70 MB of torch's compiler
             return self.fetched(ids)
         rows: Tensor = disk_rows(ids, self.number, self.embedding_dim, self.dtype)
         return rows
@@ -90,18 +96,26 @@ class DiskRows(nn.Module):
     ) -> Tensor:  # [B, d]
         """Pool rows into bags as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding ids do not count."""
         if per_sample_weights is not None and per_sample_weights.requires_grad:
-            raise ArgumentError("per_sample_weights ask for a gradient, which does not pass here: weigh and sum forward(ids)")
+            raise ArgumentError(
+                "per_sample_weights ask for a gradient, which does not pass here: weigh and sum forward(ids)"
+            )
         checked = self._wanted(ids).reshape(ids.shape).numpy()
         starts = None if offsets is None else offsets.cpu().numpy()
         weights = None if per_sample_weights is None else per_sample_weights.float().cpu().numpy()
-        pooled = self.packed.bag(checked, starts, weights, mode=mode, include_last_offset=include_last_offset)
+        pooled = self.packed.bag(
+            checked, starts, weights, mode=mode, include_last_offset=include_last_offset
+        )
         return torch.from_numpy(pooled).to(device=ids.device, dtype=self.dtype)
 
     def _wanted(self, ids: Tensor) -> Tensor:  # -> int64 [n] on the processor
         if not isinstance(ids, Tensor):
-            raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
+            raise IdError(
+                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)"
+            )
         if ids.dtype.is_floating_point or ids.dtype.is_complex:
-            raise IdError(f"ids have dtype {ids.dtype}; a table takes integer ids: convert with ids.long()")
+            raise IdError(
+                f"ids have dtype {ids.dtype}; a table takes integer ids: convert with ids.long()"
+            )
         return torch.from_numpy(as_ids(ids.detach().cpu().numpy(), self.num_embeddings).reshape(-1))
 
     def fetched(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
@@ -121,7 +135,11 @@ class DiskRows(nn.Module):
         return self._background
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: part for name, part in self.__dict__.items() if name not in ("packed", "_background", "number")}
+        return {
+            name: part
+            for name, part in self.__dict__.items()
+            if name not in ("packed", "_background", "number")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -32,21 +32,36 @@ class PackedEmbedding(nn.Module):
     packed: Tensor  # uint8 [bytes]
     like: Tensor  # empty, of the dtype that rows have
 
-    def __init__(self, table: PackedTable, *, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, table: PackedTable, *, scale: float = 1.0, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         data = torch.frombuffer(bytearray(to_bytes(table)), dtype=torch.uint8)
         self._begin(len(table), table.dim, table.padding_idx, data, scale, dtype)
 
     def _begin(
-        self, rows: int, dim: int, padding: int | None, data: Tensor, scale: float, dtype: torch.dtype | None = None
+        self,
+        rows: int,
+        dim: int,
+        padding: int | None,
+        data: Tensor,
+        scale: float,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.num_embeddings, self.embedding_dim, self.padding_idx, self.scale = rows, dim, padding, float(scale)
+        self.num_embeddings, self.embedding_dim, self.padding_idx, self.scale = (
+            rows,
+            dim,
+            padding,
+            float(scale),
+        )
         self.register_buffer("packed", data)
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         self._read: tuple[tuple[int, int], PackedTable] | None = None
 
     @classmethod
-    def empty(cls, about: dict[str, Any], device: torch.device | str | None = None) -> PackedEmbedding:
+    def empty(
+        cls, about: dict[str, Any], device: torch.device | str | None = None
+    ) -> PackedEmbedding:
         """Return one whose bytes are to come, by a state that is loaded, for what ``about`` says."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -56,7 +71,11 @@ class PackedEmbedding(nn.Module):
 
     def about(self) -> dict[str, Any]:
         """Return what another process must know before it reads the bytes."""
-        known = {"rows": self.num_embeddings, "dim": self.embedding_dim, "padding": self.padding_idx}
+        known = {
+            "rows": self.num_embeddings,
+            "dim": self.embedding_dim,
+            "padding": self.padding_idx,
+        }
         return known | {"scale": self.scale, "bytes": self.packed.numel()}
 
     @property
@@ -65,12 +84,16 @@ class PackedEmbedding(nn.Module):
         place = (self.packed.data_ptr(), 0 if self.packed.is_inference() else self.packed._version)
         if self._read is None or self._read[0] != place:
             if self.packed.is_meta:
-                raise ArgumentError("the table is on the meta device and has no bytes: load the model's weights first")
+                raise ArgumentError(
+                    "the table is on the meta device and has no bytes: load the model's weights first"
+                )
             held = self.packed.detach().cpu().numpy()
             held = held if held.ctypes.data % 8 == 0 else held.copy()
             table = from_bytes(held)
             if (len(table), table.dim) != (self.num_embeddings, self.embedding_dim):
-                raise FormatError(f"the bytes hold {table!r}, the model wants {self.num_embeddings} x {self.embedding_dim}")
+                raise FormatError(
+                    f"the bytes hold {table!r}, the model wants {self.num_embeddings} x {self.embedding_dim}"
+                )
             self._read = (place, table)
         return self._read[1]
 
@@ -95,7 +118,9 @@ class PackedEmbedding(nn.Module):
     def rows(self, ids: Tensor, scale: float) -> Tensor:  # integer [...] -> [..., d]
         """Return the rows of ids times ``scale``."""
         if not isinstance(ids, Tensor):
-            raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
+            raise IdError(
+                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)"
+            )
         wanted = check_ids(ids, self.num_embeddings)
         rows = torch.from_numpy(self.table[wanted.cpu().numpy()]).to(ids.device)
         return (rows if scale == 1 else rows * scale).to(self.dtype)
@@ -103,7 +128,9 @@ class PackedEmbedding(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Score hidden states by all rows: h E^T, through the codes for few states, by blocks of composed rows for many."""
         if hidden.shape[-1] != self.embedding_dim:
-            raise ArgumentError(f"hidden states have shape {tuple(hidden.shape)}: give [..., {self.embedding_dim}]")
+            raise ArgumentError(
+                f"hidden states have shape {tuple(hidden.shape)}: give [..., {self.embedding_dim}]"
+            )
         flat = hidden.reshape(-1, self.embedding_dim)
         scores: Tensor = Scores.apply(flat, self)  # type: ignore[no-untyped-call]
         return scores.reshape(*hidden.shape[:-1], self.num_embeddings)
@@ -211,7 +238,8 @@ class PackedHead(Tied):
     def __init__(self, embedding: nn.Module, bias: nn.Parameter | None = None) -> None:
         super().__init__(embedding)
         self.bias = bias
-        self.in_features, self.out_features = int(embedding.embedding_dim), int(embedding.num_embeddings)  # type: ignore[arg-type]
+        self.in_features = int(embedding.embedding_dim)  # type: ignore[arg-type]
+        self.out_features = int(embedding.num_embeddings)  # type: ignore[arg-type]
 
     def forward(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Score hidden states by all rows."""

@@ -26,8 +26,20 @@ from featherbed.packed.file import to_bytes
 BLOCK = 1 << 24  # bytes copied at once
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MOST_HEADER = 1 << 28
-DENSE = (".bin", ".h5", ".msgpack", ".pt", ".pth")  # the same model in other formats, with the table as it was: not copied
-OTHER_FORMS = ("onnx", "openvino", "coreml", "gguf", "original")  # folders of the whole model in another form: neither
+DENSE = (
+    ".bin",
+    ".h5",
+    ".msgpack",
+    ".pt",
+    ".pth",
+)  # the same model in other formats, with the table as it was: not copied
+OTHER_FORMS = (
+    "onnx",
+    "openvino",
+    "coreml",
+    "gguf",
+    "original",
+)  # folders of the whole model in another form: neither
 ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -80,7 +92,9 @@ def compress_folder(
         raise ArgumentError(f"{target} cannot be written: name a folder in one that exists")
     config = read_config(source)
     if getattr(config, "quantization_config", None):
-        raise ArgumentError(f"{source}: the model is quantised already, as its config.json says: start from the original")
+        raise ArgumentError(
+            f"{source}: the model is quantised already, as its config.json says: start from the original"
+        )
     checkpoint = read_checkpoint(source)
     model = skeleton(source, config)
     (place,) = found_places(model, None)
@@ -129,18 +143,26 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             index = json.loads((folder / INDEX).read_text())
             file_of = {str(key): str(name) for key, name in index.get("weight_map", {}).items()}
         except (ValueError, AttributeError):
-            raise DataError(f"{folder / INDEX} is no index of a checkpoint, or was cut short: fetch it again") from None
+            raise DataError(
+                f"{folder / INDEX} is no index of a checkpoint, or was cut short: fetch it again"
+            ) from None
         outside = sorted(name for name in file_of.values() if Path(name).name != name)
         if outside:
-            raise DataError(f"{folder}: {INDEX} names {outside[0]}, which is not in the folder itself")
+            raise DataError(
+                f"{folder}: {INDEX} names {outside[0]}, which is not in the folder itself"
+            )
         missing = sorted({name for name in file_of.values() if not (folder / name).is_file()})
         if missing or not file_of:
-            raise DataError(f"{folder}: {INDEX} names {', '.join(missing) or 'no files'}, which are not there: fetch them")
+            raise DataError(
+                f"{folder}: {INDEX} names {', '.join(missing) or 'no files'}, which are not there: fetch them"
+            )
         return Checkpoint(folder, file_of, index)
     if (folder / SINGLE).is_file():
         with (folder / SINGLE).open("rb") as file:
             header, _ = read_header(folder / SINGLE, file)
-        return Checkpoint(folder, dict.fromkeys((name for name in header if name != "__metadata__"), SINGLE), None)
+        return Checkpoint(
+            folder, dict.fromkeys((name for name in header if name != "__metadata__"), SINGLE), None
+        )
     raise DataError(
         f"{folder} holds neither {SINGLE} nor {INDEX}: load the model and save it anew by model.save_pretrained(folder)"
     )
@@ -157,23 +179,32 @@ def tensors_of(checkpoint: Checkpoint, place: Place, prefix: str) -> list[str]:
     found = []
     for name in (*place.embeddings, *place.heads):
         plain = name.removeprefix(f"{prefix}.")
-        known = [key for key in (f"{name}.weight", f"{plain}.weight", f"{prefix}.{name}.weight") if key in checkpoint.file_of]
+        known = [
+            key
+            for key in (f"{name}.weight", f"{plain}.weight", f"{prefix}.{name}.weight")
+            if key in checkpoint.file_of
+        ]
         found += [key for key in known if key not in found]
     if not found:
-        raise DataError(f"{checkpoint.folder}: no tensor of the checkpoint is {place.name}.weight, the model's token table")
+        raise DataError(
+            f"{checkpoint.folder}: no tensor of the checkpoint is {place.name}.weight, the model's token table"
+        )
     return found
 
 
 def read_table(checkpoint: Checkpoint, keys: list[str], shape: tuple[int, ...]) -> Any:
     """Map the table, or say that it is not the one the config speaks of, or that a head said to be tied to it is another."""
-    matrix, *others = (read_safetensors(checkpoint.folder / checkpoint.file_of[key], key)[0] for key in keys)
+    matrix, *others = (
+        read_safetensors(checkpoint.folder / checkpoint.file_of[key], key)[0] for key in keys
+    )
     if tuple(matrix.shape) != shape:
         found, said = (" x ".join(map(str, one)) for one in (matrix.shape, shape))
         raise DataError(f"{checkpoint.folder}: {keys[0]} is {found}, config.json says {said}")
     for key, other in zip(keys[1:], others, strict=True):
         step = max(1, BLOCK // (8 * shape[1]))
         if other.shape != matrix.shape or any(
-            (matrix[at : at + step] != other[at : at + step]).any() for at in range(0, shape[0], step)
+            (matrix[at : at + step] != other[at : at + step]).any()
+            for at in range(0, shape[0], step)
         ):
             raise DataError(
                 f"{checkpoint.folder}: {key} differs from {keys[0]}, though config.json ties them: "
@@ -189,7 +220,9 @@ def tensor_width(checkpoint: Checkpoint, key: str) -> int:
         return ELEMENT.get(read_header(path, file)[0][key]["dtype"], 4)
 
 
-def write_folder(checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes, tables: Mapping[str, Any]) -> None:
+def write_folder(
+    checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes, tables: Mapping[str, Any]
+) -> None:
     """Write the folder anew: all files, the table's bytes in the place of its tensors, config and index to fit."""
     own = set(checkpoint.files) | {INDEX, "config.json"}
     for path in sorted(checkpoint.folder.iterdir()):
@@ -200,15 +233,22 @@ def write_folder(checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes
     packed = keys[0].removesuffix("weight") + "packed"
     home = checkpoint.file_of[keys[0]]
     for name in checkpoint.files:
-        rewrite(checkpoint.folder / name, out / name, set(keys), {packed: data} if name == home else {})
+        rewrite(
+            checkpoint.folder / name, out / name, set(keys), {packed: data} if name == home else {}
+        )
     config = json.loads((checkpoint.folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": METHOD, "tables": dict(tables)}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if checkpoint.index is not None:
-        places = {key: name for key, name in checkpoint.file_of.items() if key not in keys} | {packed: home}
+        places = {key: name for key, name in checkpoint.file_of.items() if key not in keys} | {
+            packed: home
+        }
         total = sum((out / name).stat().st_size for name in checkpoint.files)
         about = checkpoint.index.get("metadata", {}) | {"total_size": total}
-        (out / INDEX).write_text(json.dumps({"metadata": about, "weight_map": dict(sorted(places.items()))}, indent=2) + "\n")
+        (out / INDEX).write_text(
+            json.dumps({"metadata": about, "weight_map": dict(sorted(places.items()))}, indent=2)
+            + "\n"
+        )
 
 
 def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
@@ -228,7 +268,11 @@ def rewrite(source: Path, target: Path, dropped: set[str], added: Mapping[str, b
     with source.open("rb") as file, target.open("wb") as new:
         header, start = read_header(source, file)
         entries: dict[str, Any] = {"__metadata__": header.get("__metadata__", {"format": "pt"})}
-        kept = [(name, one) for name, one in header.items() if name != "__metadata__" and name not in dropped]
+        kept = [
+            (name, one)
+            for name, one in header.items()
+            if name != "__metadata__" and name not in dropped
+        ]
         kept.sort(key=lambda pair: pair[1]["data_offsets"][0])
         offset = 0
         for name, one in kept:
@@ -236,7 +280,11 @@ def rewrite(source: Path, target: Path, dropped: set[str], added: Mapping[str, b
             entries[name] = {**one, "data_offsets": [offset, offset + size]}
             offset += size
         for name, data in added.items():
-            entries[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [offset, offset + len(data)]}
+            entries[name] = {
+                "dtype": "U8",
+                "shape": [len(data)],
+                "data_offsets": [offset, offset + len(data)],
+            }
             offset += len(data)
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)

@@ -47,7 +47,11 @@ class Free(nn.Module):
     def pack(self) -> Matrix:
         """Store it in the kind it had."""
         scales = "column" if self.stored.axis else "row"
-        kind = "float16" if self.stored.scale is not None and self.stored.scale.dtype == np.float16 else "float32"
+        kind = (
+            "float16"
+            if self.stored.scale is not None and self.stored.scale.dtype == np.float16
+            else "float32"
+        )
         return Matrix.encode(self.numbers.detach().cpu().numpy(), self.stored.kind, scales, kind)
 
 
@@ -61,7 +65,9 @@ class Scaled(nn.Module):
         assert stored.scale is not None
         self.stored, bits = stored, level_bits(stored.kind)
         self.middle = (2**bits - 1) / 2
-        levels = unpack_levels(np.ascontiguousarray(stored.data).astype(np.uint8, copy=False), bits, stored.shape[1])
+        levels = unpack_levels(
+            np.ascontiguousarray(stored.data).astype(np.uint8, copy=False), bits, stored.shape[1]
+        )
         self.register_buffer("levels", tensor(levels), persistent=False)
         self.scale = nn.Parameter(tensor(stored.scale.astype(np.float32)))
 
@@ -79,7 +85,9 @@ class Scaled(nn.Module):
         """Store the new scales beside the same levels."""
         assert self.stored.scale is not None
         scale = self.scale.detach().cpu().numpy().astype(self.stored.scale.dtype)
-        return Matrix(self.stored.kind, self.stored.shape, self.stored.data, scale, self.stored.axis)
+        return Matrix(
+            self.stored.kind, self.stored.shape, self.stored.data, scale, self.stored.axis
+        )
 
 
 class LearntBand(nn.Module):
@@ -93,15 +101,27 @@ class LearntBand(nn.Module):
     def __init__(self, band: Band, ids: NDArray[np.int64]) -> None:  # ids [rows] of the band's rows
         super().__init__()
         if band.cell is not None or isinstance(band.values, Graded):
-            raise ArgumentError("rows behind a composer's cell, and graded rows, cannot be tuned: compress by another method")
+            raise ArgumentError(
+                "rows behind a composer's cell, and graded rows, cannot be tuned: compress by another method"
+            )
         self.band = band
         plain = isinstance(band.codes, Every)
-        indices, values = (None, None) if plain else band.fetch(ids, np.arange(band.rows, dtype=np.int64))
-        self.register_buffer("indices", None if indices is None else tensor(indices), persistent=False)
+        indices, values = (
+            (None, None) if plain else band.fetch(ids, np.arange(band.rows, dtype=np.int64))
+        )
+        self.register_buffer(
+            "indices", None if indices is None else tensor(indices), persistent=False
+        )
         self.register_buffer("values", None if values is None else tensor(values), persistent=False)
         self.stored = None if not plain or band.values is None else learnt(band.values)
         own = isinstance(band.codes, Identity) and band.dictionary is not None
-        self.dictionary = None if band.dictionary is None else learnt(band.dictionary) if own else Free(band.dictionary)
+        self.dictionary = (
+            None
+            if band.dictionary is None
+            else learnt(band.dictionary)
+            if own
+            else Free(band.dictionary)
+        )
         self.norms = None if band.norms is None else Free(band.norms)
         self.plus = None if band.plus is None else LearntBand(band.plus, ids)
         affine = band.affine or Affine()
@@ -126,13 +146,17 @@ class LearntBand(nn.Module):
         indices = self.indices[positions]
         weights = None if self.values is None else self.values[positions]
         if self.band.combine == "sum" and isinstance(self.dictionary, Free):
-            return nn.functional.embedding_bag(indices, self.dictionary.whole(), mode="sum", per_sample_weights=weights)
+            return nn.functional.embedding_bag(
+                indices, self.dictionary.whole(), mode="sum", per_sample_weights=weights
+            )
         atoms = self.dictionary.rows(indices.reshape(-1)).reshape(*indices.shape, -1)
         atoms = atoms if weights is None else atoms * weights[..., None]
         if self.band.combine == "sum":
             return atoms.sum(1)
         if self.band.combine != "concat":
-            raise ArgumentError(f"rows combined by {self.band.combine} cannot be tuned: compress by another method")
+            raise ArgumentError(
+                f"rows combined by {self.band.combine} cannot be tuned: compress by another method"
+            )
         return atoms.flatten(1)
 
     def pack(self) -> Band:
@@ -174,7 +198,9 @@ class LearntEmbedding(nn.Module):
         self.padding_idx, self.scale = packed.padding_idx, packed.scale
         self.register_buffer("like", packed.like.clone(), persistent=False)
         every = np.arange(len(table), dtype=np.int64)
-        self.bands = nn.ModuleList(LearntBand(band, every[batch]) for band, batch, _ in table.places(every))
+        self.bands = nn.ModuleList(
+            LearntBand(band, every[batch]) for band, batch, _ in table.places(every)
+        )
 
     def forward(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
         """Return the rows of ids."""
@@ -190,17 +216,25 @@ class LearntEmbedding(nn.Module):
         """Compose the rows of ids."""
         places = list(self.packed_table.places(ids.cpu().numpy()))
         parts = [
-            band(torch.from_numpy(at).to(ids.device)) for band, (_, _, at) in zip(self.bands, places, strict=False) if len(at)
+            band(torch.from_numpy(at).to(ids.device))
+            for band, (_, _, at) in zip(self.bands, places, strict=False)
+            if len(at)
         ]
         order = torch.from_numpy(np.concatenate([batch for _, batch, _ in places])).to(ids.device)
         rows = torch.cat(parts)
         rows = rows if len(parts) == 1 else torch.empty_like(rows).index_copy(0, order, rows)
-        return rows if self.padding_idx is None else rows.masked_fill((ids == self.padding_idx)[:, None], 0.0)
+        return (
+            rows
+            if self.padding_idx is None
+            else rows.masked_fill((ids == self.padding_idx)[:, None], 0.0)
+        )
 
     @property
     def weight(self) -> Tensor:  # [V, d]
         """The dense rows, computed each time."""
-        return self.composed(torch.arange(self.num_embeddings, device=self.like.device)).to(self.like.dtype)
+        return self.composed(torch.arange(self.num_embeddings, device=self.like.device)).to(
+            self.like.dtype
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Score hidden states by all rows."""
@@ -210,4 +244,6 @@ class LearntEmbedding(nn.Module):
         """Return the table as it has become."""
         table = self.packed_table
         bands = [band.pack() for band in self.bands]  # type: ignore[operator]
-        return PackedTable(bands, table.dim, padding_idx=table.padding_idx, keys=table.keys, made_by=table.made_by)
+        return PackedTable(
+            bands, table.dim, padding_idx=table.padding_idx, keys=table.keys, made_by=table.made_by
+        )

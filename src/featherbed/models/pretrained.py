@@ -30,7 +30,9 @@ METHOD = "featherbed"
 class FeatherbedConfig(QuantizationConfigMixin):
     """What config.json says of packed tables: of each its module, rows, width, bytes, twins and heads."""
 
-    def __init__(self, tables: dict[str, dict[str, Any]] | None = None, quant_method: str = METHOD, **_: Any) -> None:
+    def __init__(
+        self, tables: dict[str, dict[str, Any]] | None = None, quant_method: str = METHOD, **_: Any
+    ) -> None:
         self.quant_method: Any = quant_method
         self.tables = dict(tables or {})
 
@@ -39,13 +41,17 @@ class FeatherbedConfig(QuantizationConfigMixin):
 class FeatherbedQuantizer(HfQuantizer):
     """Makes the places for packed tables before a checkpoint is read."""
 
-    requires_calibration = True  # a checkpoint has the tables already, or fb.compress_model makes them
+    requires_calibration = (
+        True  # a checkpoint has the tables already, or fb.compress_model makes them
+    )
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         known: Any = self.quantization_config
         for name, about in known.tables.items():
             put(model, named_place(model, name, about), PackedEmbedding.empty(about))
-        known.tables = tables_of(model)  # of the model this is, which may have other heads than the one that was saved
+        known.tables = tables_of(
+            model
+        )  # of the model this is, which may have other heads than the one that was saved
         untie(model)
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
@@ -67,12 +73,21 @@ def named_place(model: nn.Module, name: str, about: dict[str, Any]) -> Place:
     known: Any = model
     prefix = f"{known.base_model_prefix}."
     own, *others = (
-        next((found for found in (one, prefix + one, one.removeprefix(prefix)) if found in every), None)
+        next(
+            (found for found in (one, prefix + one, one.removeprefix(prefix)) if found in every),
+            None,
+        )
         for one in (name, *about["twins"], *about["heads"])
     )
     if own is None:
-        raise DataError(f"config.json names {name!r}, which {type(model).__name__} does not have: is it of another model?")
-    scales = {one: scale for one, scale in zip(others, about["twins"].values(), strict=False) if one is not None}
+        raise DataError(
+            f"config.json names {name!r}, which {type(model).__name__} does not have: is it of another model?"
+        )
+    scales = {
+        one: scale
+        for one, scale in zip(others, about["twins"].values(), strict=False)
+        if one is not None
+    }
     heads = {one: every[one] for one in others[len(about["twins"]) :] if one is not None}
     if type(model).__name__ not in (known.config.architectures or []):
         tied = [
@@ -81,12 +96,17 @@ def named_place(model: nn.Module, name: str, about: dict[str, Any]) -> Place:
             if source == f"{own}.weight"
         ]
         heads |= {one: every[one] for one in tied if isinstance(every[one], nn.Linear)}
-    return Place({one: every[one] for one in (own, *scales)}, heads, {own: about["scale"], **scales})
+    return Place(
+        {one: every[one] for one in (own, *scales)}, heads, {own: about["scale"], **scales}
+    )
 
 
 def tables_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what config.json says of a model's packed tables."""
-    return {name: module.about() | {"twins": twins, "heads": heads} for name, module, twins, heads in packed_places(model)}
+    return {
+        name: module.about() | {"twins": twins, "heads": heads}
+        for name, module, twins, heads in packed_places(model)
+    }
 
 
 def mark(model: nn.Module) -> None:
@@ -112,7 +132,9 @@ def untie(model: nn.Module) -> None:
 def left(keys: dict[str, str], module: nn.Module) -> dict[str, str]:
     """Return the ties whose both ends are still parameters of a module."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    return {target: source for target, source in keys.items() if target in names and source in names}
+    return {
+        target: source for target, source in keys.items() if target in names and source in names
+    }
 
 
 def load_model(folder: str | Path, **settings: Any) -> Any:
@@ -132,16 +154,22 @@ def load_model(folder: str | Path, **settings: Any) -> Any:
     """
     path = Path(folder)
     if not (path / "config.json").is_file():
-        raise DataError(f"{path} holds no config.json: give a folder that save_pretrained or `featherbed compress` wrote")
+        raise DataError(
+            f"{path} holds no config.json: give a folder that save_pretrained or `featherbed compress` wrote"
+        )
     return class_of(path, read_config(path)).from_pretrained(path, **settings)
 
 
 def class_of(path: Path, config: Any) -> Any:
     """Return the class that a config names, or say that this ``transformers`` does not have it."""
     names = config.architectures or []
-    found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    found = next(
+        (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+    )
     if found is None:
-        raise ArgumentError(f"{path}: config.json names the architectures {names}, none of which this transformers has")
+        raise ArgumentError(
+            f"{path}: config.json names the architectures {names}, none of which this transformers has"
+        )
     return found
 
 

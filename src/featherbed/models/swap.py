@@ -53,7 +53,9 @@ class Swapped:
     table: PackedTable
 
     def __str__(self) -> str:
-        tied = f", tied to {', '.join((*self.also, *self.heads))}" if self.also or self.heads else ""
+        tied = (
+            f", tied to {', '.join((*self.also, *self.heads))}" if self.also or self.heads else ""
+        )
         what = self.table.made_by.get("method", "table")
         return f"{self.name}: {len(self.table):,} x {self.table.dim}, {self.before:,} -> {self.after:,} bytes ({what}{tied})"
 
@@ -90,9 +92,15 @@ def compress_model(
     """
     Target.of(budget, ratio, quality, 4, measure)
     places = sorted(found_places(model, where), key=lambda place: -place.weight.numel())
-    unknown = sorted(set(weights) - {place.name for place in places}) if isinstance(weights, Mapping) else []
+    unknown = (
+        sorted(set(weights) - {place.name for place in places})
+        if isinstance(weights, Mapping)
+        else []
+    )
     if unknown:
-        raise ArgumentError(f"weights are given for {unknown[0]!r}: compressed are {', '.join(one.name for one in places)}")
+        raise ArgumentError(
+            f"weights are given for {unknown[0]!r}: compressed are {', '.join(one.name for one in places)}"
+        )
     made: list[tuple[Place, PackedTable]] = []
     for number, place in enumerate(places):
 
@@ -118,7 +126,9 @@ def compress_model(
         except (ArgumentError, DataError) as error:
             raise type(error)(f"{place.name}: {error}") from None
         made.append((place, table))
-    found = [swap(model, place, table) for place, table in made]  # only now: an error above leaves the model as it was
+    found = [
+        swap(model, place, table) for place, table in made
+    ]  # only now: an error above leaves the model as it was
     if is_pretrained(model):
         from featherbed.models.pretrained import mark
 
@@ -129,7 +139,9 @@ def compress_model(
 def rows_of(weight: Tensor) -> Any:
     """Return a weight as a matrix that numpy knows."""
     if weight.is_meta:
-        raise ArgumentError("the weight is on the meta device and has no rows: load the model first")
+        raise ArgumentError(
+            "the weight is on the meta device and has no rows: load the model first"
+        )
     plain = weight.detach().cpu()
     return plain.numpy() if plain.dtype in (torch.float32, torch.float16) else plain.float().numpy()
 
@@ -143,18 +155,29 @@ def padding_of(place: Place, rows: Any) -> int | None:  # rows [V, d]
 
 def is_pretrained(model: nn.Module) -> bool:
     """Whether a model is one of the ``transformers`` library, without importing it."""
-    return any(one.__module__.startswith("transformers.") and one.__name__ == "PreTrainedModel" for one in type(model).__mro__)
+    return any(
+        one.__module__.startswith("transformers.") and one.__name__ == "PreTrainedModel"
+        for one in type(model).__mro__
+    )
 
 
 def found_places(model: nn.Module, where: Where | None) -> list[Place]:
     """Return the weights to compress, each once, or say why there are none."""
     if isinstance(model, nn.Embedding):
-        raise ArgumentError("the model is itself an embedding: use fb.compress(model, ratio=...) instead")
+        raise ArgumentError(
+            "the model is itself an embedding: use fb.compress(model, ratio=...) instead"
+        )
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"got {type(model).__name__}: give a torch module, or a folder to `featherbed compress`")
+        raise ArgumentError(
+            f"got {type(model).__name__}: give a torch module, or a folder to `featherbed compress`"
+        )
     every = dict(model.named_modules(remove_duplicate=False))
-    embeddings = {name: module for name, module in every.items() if isinstance(module, nn.Embedding)}
-    chosen = {name: module for name, module in embeddings.items() if wanted(model, where)(name, module)}
+    embeddings = {
+        name: module for name, module in every.items() if isinstance(module, nn.Embedding)
+    }
+    chosen = {
+        name: module for name, module in embeddings.items() if wanted(model, where)(name, module)
+    }
     if not chosen:
         raise ArgumentError(nothing_chosen(model, embeddings))
     places: dict[int, Place] = {}
@@ -174,7 +197,9 @@ def wanted(model: nn.Module, where: Where | None) -> Where:
         own = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
         kind = type(model).__name__
-        raise ArgumentError(f"{kind} does not say which its input embeddings are: choose by where=(name, module)") from None
+        raise ArgumentError(
+            f"{kind} does not say which its input embeddings are: choose by where=(name, module)"
+        ) from None
     weight = getattr(own, "weight", None)
     return lambda _, module: weight is not None and getattr(module, "weight", None) is weight
 
@@ -186,7 +211,10 @@ def nothing_chosen(model: nn.Module, embeddings: Mapping[str, nn.Module]) -> str
         return f"{kind} has its embeddings compressed already"
     if not embeddings:
         return f"{kind} has no nn.Embedding: nothing to compress"
-    listed = ", ".join(f"{name} ({module.num_embeddings:,} x {module.embedding_dim})" for name, module in embeddings.items())
+    listed = ", ".join(
+        f"{name} ({module.num_embeddings:,} x {module.embedding_dim})"
+        for name, module in embeddings.items()
+    )
     return f"{kind} has no embedding that was chosen: it has {listed[:300]}; choose by where=(name, module)"
 
 
@@ -214,29 +242,41 @@ def place_of(every: Mapping[str, nn.Module], first: nn.Embedding) -> Place:
         raise ArgumentError(
             f"the rows of a {type(first).__name__} are computed from other parameters: make its weight a plain one first"
         )
-    return Place(embeddings, heads, {name: scale_of(name, module) for name, module in embeddings.items()})
+    return Place(
+        embeddings, heads, {name: scale_of(name, module) for name, module in embeddings.items()}
+    )
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two parameters lie in the same memory."""
     if one.is_meta or other.is_meta or one.device != other.device:
         return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
+    return (
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
+    )
 
 
 def scale_of(name: str, module: nn.Embedding) -> float:
     """Return by what an embedding multiplies its rows; refuse one that does more to them."""
     if module.max_norm is not None:
-        raise ArgumentError(f"{name} has max_norm, which rewrites rows: a packed table cannot; leave it out by where=")
+        raise ArgumentError(
+            f"{name} has max_norm, which rewrites rows: a packed table cannot; leave it out by where="
+        )
     if type(module).forward is nn.Embedding.forward:
         return 1.0
     scale = getattr(module, "scalar_embed_scale", getattr(module, "embed_scale", None))
-    scale = float(scale) if isinstance(scale, int | float) or (isinstance(scale, Tensor) and not scale.is_meta) else 1.0
+    scale = (
+        float(scale)
+        if isinstance(scale, int | float) or (isinstance(scale, Tensor) and not scale.is_meta)
+        else 1.0
+    )
     if not module.weight.is_meta:
         ids = torch.arange(min(8, module.num_embeddings), device=module.weight.device)
         with torch.no_grad(), contextlib.suppress(TypeError, RuntimeError, NotImplementedError):
             rows = module(ids)
-            if isinstance(rows, Tensor) and torch.allclose(rows.float(), module.weight[ids].float() * scale, rtol=1e-2):
+            if isinstance(rows, Tensor) and torch.allclose(
+                rows.float(), module.weight[ids].float() * scale, rtol=1e-2
+            ):
                 return scale
     elif hasattr(module, "embed_scale"):
         return scale
@@ -249,10 +289,14 @@ def scale_of(name: str, module: nn.Embedding) -> float:
 def swap(model: nn.Module, place: Place, table: PackedTable) -> Swapped:
     """Put a packed table where a weight was."""
     weight = place.weight
-    new = PackedEmbedding(table, scale=place.scales[place.name], dtype=weight.dtype).to(weight.device)
+    new = PackedEmbedding(table, scale=place.scales[place.name], dtype=weight.dtype).to(
+        weight.device
+    )
     put(model, place, new)
     names = list(place.embeddings)
-    return Swapped(names[0], tuple(names[1:]), tuple(place.heads), weight.nbytes, new.packed.numel(), table)
+    return Swapped(
+        names[0], tuple(names[1:]), tuple(place.heads), weight.nbytes, new.packed.numel(), table
+    )
 
 
 def put(model: nn.Module, place: Place, new: nn.Module) -> None:
@@ -273,7 +317,9 @@ def tied_to(new: nn.Module, module: nn.Module, scale: float) -> nn.Module:
     return PackedHead(new, module.bias) if isinstance(module, nn.Linear) else PackedTwin(new, scale)
 
 
-def packed_places(model: nn.Module) -> Iterator[tuple[str, PackedEmbedding, dict[str, float], list[str]]]:
+def packed_places(
+    model: nn.Module,
+) -> Iterator[tuple[str, PackedEmbedding, dict[str, float], list[str]]]:
     """Yield every packed table of a model: its name, itself, its twins with their scales, and the heads tied to it."""
     every = list(model.named_modules(remove_duplicate=False))
     names: dict[int, tuple[str, PackedEmbedding, dict[str, float], list[str]]] = {}
@@ -299,14 +345,18 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """
     stored = [name.removesuffix(".packed") for name in state if name.endswith(".packed")]
     if not stored:
-        raise ArgumentError("the state holds no packed table: load it by model.load_state_dict(state)")
+        raise ArgumentError(
+            "the state holds no packed table: load it by model.load_state_dict(state)"
+        )
     every = dict(model.named_modules(remove_duplicate=False))
     for name in stored:
         module = every.get(name)
         if isinstance(module, PackedEmbedding):
             continue
         if not isinstance(module, nn.Embedding):
-            raise ArgumentError(f"the state has a packed table at {name!r}, where the model has {type(module).__name__}")
+            raise ArgumentError(
+                f"the state has a packed table at {name!r}, where the model has {type(module).__name__}"
+            )
         place = place_of(every, module)
         swap(model, place, from_bytes(state[f"{name}.packed"].cpu().numpy()))
         every = dict(model.named_modules(remove_duplicate=False))

@@ -56,7 +56,11 @@ class Tuned:
     kept: bool = True
 
     def __str__(self) -> str:
-        end = f"tuned       {self.after}" if self.kept else "tuned       no nearer, so not kept: try a lower lr or more steps"
+        end = (
+            f"tuned       {self.after}"
+            if self.kept
+            else "tuned       no nearer, so not kept: try a lower lr or more steps"
+        )
         return f"original    {self.original}\ncompressed  {self.before}\n{end}"
 
 
@@ -102,7 +106,9 @@ def tune_model(
     ids = pieces("ids", ids)
     if held is None:
         if len(ids) < 10:
-            raise ArgumentError(f"{len(ids)} pieces are too few to hold a tenth back: give held= as well")
+            raise ArgumentError(
+                f"{len(ids)} pieces are too few to hold a tenth back: give held= as well"
+            )
         ids, held = ids[: -(len(ids) // 10)], ids[-(len(ids) // 10) :]
     held = pieces("held", held)
     draw = generator or torch.Generator().manual_seed(0)
@@ -112,8 +118,22 @@ def tune_model(
     also = norm_weights(model) if norms else []
     packed = [module for _, module, _, _ in places]
     with restoring(also, packed) as state:
-        with evaluating(model, original), learning(model, [*free, *also]), swapped(model, packed, learnt):
-            losses = follow(model, original, ids, [*free, *also], draw, steps=steps, batch=batch, lr=lr, tell=tell)
+        with (
+            evaluating(model, original),
+            learning(model, [*free, *also]),
+            swapped(model, packed, learnt),
+        ):
+            losses = follow(
+                model,
+                original,
+                ids,
+                [*free, *also],
+                draw,
+                steps=steps,
+                batch=batch,
+                lr=lr,
+                tell=tell,
+            )
         for module, one in zip(packed, learnt, strict=True):
             renew(module, one)
         after = measure_model(model, original, held)
@@ -128,17 +148,23 @@ def tune_model(
     return Tuned(measure_model(original, original, held), before, after, tuple(losses), kept)
 
 
-def check_asked(model: nn.Module, original: nn.Module, packed: bool, steps: int, batch: int, lr: float) -> None:
+def check_asked(
+    model: nn.Module, original: nn.Module, packed: bool, steps: int, batch: int, lr: float
+) -> None:
     """Refuse what cannot be tuned, or not so."""
     if not packed:
-        raise ArgumentError("the model has no packed table to tune: compress it first, by fb.compress_model(model, ratio=8)")
+        raise ArgumentError(
+            "the model has no packed table to tune: compress it first, by fb.compress_model(model, ratio=8)"
+        )
     for name, given in (("steps", steps), ("batch", batch)):
         if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             raise ArgumentError(f"{name}={given!r}: give a whole number of at least 1")
     if not (math.isfinite(lr) and lr > 0):
         raise ArgumentError(f"lr={lr}: give a number above 0")
     if original is model:
-        raise ArgumentError("original is the model itself: keep a copy from before, by copy.deepcopy(model)")
+        raise ArgumentError(
+            "original is the model itself: keep a copy from before, by copy.deepcopy(model)"
+        )
 
 
 def pieces(name: str, given: Tensor) -> Tensor:
@@ -175,7 +201,9 @@ def follow(
 ) -> list[float]:
     """Let parameters learn to answer as the original does; return the loss of every step."""
     optimizer = torch.optim.Adam([{"params": [one], "lr": lr * size_of(one)} for one in free])
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * step / steps)
+    )
     losses = []
     for step in range(steps):
         part = ids[torch.randint(len(ids), (batch,), generator=draw)]
@@ -224,7 +252,9 @@ def said(output: Any) -> tuple[Tensor, bool]:
         return logits, True
     states = getattr(output, "last_hidden_state", None)
     if not isinstance(states, Tensor):
-        raise ArgumentError(f"the model returns {type(output).__name__}, which has neither logits nor last_hidden_state")
+        raise ArgumentError(
+            f"the model returns {type(output).__name__}, which has neither logits nor last_hidden_state"
+        )
     return states, False
 
 
@@ -238,7 +268,9 @@ def distances(original: Any, output: Any) -> Tensor:  # -> [pieces, places]
 
 
 @torch.no_grad()
-def measure_model(model: nn.Module, original: nn.Module, ids: Tensor, *, batch: int = 8) -> Divergence:
+def measure_model(
+    model: nn.Module, original: nn.Module, ids: Tensor, *, batch: int = 8
+) -> Divergence:
     """Return how far a model's answers are from the original's on pieces [pieces, length], and its perplexity if it is causal.
 
     Means over pieces; intervals are 1.96 standard errors of them, of the perplexity in logarithms.
@@ -261,7 +293,9 @@ def measure_model(model: nn.Module, original: nn.Module, ids: Tensor, *, batch: 
     if not costs:
         return Divergence(mean, error)
     nats, wide = interval(torch.cat(costs))
-    return Divergence(mean, error, *(math.exp(min(one, MOST)) for one in (nats, nats - wide, nats + wide)))
+    return Divergence(
+        mean, error, *(math.exp(min(one, MOST)) for one in (nats, nats - wide, nats + wide))
+    )
 
 
 def predicts_next(model: nn.Module, logits: Tensor) -> bool:

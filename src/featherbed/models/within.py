@@ -70,7 +70,9 @@ class evaluating(AbstractContextManager[None]):  # noqa: N801
 class swapped(AbstractContextManager[None]):  # noqa: N801
     """Within it a model has other modules in the place of some, and what is tied to those uses them."""
 
-    def __init__(self, model: nn.Module, old: list[PackedEmbedding], new: list[LearntEmbedding]) -> None:
+    def __init__(
+        self, model: nn.Module, old: list[PackedEmbedding], new: list[LearntEmbedding]
+    ) -> None:
         self.model, self.pairs = model, list(zip(old, new, strict=True))
 
     def __enter__(self) -> None:

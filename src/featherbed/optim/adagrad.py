@@ -38,8 +38,15 @@ class Adagrad(RowOptimizer):
         initial_accumulator: float = 0.0,
         penalties: Mapping[nn.Parameter, Penalty] | None = None,
     ) -> None:
-        settings = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "initial_accumulator": initial_accumulator}
-        super().__init__(params, {name: check_number(name, value) for name, value in settings.items()}, penalties)
+        settings = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "initial_accumulator": initial_accumulator,
+        }
+        super().__init__(
+            params, {name: check_number(name, value) for name, value in settings.items()}, penalties
+        )
 
     def coefficients(self, group: Group, step: int) -> Coefficients:
         """The rate falls with the steps."""

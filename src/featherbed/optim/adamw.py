@@ -50,7 +50,11 @@ class AdamW(RowOptimizer):
             raise ArgumentError(
                 f"lr={lr!r} times weight_decay={weight_decay!r} is the share of a parameter lost: keep it below 1"
             )
-        super().__init__(params, {"lr": lr, "betas": check_betas(betas), "eps": eps, "weight_decay": weight_decay}, penalties)
+        super().__init__(
+            params,
+            {"lr": lr, "betas": check_betas(betas), "eps": eps, "weight_decay": weight_decay},
+            penalties,
+        )
 
     def coefficients(self, group: Group, step: int) -> Coefficients:
         """Both moments are corrected for their start at zero."""

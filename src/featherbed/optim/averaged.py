@@ -42,13 +42,19 @@ class Averaged(Optimizer):
 
     def __init__(self, optimizer: Optimizer, *, patience: int = 5) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise ArgumentError(f"{optimizer!r}: give an optimizer, such as fb.SGD(model.parameters(), lr=30)")
+            raise ArgumentError(
+                f"{optimizer!r}: give an optimizer, such as fb.SGD(model.parameters(), lr=30)"
+            )
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 0:
             raise ArgumentError(f"patience={patience!r}: give a whole number of at least 0")
         self.optimizer, self.patience = optimizer, patience
-        super().__init__([p for group in optimizer.param_groups for p in group["params"]], optimizer.defaults)
+        super().__init__(
+            [p for group in optimizer.param_groups for p in group["params"]], optimizer.defaults
+        )
         self.means: list[Tensor] | None = None
-        self.last: list[Tensor] | None = None  # the parameters, while their means stand in their places
+        self.last: list[Tensor] | None = (
+            None  # the parameters, while their means stand in their places
+        )
         self.count = 0
         self.observed: list[float] = []
         self._share()
@@ -103,7 +109,9 @@ class Averaged(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step, then take the new parameters into their means."""
         if self.last is not None:
-            raise ArgumentError("the parameters are their means here: leave the block `with averaged.swapped()` to train on")
+            raise ArgumentError(
+                "the parameters are their means here: leave the block `with averaged.swapped()` to train on"
+            )
         loss: float | None = self.optimizer.step(closure)
         if self.means is not None:
             self.count += 1
@@ -121,7 +129,9 @@ class Averaged(Optimizer):
         self.last = [parameter.detach().clone() for parameter in parameters]
         with torch.no_grad():
             for parameter, mean in zip(parameters, self.means, strict=True):
-                parameter.copy_(torch.where(parameter == 0, 0.0, mean) if parameter in penalised else mean)
+                parameter.copy_(
+                    torch.where(parameter == 0, 0.0, mean) if parameter in penalised else mean
+                )
         try:
             yield
         finally:
@@ -140,7 +150,12 @@ class Averaged(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner state, means and losses; in the block of ``swapped`` also the parameters that are away."""
-        own = {"means": self.means, "last": self.last, "count": self.count, "observed": self.observed}
+        own = {
+            "means": self.means,
+            "last": self.last,
+            "count": self.count,
+            "observed": self.observed,
+        }
         return {"optimizer": self.optimizer.state_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

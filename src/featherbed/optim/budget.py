@@ -61,10 +61,18 @@ class Budget:
         until: float = 0.8,
         every: int = 20,
     ) -> None:
-        if not isinstance(penalties, Mapping) or not penalties or not all(isinstance(p, Penalty) for p in penalties.values()):
-            raise ArgumentError("penalties are {parameter: penalty}, at least one, the same that the optimizer has")
+        if (
+            not isinstance(penalties, Mapping)
+            or not penalties
+            or not all(isinstance(p, Penalty) for p in penalties.values())
+        ):
+            raise ArgumentError(
+                "penalties are {parameter: penalty}, at least one, the same that the optimizer has"
+            )
         if len({id(penalty) for penalty in penalties.values()}) < len(penalties):
-            raise ArgumentError("one penalty is on several parameters, each with its own zeros: give every parameter a penalty")
+            raise ArgumentError(
+                "one penalty is on several parameters, each with its own zeros: give every parameter a penalty"
+            )
         for name, value in (("nonzeros", nonzeros), ("steps", steps), ("every", every)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
@@ -73,10 +81,20 @@ class Budget:
             raise ArgumentError(f"nonzeros={nonzeros}: the parameters have only {entries} entries")
         if how not in WAYS:
             raise ArgumentError(f"how={how!r}: use {' or '.join(WAYS)}")
-        numbers = all(isinstance(share, Real) and not isinstance(share, bool) for share in (warmup, until))
+        numbers = all(
+            isinstance(share, Real) and not isinstance(share, bool) for share in (warmup, until)
+        )
         if not numbers or not 0 <= warmup < until <= 1:
-            raise ArgumentError(f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < until <= 1")
-        self.penalties, self.nonzeros, self.steps, self.how, self.every = dict(penalties), nonzeros, steps, how, every
+            raise ArgumentError(
+                f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < until <= 1"
+            )
+        self.penalties, self.nonzeros, self.steps, self.how, self.every = (
+            dict(penalties),
+            nonzeros,
+            steps,
+            how,
+            every,
+        )
         self.begin, self.end = int(warmup * steps), max(1, int(until * steps))
         self.support = int(SLACK * nonzeros)
         self.done, self.first = 0, 0  # steps so far; entries when they began to become fewer
@@ -130,7 +148,9 @@ class Budget:
         sizes = torch.cat([parameter.detach().abs().flatten() for parameter in self.penalties])
         kept = torch.zeros(len(sizes), dtype=torch.bool, device=sizes.device)
         kept[sizes.topk(allowed).indices] = True
-        parts: tuple[Tensor, ...] = torch.split(kept, [parameter.numel() for parameter in self.penalties])
+        parts: tuple[Tensor, ...] = torch.split(
+            kept, [parameter.numel() for parameter in self.penalties]
+        )
         for (parameter, penalty), part in zip(self.penalties.items(), parts, strict=True):
             penalty.keep(parameter, part.view_as(parameter) & (parameter != 0))
 
@@ -142,6 +162,8 @@ class Budget:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; load the model's state first."""
         self.done, self.first = int(state["done"]), int(state["first"])
-        for (parameter, penalty), (lam, kept) in zip(self.penalties.items(), state["penalties"], strict=True):
+        for (parameter, penalty), (lam, kept) in zip(
+            self.penalties.items(), state["penalties"], strict=True
+        ):
             penalty.lam = lam
             penalty.keep(parameter, kept)

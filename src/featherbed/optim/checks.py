@@ -34,7 +34,9 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             f"the state is of groups of {[len(g['params']) for g in groups]} parameters, this optimizer has {mine}"
         )
     names = [number for group in groups for number in group["params"]]
-    for number, parameter in zip(names, (p for g in optimizer.param_groups for p in g["params"]), strict=True):
+    for number, parameter in zip(
+        names, (p for g in optimizer.param_groups for p in g["params"]), strict=True
+    ):
         for name, value in state_dict["state"].get(number, {}).items():
             if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
                 raise ArgumentError(

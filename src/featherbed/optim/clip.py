@@ -12,7 +12,10 @@ from featherbed.errors import ArgumentError
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Scale all gradients in place so that their norm, taken over all of them, is at most ``max_norm``; return the norm.
 
@@ -40,7 +43,9 @@ def clip_grad_norm_(
         torch.stack([torch.linalg.vector_norm(g, norm_type).to(home) for g in grads]), norm_type
     )
     if error_if_nonfinite and not bool(total.isfinite()):
-        raise ArgumentError(f"the norm of the gradients is {float(total)}: nothing was changed; lower the learning rate")
+        raise ArgumentError(
+            f"the norm of the gradients is {float(total)}: nothing was changed; lower the learning rate"
+        )
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(factor.to(grad.device))

@@ -35,7 +35,9 @@ class Penalty(ABC):
     separable: ClassVar[bool] = True
     loops: ClassVar[str | None] = None  # by which compiled loops know it
     exempt: Exempt | None = None  # entries that are not penalised
-    kept: Tensor | None = None  # bool, as the parameter: entries that may be other than zero (None: all)
+    kept: Tensor | None = (
+        None  # bool, as the parameter: entries that may be other than zero (None: all)
+    )
     shared: bool = False  # whether an optimizer has it on several parameters
 
     def __init__(self, lam: float) -> None:
@@ -48,8 +50,14 @@ class Penalty(ABC):
 
     @lam.setter
     def lam(self, value: float) -> None:
-        if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
-            raise ArgumentError(f"lam={value!r}: a penalty's weight is a finite number of at least 0")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, Real)
+            or not (math.isfinite(value) and value >= 0)
+        ):
+            raise ArgumentError(
+                f"lam={value!r}: a penalty's weight is a finite number of at least 0"
+            )
         self._lam = float(value)
 
     @property
@@ -68,7 +76,9 @@ class Penalty(ABC):
     def shrink(self, x: Tensor, threshold: Step, ids: Tensor | None = None) -> Tensor:
         """Return the proximal point for threshold = lam * step of x: the rows ``ids`` of the parameter, or all of it."""
         if self.kept is not None:
-            x = torch.where(self.kept if ids is None else self.kept[ids], x, 0.0)  # first: a row may be shrunk as a whole
+            x = torch.where(
+                self.kept if ids is None else self.kept[ids], x, 0.0
+            )  # first: a row may be shrunk as a whole
         found = self.point(x, threshold)
         if self.exempt is not None:
             spared = self.exempt.places(ids)
@@ -79,12 +89,18 @@ class Penalty(ABC):
         """Return the proximal point of x."""
         return self.shrink(x, self.lam * step, ids)
 
-    def first(self, x: Tensor, step: Step, ids: Tensor, atoms: Tensor) -> Tensor:  # [n], step, [n], [n] -> [n]
+    def first(
+        self, x: Tensor, step: Step, ids: Tensor, atoms: Tensor
+    ) -> Tensor:  # [n], step, [n], [n] -> [n]
         """Return the proximal point of single entries that rows ``ids`` of a table with slots would have for ``atoms``."""
         if self.kept is not None:
             return torch.zeros_like(x)
         found = self.point(x, self.lam * step)
-        return found if self.exempt is None else torch.where(self.exempt.holds(ids, atoms), self.point(x, 0.0), found)
+        return (
+            found
+            if self.exempt is None
+            else torch.where(self.exempt.holds(ids, atoms), self.point(x, 0.0), found)
+        )
 
     def freeze(self, parameter: nn.Parameter) -> None:
         """Let the zeros of ``parameter`` stay zero and the others free: ``lam`` is 0 from now on. For a refit after selection.
@@ -101,9 +117,13 @@ class Penalty(ABC):
         """Hold every other entry at zero, from now on (None: none)."""
         _settle(parameter)  # what rows have missed, they missed under the old rule
         if kept is not None and self.shared:
-            raise ArgumentError(f"{self!r} is on several parameters, each with its own zeros: give every parameter a penalty")
+            raise ArgumentError(
+                f"{self!r} is on several parameters, each with its own zeros: give every parameter a penalty"
+            )
         if kept is not None and kept.shape != parameter.shape:
-            raise ArgumentError(f"kept entries have shape {tuple(kept.shape)}, the parameter {tuple(parameter.shape)}")
+            raise ArgumentError(
+                f"kept entries have shape {tuple(kept.shape)}, the parameter {tuple(parameter.shape)}"
+            )
         self.kept = kept
         if kept is not None:
             with torch.no_grad():
@@ -147,13 +167,19 @@ class NonNegativeL1(Penalty):
     def __init__(self, lam: float, exempt: Exempt | None = None) -> None:
         super().__init__(lam)
         if exempt is not None and not isinstance(exempt, Exempt):
-            raise ArgumentError(f"exempt={exempt!r}: give table.related(graph), the entries that are not penalised")
+            raise ArgumentError(
+                f"exempt={exempt!r}: give table.related(graph), the entries that are not penalised"
+            )
         self.exempt = exempt
 
     def value(self, x: Tensor) -> Tensor:
         """lam Σ x over the entries that are penalised, or infinity."""
         total = x.sum() if self.exempt is None else x.sum() - x[self.exempt.places(None)].sum()
-        return torch.where((x < 0).any(), torch.full((), math.inf, dtype=x.dtype, device=x.device), self.lam * total)
+        return torch.where(
+            (x < 0).any(),
+            torch.full((), math.inf, dtype=x.dtype, device=x.device),
+            self.lam * total,
+        )
 
     def point(self, x: Tensor, threshold: Step) -> Tensor:
         """max(x - threshold, 0)."""
@@ -181,7 +207,11 @@ class GroupL1(Penalty):
     def point(self, x: Tensor, threshold: Step) -> Tensor:
         """Shrink every row's length; thresholds are one number, one for each row [V, 1], or one for each element."""
         rows = x.reshape(len(x), -1)
-        if not isinstance(threshold, Tensor) or threshold.dim() == 0 or threshold.shape == (len(x), 1):
+        if (
+            not isinstance(threshold, Tensor)
+            or threshold.dim() == 0
+            or threshold.shape == (len(x), 1)
+        ):
             length = rows.norm(dim=1, keepdim=True)
             share = (1 - threshold / length.clamp(min=torch.finfo(x.dtype).tiny)).clamp(min=0)
             shrunk: Tensor = rows * share
@@ -196,7 +226,9 @@ class GroupL1(Penalty):
             low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
         length = (low + high) / 2
         alive = (rows / weight).square().sum(1, keepdim=True) > 1
-        point: Tensor = torch.where(alive, rows * length / (length + weight), torch.zeros_like(rows))
+        point: Tensor = torch.where(
+            alive, rows * length / (length + weight), torch.zeros_like(rows)
+        )
         return point.reshape(x.shape)
 
 
@@ -205,15 +237,23 @@ def _settle(parameter: nn.Parameter) -> None:
         holder.settle()
 
 
-def check_penalties(penalties: Mapping[nn.Parameter, Penalty], held: set[int]) -> dict[nn.Parameter, Penalty]:
+def check_penalties(
+    penalties: Mapping[nn.Parameter, Penalty], held: set[int]
+) -> dict[nn.Parameter, Penalty]:
     """Return the mapping as a dict; refuse penalties on parameters the optimizer does not hold."""
     if not isinstance(penalties, Mapping):
-        raise ArgumentError(f"penalties is a dict {{parameter: penalty}}, got {type(penalties).__name__}")
+        raise ArgumentError(
+            f"penalties is a dict {{parameter: penalty}}, got {type(penalties).__name__}"
+        )
     for parameter, penalty in penalties.items():
         if not isinstance(parameter, Tensor):
-            raise ArgumentError(f"penalties are given for parameters, such as table.transform; got {str(parameter)[:60]!r}")
+            raise ArgumentError(
+                f"penalties are given for parameters, such as table.transform; got {str(parameter)[:60]!r}"
+            )
         if not isinstance(penalty, Penalty):
-            raise ArgumentError(f"penalties map parameters to penalties, got {penalty!r}: for example fb.NonNegativeL1(2e-6)")
+            raise ArgumentError(
+                f"penalties map parameters to penalties, got {penalty!r}: for example fb.NonNegativeL1(2e-6)"
+            )
         if penalty.exempt is not None:
             penalty.exempt.check(parameter)
         if id(parameter) not in held:

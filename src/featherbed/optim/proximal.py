@@ -30,7 +30,9 @@ class Proximal(Optimizer):
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.penalties = check_penalties(penalties, held)
         self.optimizer = optimizer
-        super().__init__([p for group in optimizer.param_groups for p in group["params"]], optimizer.defaults)
+        super().__init__(
+            [p for group in optimizer.param_groups for p in group["params"]], optimizer.defaults
+        )
         self._share()
 
     def _share(self) -> None:

@@ -11,7 +11,9 @@ from torch.optim import Optimizer
 from featherbed.optim.row_optimizer import RowOptimizer
 from featherbed.rows.registry import holders_of
 
-Change = Callable[[Tensor, float], Tensor]  # a tensor and what new entries hold -> the tensor in its new shape
+Change = Callable[
+    [Tensor, float], Tensor
+]  # a tensor and what new entries hold -> the tensor in its new shape
 
 
 def owners(optimizer: Optimizer | None) -> list[Optimizer]:
@@ -50,21 +52,29 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
     """
     for holder in holders_of(parameter):
         holder.settle()
-    for owner in reversed(owners(optimizer)):  # the innermost, which knows what fresh ones hold, first
+    for owner in reversed(
+        owners(optimizer)
+    ):  # the innermost, which knows what fresh ones hold, first
         penalty = getattr(owner, "penalties", {}).get(parameter)
         if penalty is not None and penalty.kept is not None:
             penalty.kept = change(penalty.kept, True)
-        group = next((g for g in owner.param_groups if any(p is parameter for p in g["params"])), {})
+        group = next(
+            (g for g in owner.param_groups if any(p is parameter for p in g["params"])), {}
+        )
         state = owner.state.get(parameter, {})
         for name, value in [*state.items()]:
             if _alike(value, parameter):
-                state[name] = change(value, owner.first(name, group) if isinstance(owner, RowOptimizer) else 0.0)
+                state[name] = change(
+                    value, owner.first(name, group) if isinstance(owner, RowOptimizer) else 0.0
+                )
         if isinstance(owner, RowOptimizer):
             owner.forget(parameter)
     parameter.grad = None
     changed = change(parameter.data, 0.0)
     # autograd remembers the shape while a graph lives (a loop's last loss): only another type makes it forget
-    parameter.data = changed.new_empty(0, dtype=torch.float16 if changed.dtype != torch.float16 else torch.float32)
+    parameter.data = changed.new_empty(
+        0, dtype=torch.float16 if changed.dtype != torch.float16 else torch.float32
+    )
     parameter.data = changed
     for holder in holders_of(parameter):
         holder.num_embeddings, holder.embedding_dim = parameter.shape

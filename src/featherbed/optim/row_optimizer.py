@@ -46,7 +46,9 @@ class RowOptimizer(Optimizer):
 
     rule: ClassVar[str]
     holds: ClassVar[tuple[str, ...]] = ()  # the tensors kept for a parameter
-    preconditioned: ClassVar[bool] = False  # whether rows without a gradient move by m / (sqrt(v) + eps)
+    preconditioned: ClassVar[bool] = (
+        False  # whether rows without a gradient move by m / (sqrt(v) + eps)
+    )
     coupled: ClassVar[bool] = False  # whether weight decay is added to the gradient
 
     def __init__(
@@ -67,7 +69,9 @@ class RowOptimizer(Optimizer):
         """Return the numbers of the step of this number, from 1."""
 
     @abstractmethod
-    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor | float:
+    def advance(
+        self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients
+    ) -> Tensor | float:
         """Step values by their gradients, with the tensors kept for them, all in place; return the preconditioner."""
 
     def first(self, name: str, group: Group) -> float:  # noqa: ARG002 - some rules start elsewhere
@@ -81,7 +85,9 @@ class RowOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        work = [
+            (p, group) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         for parameter, group in work:
             self._check(parameter, group)
         proposals = {p: self._propose(p) for p, _ in work if p.grad.is_sparse}
@@ -138,10 +144,14 @@ class RowOptimizer(Optimizer):
             state["step"] = 0
             state.update(self._fresh(parameter, group))
         elif any(name not in state or not _fit(state[name], parameter) for name in self.holds):
-            fresh = self._fresh(parameter, group)  # a momentum that was not there, a parameter of another type or shape
+            fresh = self._fresh(
+                parameter, group
+            )  # a momentum that was not there, a parameter of another type or shape
             for name, tensor in fresh.items():
                 old = state.get(name)
-                state[name] = tensor.copy_(old) if old is not None and old.shape == tensor.shape else tensor
+                state[name] = (
+                    tensor.copy_(old) if old is not None and old.shape == tensor.shape else tensor
+                )
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
@@ -159,7 +169,9 @@ class RowOptimizer(Optimizer):
     def _tensors(self, state: dict[str, Any]) -> dict[str, Tensor]:
         return {name: state[name] for name in self.holds}
 
-    def _step_dense(self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients) -> None:
+    def _step_dense(
+        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
+    ) -> None:
         ledger, grad = self._ledgers.get(parameter), parameter.grad
         assert grad is not None
         for holder in holders_of(parameter):
@@ -175,7 +187,9 @@ class RowOptimizer(Optimizer):
         if penalty is not None:
             parameter.copy_(penalty.prox(parameter, c.prox / scale if self.metric else c.prox))
 
-    def _step_rows(self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients) -> None:
+    def _step_rows(
+        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
+    ) -> None:
         ledger, penalty = self._ledger_of(parameter, group, state), self.penalties.get(parameter)
         assert parameter.grad is not None
         ids, grad = fast.summed(parameter.grad._indices()[0], parameter.grad._values())
@@ -186,7 +200,9 @@ class RowOptimizer(Optimizer):
         stamp = ledger.now + (not idle)
         if ledger.account.kind is not None and fast.in_kernels(parameter, grad, wide=True):
             numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
-            fast.update_rows(ledger, self.rule, ids, grad, numbers, state.get("m"), state.get("v"), stamp)
+            fast.update_rows(
+                ledger, self.rule, ids, grad, numbers, state.get("m"), state.get("v"), stamp
+            )
         else:
             ledger.settle(ids)
             kept = {name: tensor[ids] for name, tensor in self._tensors(state).items()}
@@ -205,7 +221,11 @@ class RowOptimizer(Optimizer):
                 ledger.settle()
 
     def _ledger_of(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> Ledger:
-        ledger, penalty, beta = self._ledgers.get(parameter), self.penalties.get(parameter), self._beta(group)
+        ledger, penalty, beta = (
+            self._ledgers.get(parameter),
+            self.penalties.get(parameter),
+            self._beta(group),
+        )
         holders, eps = holders_of(parameter), float(group.get("eps", 0.0))
         for holder in holders:
             if holder.ledger is not ledger:
@@ -224,22 +244,48 @@ class RowOptimizer(Optimizer):
             holder.ledger = ledger
         return ledger
 
-    def _fits(self, ledger: Ledger, state: dict[str, Any], beta: float, eps: float, penalty: Penalty | None) -> bool:
+    def _fits(
+        self,
+        ledger: Ledger,
+        state: dict[str, Any],
+        beta: float,
+        eps: float,
+        penalty: Penalty | None,
+    ) -> bool:
         """Whether a ledger still tells how rows move."""
         account = ledger.account
-        tensors = all(held is None or held is state[name] for name, held in (("m", account.momentum), ("v", account.second)))
+        tensors = all(
+            held is None or held is state[name]
+            for name, held in (("m", account.momentum), ("v", account.second))
+        )
         kind = "none" if penalty is None else penalty.kind
-        return tensors and ledger.beta == beta and account.eps == eps and account.penalty is penalty and account.kind == kind
+        return (
+            tensors
+            and ledger.beta == beta
+            and account.eps == eps
+            and account.penalty is penalty
+            and account.kind == kind
+        )
 
     def _propose(self, parameter: nn.Parameter) -> Proposal | None:
         holder, ledger = holder_of(parameter), self._ledgers.get(parameter)
-        if holder is None or holder.slots is None or ledger is None or not holder.slots.due(ledger.steps):
+        if (
+            holder is None
+            or holder.slots is None
+            or ledger is None
+            or not holder.slots.due(ledger.steps)
+        ):
             return None
         assert parameter.grad is not None
         return holder.slots.propose(parameter.grad)
 
     def _let_in(
-        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients, proposal: Proposal | None
+        self,
+        parameter: nn.Parameter,
+        group: Group,
+        state: dict[str, Any],
+        c: Coefficients,
+        proposal: Proposal | None,
     ) -> None:
         """Let an atom into a row for the weakest that is there, if its first step makes more of it."""
         holder = holder_of(parameter)
@@ -252,7 +298,9 @@ class RowOptimizer(Optimizer):
         first, kept = torch.zeros_like(grad), self._fresh(grad, group)
         scale = self.advance(first, grad, kept, c)
         if penalty is not None:
-            first = penalty.first(first, c.prox / scale if self.metric else c.prox, ids, proposal.atoms)
+            first = penalty.first(
+                first, c.prox / scale if self.metric else c.prox, ids, proposal.atoms
+            )
         elif holder.slots.table.nonnegative:
             first = first.clamp(min=0)
         better = (first.abs() > weak.values) & (grad != 0)
@@ -302,7 +350,11 @@ class RowOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles keep the penalties, on the copied parameters."""
         self.settle()
-        return {**super().__getstate__(), "penalties": list(self.penalties.items()), "metric": self.metric}
+        return {
+            **super().__getstate__(),
+            "penalties": list(self.penalties.items()),
+            "metric": self.metric,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take in a copy's state, or a checkpoint's, which has no penalties of its own."""

@@ -26,18 +26,35 @@ class Schedule:
     [0.0, 0.0, 0.5, 1.0, 1.0]
     """
 
-    def __init__(self, penalties: Penalty | SSE | Iterable[Penalty | SSE], points: Mapping[int, float]) -> None:
+    def __init__(
+        self, penalties: Penalty | SSE | Iterable[Penalty | SSE], points: Mapping[int, float]
+    ) -> None:
         given = [penalties] if isinstance(penalties, Penalty | SSE) else penalties
         self.penalties = list(given) if isinstance(given, Iterable) else []
-        if not self.penalties or not all(isinstance(penalty, Penalty | SSE) for penalty in self.penalties):
-            raise ArgumentError(f"{penalties!r}: give a penalty, such as fb.NonNegativeL1(0.0), an fb.SSE, or several")
+        if not self.penalties or not all(
+            isinstance(penalty, Penalty | SSE) for penalty in self.penalties
+        ):
+            raise ArgumentError(
+                f"{penalties!r}: give a penalty, such as fb.NonNegativeL1(0.0), an fb.SSE, or several"
+            )
         if not isinstance(points, Mapping) or not points:
-            raise ArgumentError(f"points={points!r}: give {{step: value, ...}} with at least one point")
-        good = all(isinstance(t, int | np.integer) and not isinstance(t, bool) and t >= 0 for t in points)
-        if not good or not all(isinstance(w, Real) and not isinstance(w, bool) and 0 <= w < np.inf for w in points.values()):
-            raise ArgumentError(f"points={dict(points)!r}: steps are whole numbers from 0, weights finite numbers from 0")
+            raise ArgumentError(
+                f"points={points!r}: give {{step: value, ...}} with at least one point"
+            )
+        good = all(
+            isinstance(t, int | np.integer) and not isinstance(t, bool) and t >= 0 for t in points
+        )
+        if not good or not all(
+            isinstance(w, Real) and not isinstance(w, bool) and 0 <= w < np.inf
+            for w in points.values()
+        ):
+            raise ArgumentError(
+                f"points={dict(points)!r}: steps are whole numbers from 0, weights finite numbers from 0"
+            )
         if any(isinstance(penalty, SSE) for penalty in self.penalties) and max(points.values()) > 1:
-            raise ArgumentError(f"points={dict(points)!r}: the p of fb.SSE is a probability, from 0 to 1")
+            raise ArgumentError(
+                f"points={dict(points)!r}: the p of fb.SSE is a probability, from 0 to 1"
+            )
         self.points = sorted(points), [points[t] for t in sorted(points)]
         self.steps = 0
         self._set()

@@ -26,14 +26,21 @@ class Several(Optimizer):
         if not optimizers:
             raise ArgumentError("Several takes at least one optimizer")
         self.optimizers = optimizers
-        held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        held = [
+            p
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
         if len({id(p) for p in held}) < len(held):
             raise ArgumentError("a parameter is held by two optimizers: give each parameter to one")
         super().__init__(held, {})
         self._share()
 
     def _share(self) -> None:
-        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.param_groups = [
+            group for optimizer in self.optimizers for group in optimizer.param_groups
+        ]
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
@@ -71,7 +78,9 @@ class Several(Optimizer):
         """Take in the states of as many optimizers."""
         states = state_dict.get("several", [])
         if len(states) != len(self.optimizers):
-            raise ArgumentError(f"the state is of {len(states)} optimizers, here are {len(self.optimizers)}")
+            raise ArgumentError(
+                f"the state is of {len(states)} optimizers, here are {len(self.optimizers)}"
+            )
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
         self._share()

@@ -46,7 +46,9 @@ class SGD(RowOptimizer):
             raise ArgumentError(
                 f"lr={lr!r} times weight_decay={weight_decay!r} is the share of a parameter lost: keep it below 1"
             )
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, penalties)
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, penalties
+        )
 
     @property
     def holds(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -56,7 +58,9 @@ class SGD(RowOptimizer):
     def coefficients(self, group: Group, step: int) -> Coefficients:  # noqa: ARG002 - the same at every step
         """Learning rate and momentum."""
         lr = float(group["lr"])
-        return Coefficients(lr, lr, decay=1 - lr * group["weight_decay"], keep=float(group["momentum"]))
+        return Coefficients(
+            lr, lr, decay=1 - lr * group["weight_decay"], keep=float(group["momentum"])
+        )
 
     def _beta(self, group: Group) -> float:
         return float(group["momentum"])

@@ -51,14 +51,28 @@ class Yogi(RowOptimizer):
         penalties: Mapping[nn.Parameter, Penalty] | None = None,
         prox: str = "preconditioned",
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("initial_accumulator", initial_accumulator)):
+        for name, value in (
+            ("lr", lr),
+            ("weight_decay", weight_decay),
+            ("initial_accumulator", initial_accumulator),
+        ):
             check_number(name, value)
         if not eps > 0:
             raise ArgumentError(f"eps={eps!r}: it must be above 0")
         if prox not in ("preconditioned", "scalar"):
             raise ArgumentError(f"prox={prox!r}: use preconditioned or scalar")
-        defaults = {"lr": lr, "betas": check_betas(betas), "eps": eps, "initial_accumulator": initial_accumulator}
-        super().__init__(params, {**defaults, "weight_decay": weight_decay}, penalties, metric=prox == "preconditioned")
+        defaults = {
+            "lr": lr,
+            "betas": check_betas(betas),
+            "eps": eps,
+            "initial_accumulator": initial_accumulator,
+        }
+        super().__init__(
+            params,
+            {**defaults, "weight_decay": weight_decay},
+            penalties,
+            metric=prox == "preconditioned",
+        )
 
     def coefficients(self, group: Group, step: int) -> Coefficients:
         """Bias correction is in the step, as in Adam."""
@@ -66,7 +80,12 @@ class Yogi(RowOptimizer):
         lr = float(group["lr"])
         rate = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
         return Coefficients(
-            rate, rate if self.metric else lr, keep=beta1, add=1 - beta1, second=1 - beta2, eps=float(group["eps"])
+            rate,
+            rate if self.metric else lr,
+            keep=beta1,
+            add=1 - beta1,
+            second=1 - beta2,
+            eps=float(group["eps"]),
         )
 
     def _beta(self, group: Group) -> float:

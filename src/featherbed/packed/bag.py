@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Starts = NDArray[np.int64]
 
 
-def bag_starts(ids: NDArray[Any], offsets: ArrayLike | None, include_last: bool) -> Starts:  # -> [bags + 1]
+def bag_starts(
+    ids: NDArray[Any], offsets: ArrayLike | None, include_last: bool
+) -> Starts:  # -> [bags + 1]
     """Return where each bag starts among the flattened ids, and where the last one ends."""
     if ids.ndim == 2 and offsets is None:
         even: Starts = np.arange(ids.shape[0] + 1, dtype=np.int64) * ids.shape[1]
@@ -26,12 +28,16 @@ def bag_starts(ids: NDArray[Any], offsets: ArrayLike | None, include_last: bool)
         raise ArgumentError(f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.ndim}-D ids")
     given = np.asarray(offsets)
     if given.ndim != 1 or given.dtype.kind not in "iu" or (include_last and not len(given)):
-        raise ArgumentError(f"offsets must be a 1-D array of whole numbers, got {given.dtype} of shape {given.shape}")
+        raise ArgumentError(
+            f"offsets must be a 1-D array of whole numbers, got {given.dtype} of shape {given.shape}"
+        )
     starts = given.astype(np.int64)
     if not include_last:
         starts = np.concatenate([starts, [len(ids)]])
     if starts[0] != 0 or np.any(np.diff(starts) < 0) or starts[-1] != len(ids):
-        raise ArgumentError(f"offsets must start at 0, never fall and end at {len(ids)} (the ids given): {given}")
+        raise ArgumentError(
+            f"offsets must start at 0, never fall and end at {len(ids)} (the ids given): {given}"
+        )
     return starts
 
 
@@ -50,17 +56,25 @@ def bag(
     starts = bag_starts(array, offsets, include_last)
     factors = None if weights is None else np.asarray(weights, dtype=np.float32)
     if factors is not None and (mode != "sum" or factors.shape != array.shape):
-        raise ArgumentError("per_sample_weights go with mode='sum' and have the shape of the ids, as in nn.EmbeddingBag")
+        raise ArgumentError(
+            "per_sample_weights go with mode='sum' and have the shape of the ids, as in nn.EmbeddingBag"
+        )
     flat = array.reshape(-1)
     out = np.zeros((len(starts) - 1, table.dim), dtype=np.float32)
     step = max(1, table._chunk)
     for begin in range(0, len(flat), step):
         rows = table[flat[begin : begin + step]]
-        part = None if factors is None else np.ascontiguousarray(factors.reshape(-1)[begin : begin + step])
+        part = (
+            None
+            if factors is None
+            else np.ascontiguousarray(factors.reshape(-1)[begin : begin + step])
+        )
         _add(out, rows, np.clip(starts - begin, 0, len(rows)), part)
     if mode == "mean":
         counted = (
-            np.ones(len(flat), dtype=np.int64) if table.padding_idx is None else (flat != table.padding_idx).astype(np.int64)
+            np.ones(len(flat), dtype=np.int64)
+            if table.padding_idx is None
+            else (flat != table.padding_idx).astype(np.int64)
         )
         totals = np.concatenate([[0], np.cumsum(counted)])
         out /= np.maximum(totals[starts[1:]] - totals[starts[:-1]], 1)[:, None].astype(np.float32)

@@ -131,7 +131,9 @@ class Band:
         if self.cell is not None:
             widths.append(8 * self.cell.width)
         own = max(*widths, 4 * count)
-        if self.combine != "sum" and self.dictionary is not None:  # every atom of a row is held at once
+        if (
+            self.combine != "sum" and self.dictionary is not None
+        ):  # every atom of a row is held at once
             own = max(own, self.dictionary.shape[1] * count)
         return own if self.plus is None else max(own, self.plus.gathered)
 
@@ -154,7 +156,9 @@ class Band:
         """Whether rows are atoms of fixed codes laid side by side (product quantisation)."""
         return self.combine == "concat" and isinstance(self.codes, Fixed)
 
-    def fetch(self, ids: Ids, positions: Ids) -> tuple[Ids, Floats | None]:  # -> indices [B, s], values [B, s] or None
+    def fetch(
+        self, ids: Ids, positions: Ids
+    ) -> tuple[Ids, Floats | None]:  # -> indices [B, s], values [B, s] or None
         """Return indices and values of rows, whatever their layout."""
         if isinstance(self.codes, Fixed | Ragged):
             return self.codes.fetch(positions, self.atoms)
@@ -199,7 +203,9 @@ class Band:
             indices, values = self.fetch(ids, positions)
             weights = np.ones(indices.shape, dtype=np.float32) if values is None else values
             atoms = np.ascontiguousarray(self.dictionary.dense())
-            engine.Plan("gathered_rows", np.ascontiguousarray(indices), np.ascontiguousarray(weights), atoms).run(out)
+            engine.Plan(
+                "gathered_rows", np.ascontiguousarray(indices), np.ascontiguousarray(weights), atoms
+            ).run(out)
         return out
 
     def _plain(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
@@ -209,7 +215,11 @@ class Band:
         if self.combine != "sum":
             rows: Floats = combine(gather(self.dictionary, indices), values, self.combine)
             return rows
-        used = self.codes.spans(positions)[1] if isinstance(self.codes, Ragged) else np.full(len(ids), indices.shape[1])
+        used = (
+            self.codes.spans(positions)[1]
+            if isinstance(self.codes, Ragged)
+            else np.full(len(ids), indices.shape[1])
+        )
         total = np.zeros((len(ids), self.dictionary.shape[1]), dtype=np.float32)
         for j in range(indices.shape[1]):
             at = np.flatnonzero(used > j) if isinstance(self.codes, Ragged) else slice(None)
@@ -239,13 +249,21 @@ class Band:
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""
         if self.members is not None:
-            yield from (("members.bitmap", self.members.bitmap), ("members.totals", self.members.totals))
+            yield from (
+                ("members.bitmap", self.members.bitmap),
+                ("members.totals", self.members.totals),
+            )
         yield from ((f"codes.{name}", array) for name, array in arrays(self.codes))
         if self.cell is not None:
             yield from ((f"cell.{name}", array) for name, array in self.cell.arrays())
         weight = None if self.affine is None else self.affine.weight
         matrices: dict[str, Matrix | Graded | None]
-        matrices = {"values": self.values, "dictionary": self.dictionary, "affine.weight": weight, "norms": self.norms}
+        matrices = {
+            "values": self.values,
+            "dictionary": self.dictionary,
+            "affine.weight": weight,
+            "norms": self.norms,
+        }
         for name, matrix in matrices.items():
             if matrix is not None:
                 yield name, matrix.data
@@ -259,7 +277,9 @@ class Band:
 
 def keeps_decoded(dictionary: Matrix) -> bool:
     """Whether the dictionary is float32 already, or small enough to be decoded once and kept."""
-    return dictionary.kind == "float32" or dictionary.shape[0] * dictionary.shape[1] * 4 <= CACHE_BYTES
+    return (
+        dictionary.kind == "float32" or dictionary.shape[0] * dictionary.shape[1] * 4 <= CACHE_BYTES
+    )
 
 
 def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [...] -> [..., d']

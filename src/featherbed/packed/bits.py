@@ -39,14 +39,18 @@ def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> w
     record_bits = sum(widths)
     stream = np.zeros(word_count(len(fields), record_bits), dtype="<u4")
     as_bytes = stream.view(np.uint8)
-    step = max(32, _CHUNK // max(1, record_bits) // 32 * 32)  # a multiple of 32 keeps every chunk on a word boundary
+    step = max(
+        32, _CHUNK // max(1, record_bits) // 32 * 32
+    )  # a multiple of 32 keeps every chunk on a word boundary
     for start in range(0, len(fields), step):
         chunk = fields[start : start + step]
         bits = np.empty((len(chunk), record_bits), dtype=np.uint8)
         column = 0
         for field, bit_count in enumerate(widths):
             if bit_count < 32 and len(chunk) and int(chunk[:, field].max()) >> bit_count:
-                raise ArgumentError(f"value {int(chunk[:, field].max())} does not fit into {bit_count} bits")
+                raise ArgumentError(
+                    f"value {int(chunk[:, field].max())} does not fit into {bit_count} bits"
+                )
             for b in range(bit_count):
                 bits[:, column] = (chunk[:, field] >> np.uint32(b)) & 1
                 column += 1
@@ -56,7 +60,9 @@ def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> w
     return stream
 
 
-def unpack(stream: Words, start: NDArray[np.int64], bit_count: int) -> NDArray[np.uint32]:  # bit positions [...] -> [...]
+def unpack(
+    stream: Words, start: NDArray[np.int64], bit_count: int
+) -> NDArray[np.uint32]:  # bit positions [...] -> [...]
     """Read the fields of ``bit_count`` bits (at most 32) that start at the given bit positions.
 
     >>> unpack(np.array([105, 0], dtype=np.uint32), np.array([0, 2, 5, 7]), 2).tolist()

@@ -45,7 +45,9 @@ class Cell:
             return None
         return self.weight.shape[0] if self.input is None else self.input.shape[0]
 
-    def __call__(self, rows: Floats) -> Floats:  # [B, n], atoms side by side where they are taken in order -> [B, w]
+    def __call__(
+        self, rows: Floats
+    ) -> Floats:  # [B, n], atoms side by side where they are taken in order -> [B, w]
         """Apply the stage."""
         if self.kind == "mlp":
             hidden: Floats = np.maximum(rows @ self.weight.dense() + self.bias, np.float32(0))
@@ -53,7 +55,10 @@ class Cell:
         step = self.step_width
         assert step is not None
         atoms = rows.reshape(len(rows), rows.shape[1] // step, step)
-        weight, given = self.weight.dense(), None if self.input is None else self.input.dense()  # large ones are decoded anew
+        weight, given = (
+            self.weight.dense(),
+            None if self.input is None else self.input.dense(),
+        )  # large ones are decoded anew
         state, memory = np.zeros((2, len(rows), self.width), dtype=np.float32)
         total = np.zeros_like(state)
         for j in range(atoms.shape[1]):
@@ -63,7 +68,9 @@ class Cell:
         mean: Floats = total / np.float32(atoms.shape[1])
         return mean
 
-    def _step(self, gates: Floats, memory: Floats) -> tuple[Floats, Floats]:  # [B, 4 w], m [B, w] -> h [B, w], m [B, w]
+    def _step(
+        self, gates: Floats, memory: Floats
+    ) -> tuple[Floats, Floats]:  # [B, 4 w], m [B, w] -> h [B, w], m [B, w]
         parts = np.split(gates, 4, axis=1)
         if self.kind == "recurrent":
             keep, take, show, fresh = parts

@@ -124,18 +124,33 @@ class Fixed:
             levels = Levels.fit(values, kind)
             columns.append(levels.encode(np.ascontiguousarray(values)))
             widths += [levels.bits] * count
-        return cls(rows, count, index_bits, bits.pack(np.concatenate(columns, axis=1), widths), levels, parts)
+        return cls(
+            rows,
+            count,
+            index_bits,
+            bits.pack(np.concatenate(columns, axis=1), widths),
+            levels,
+            parts,
+        )
 
-    def field(self, positions: Ids, first: int, last: int) -> NDArray[np.unsignedinteger]:  # [B] -> [B, last - first]
+    def field(
+        self, positions: Ids, first: int, last: int
+    ) -> NDArray[np.unsignedinteger]:  # [B] -> [B, last - first]
         """Read codes ``first`` to ``last - 1`` of rows as they are stored: choices within a part, unchecked."""
         if self.index_bits == 8 and self.record_bits % 8 == 0:
             length = self.record_bits // 8
-            records = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length].reshape(self.rows, length)
+            records = (
+                np.ascontiguousarray(self.stream)
+                .view(np.uint8)[: self.rows * length]
+                .reshape(self.rows, length)
+            )
             return records[:, first:last][positions]
         start = positions[:, None] * self.record_bits + np.arange(first, last) * self.index_bits
         return bits.unpack(self.stream, start, self.index_bits)
 
-    def fetch(self, positions: Ids, atoms: int) -> tuple[Ids, Floats | None]:  # [B] -> indices [B, s], values [B, s]
+    def fetch(
+        self, positions: Ids, atoms: int
+    ) -> tuple[Ids, Floats | None]:  # [B] -> indices [B, s], values [B, s]
         """Read the codes of rows; an index no atom stands behind is a FormatError."""
         indices = self.field(positions, 0, self.count).astype(np.int64)
         check_indices(indices, self.choices(atoms))
@@ -143,7 +158,9 @@ class Fixed:
         if self.levels is None:
             return indices, None
         start = positions[:, None] * self.record_bits + self.count * self.index_bits
-        raw = bits.unpack(self.stream, start + np.arange(self.count) * self.levels.bits, self.levels.bits)
+        raw = bits.unpack(
+            self.stream, start + np.arange(self.count) * self.levels.bits, self.levels.bits
+        )
         return indices, self.levels.decode(raw)
 
 
@@ -161,7 +178,15 @@ class Ragged:
     levels: Levels
 
     @classmethod
-    def encode(cls, rows: int, row_of: Ids, indices: Ids, values: NDArray[np.floating], choices: int, kind: str) -> Ragged:
+    def encode(
+        cls,
+        rows: int,
+        row_of: Ids,
+        indices: Ids,
+        values: NDArray[np.floating],
+        choices: int,
+        kind: str,
+    ) -> Ragged:
         """Store entries (row_of, indices, values), sorted by row."""
         counts = np.bincount(row_of, minlength=rows)
         count_bits = bits.width(int(counts.max(initial=0)) + 1)
@@ -184,38 +209,64 @@ class Ragged:
         wide = int(self.directory.itemsize == 8)
         directory = np.ascontiguousarray(self.directory).view(np.uint32)
         where = (np.ascontiguousarray(self.counts), self.count_bits, directory, wide, self.entries)
-        return (*where, np.ascontiguousarray(self.stream), self.index_bits, self.levels.bits, *value_kind(self.levels))
+        return (
+            *where,
+            np.ascontiguousarray(self.stream),
+            self.index_bits,
+            self.levels.bits,
+            *value_kind(self.levels),
+        )
 
-    def spans(self, positions: Ids) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
+    def spans(
+        self, positions: Ids
+    ) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
         """Return where the entries of rows stand; spans outside the stored entries are a FormatError."""
         block, last = positions // DIRECTORY_STEP, len(self.directory) - 1
         members = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP)
         inside = members < self.rows
-        sizes = bits.unpack(self.counts, np.where(inside, members, 0) * self.count_bits, self.count_bits).astype(np.int64)
+        sizes = bits.unpack(
+            self.counts, np.where(inside, members, 0) * self.count_bits, self.count_bits
+        ).astype(np.int64)
         sizes *= inside
-        ends = self.directory[np.minimum(block + 1, last)].astype(np.int64)  # a block ends where the next begins
+        ends = self.directory[np.minimum(block + 1, last)].astype(
+            np.int64
+        )  # a block ends where the next begins
         ends[block == last] = self.entries
         return self.placed(positions, sizes, self.directory[block].astype(np.int64), ends)
 
-    def placed(self, positions: Ids, sizes: Ids, begins: Ids, ends: Ids) -> tuple[Ids, Ids]:  # [B], [B, 16], [B], [B]
+    def placed(
+        self, positions: Ids, sizes: Ids, begins: Ids, ends: Ids
+    ) -> tuple[Ids, Ids]:  # [B], [B, 16], [B], [B]
         """Return ``spans`` of positions, given the sizes of the rows of their blocks and where the blocks begin and end."""
         at = positions % DIRECTORY_STEP
         first = begins + (sizes * (np.arange(DIRECTORY_STEP) < at[:, None])).sum(1)
         count = sizes[np.arange(len(positions)), at]
-        wrong = (first < 0) | (first > self.entries) | (ends > self.entries) | (count > ends - first) | (count > MOST_CODES)
+        wrong = (
+            (first < 0)
+            | (first > self.entries)
+            | (ends > self.entries)
+            | (count > ends - first)
+            | (count > MOST_CODES)
+        )
         if np.any(wrong):
             raise FormatError("ragged codes: a row's codes lie outside the stored entries")
         return first, count
 
-    def fetch(self, positions: Ids, atoms: int) -> tuple[Ids, Floats]:  # -> indices [B, most], values [B, most], 0-padded
+    def fetch(
+        self, positions: Ids, atoms: int
+    ) -> tuple[Ids, Floats]:  # -> indices [B, most], values [B, most], 0-padded
         """Read the codes of rows, padded with value 0 to the longest."""
         first, count = self.spans(positions)
         slot = np.arange(int(count.max(initial=0)))
         used = slot < count[:, None]
         start = np.where(used, first[:, None] + slot, 0) * (self.index_bits + self.levels.bits)
-        indices = np.where(used, bits.unpack(self.stream, start, self.index_bits).astype(np.int64), 0)
+        indices = np.where(
+            used, bits.unpack(self.stream, start, self.index_bits).astype(np.int64), 0
+        )
         check_indices(indices, atoms)
-        values = self.levels.decode(bits.unpack(self.stream, start + self.index_bits, self.levels.bits))
+        values = self.levels.decode(
+            bits.unpack(self.stream, start + self.index_bits, self.levels.bits)
+        )
         return indices, np.where(used, values, np.float32(0))
 
 
@@ -254,7 +305,10 @@ def sparse_layout(
         raise ArgumentError(f"layout={layout!r}: use auto, fixed, ragged or all")
     rows, atoms = len(values), atoms or values.shape[1]
     row_of, at = np.nonzero(values)
-    entries, indices = values[row_of, at], at if support is None else support[row_of, at].astype(np.int64)
+    entries, indices = (
+        values[row_of, at],
+        at if support is None else support[row_of, at].astype(np.int64),
+    )
     if support is not None:
         order = np.lexsort((indices, row_of))
         indices, entries = indices[order], entries[order]
@@ -268,7 +322,9 @@ def sparse_layout(
     if most > MOST_CODES:
         del sizes["fixed"], sizes["ragged"]
         if layout in ("fixed", "ragged"):
-            raise ArgumentError(f"layout={layout!r}: a row has {most} codes, {MOST_CODES} is the most; use layout='all'")
+            raise ArgumentError(
+                f"layout={layout!r}: a row has {most} codes, {MOST_CODES} is the most; use layout='all'"
+            )
     if layout == "auto":
         layout = min(sizes, key=lambda name: sizes[name])
     if layout == "all":

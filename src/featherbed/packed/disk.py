@@ -42,18 +42,26 @@ class RowFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def rows(self, array: NDArray[Any], positions: Ids) -> NDArray[Any]:  # [n, ...], [B] ascending -> [B, ...]
+    def rows(
+        self, array: NDArray[Any], positions: Ids
+    ) -> NDArray[Any]:  # [n, ...], [B] ascending -> [B, ...]
         """Read rows of a mapped array."""
         length = array[:1].nbytes
         flat = self.read(array, positions * length, np.full(len(positions), length))
         return flat.view(array.dtype).reshape(len(positions), *array.shape[1:])
 
-    def bit_ranges(self, stream: bits.Words, starts: Ids, counts: Ids) -> bits.Words:  # [B], [B] ascending -> words
+    def bit_ranges(
+        self, stream: bits.Words, starts: Ids, counts: Ids
+    ) -> bits.Words:  # [B], [B] ascending -> words
         """Read ranges of bits and join them to one stream."""
         first, last = starts >> 3, -(-(starts + counts) // 8)
         raw = self.read(stream, first, last - first)
         if np.any((starts | counts) & 7):
-            shift = (np.cumsum(last - first) - (last - first)) * 8 + (starts & 7) - (np.cumsum(counts) - counts)
+            shift = (
+                (np.cumsum(last - first) - (last - first)) * 8
+                + (starts & 7)
+                - (np.cumsum(counts) - counts)
+            )
             wanted = np.repeat(shift, counts) + np.arange(int(counts.sum()))
             raw = np.packbits(np.unpackbits(raw, bitorder="little")[wanted], bitorder="little")
         joined = np.zeros(bits.word_count(int(counts.sum()), 1), dtype="<u4")
@@ -69,7 +77,17 @@ class RowFile:
         apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
         begins = (ends - lengths)[apart]
         places = starts[apart] + (array.ctypes.data - self.base)
-        self._fill(buffer.data, [*zip(places.tolist(), begins.tolist(), [*begins[1:].tolist(), len(buffer)], strict=True)])
+        self._fill(
+            buffer.data,
+            [
+                *zip(
+                    places.tolist(),
+                    begins.tolist(),
+                    [*begins[1:].tolist(), len(buffer)],
+                    strict=True,
+                )
+            ],
+        )
         return buffer
 
     def _fill(self, view: memoryview, pieces: list[Piece]) -> None:
@@ -91,7 +109,10 @@ class RowFile:
             return 0
         for number, (place, begin, end) in enumerate(pieces):
             try:
-                if os.preadv(self.descriptor, [view[begin:end]], place, os.RWF_NOWAIT) < end - begin:
+                if (
+                    os.preadv(self.descriptor, [view[begin:end]], place, os.RWF_NOWAIT)
+                    < end - begin
+                ):
                     return number
             except OSError:  # it would have to wait, or the file system cannot tell
                 return number
@@ -101,7 +122,9 @@ class RowFile:
         while len(view):
             found = os.preadv(self.descriptor, [view], place)
             if found == 0:
-                raise FormatError(f"{self.path.name} ends at byte {place:,}: it was cut short after it was opened")
+                raise FormatError(
+                    f"{self.path.name} ends at byte {place:,}: it was cut short after it was opened"
+                )
             view, place = view[found:], place + found
 
 
@@ -134,7 +157,9 @@ def open_rows(path: str | Path) -> PackedTable:
     while True:
         source = RowFile(path)
         table = load(path)
-        if os.path.samestat(os.fstat(source.descriptor), path.stat()):  # else another file took its place meanwhile
+        if os.path.samestat(
+            os.fstat(source.descriptor), path.stat()
+        ):  # else another file took its place meanwhile
             break
     source.base = _mapped_at(table)
     for layer in (layer for band in table.bands for layer in band.layers):
@@ -142,9 +167,12 @@ def open_rows(path: str | Path) -> PackedTable:
         if shared is not None and not isinstance(layer.codes, Identity) and keeps_decoded(shared):
             shared._decoded = engine.on_line(shared.dense(), CACHE_BYTES)
     bands: list[Band] = [
-        DiskBand(**{f.name: getattr(band, f.name) for f in fields(Band)}, source=source) for band in table.bands
+        DiskBand(**{f.name: getattr(band, f.name) for f in fields(Band)}, source=source)
+        for band in table.bands
     ]
-    return PackedTable(bands, table.dim, padding_idx=table.padding_idx, keys=table.keys, made_by=table.made_by)
+    return PackedTable(
+        bands, table.dim, padding_idx=table.padding_idx, keys=table.keys, made_by=table.made_by
+    )
 
 
 def _mapped_at(table: PackedTable) -> int:
@@ -181,7 +209,11 @@ def _matrix(matrix: Matrix | Graded | None, positions: Ids, source: RowFile) -> 
     shape = (len(positions), matrix.shape[1])
     if isinstance(matrix, Graded):  # of a few kilobytes
         return Matrix("float32", shape, matrix.rows(positions))
-    scale = matrix.scale if matrix.scale is None or matrix.axis == 1 else source.rows(matrix.scale, positions)
+    scale = (
+        matrix.scale
+        if matrix.scale is None or matrix.axis == 1
+        else source.rows(matrix.scale, positions)
+    )
     return Matrix(matrix.kind, shape, source.rows(matrix.data, positions), scale, matrix.axis)
 
 
@@ -202,11 +234,18 @@ def _ragged(codes: Ragged, positions: Ids, source: RowFile) -> Ragged:
     begins = source.rows(codes.directory, block).astype(np.int64)
     ends = source.rows(codes.directory, np.minimum(block + 1, last)).astype(np.int64)
     ends[block == last] = codes.entries
-    in_block = np.minimum(DIRECTORY_STEP, codes.rows - block * DIRECTORY_STEP) * codes.count_bits  # less in the last one only
+    in_block = (
+        np.minimum(DIRECTORY_STEP, codes.rows - block * DIRECTORY_STEP) * codes.count_bits
+    )  # less in the last one only
     counts = source.bit_ranges(codes.counts, block * DIRECTORY_STEP * codes.count_bits, in_block)
     slot = np.arange(len(block) * DIRECTORY_STEP).reshape(-1, DIRECTORY_STEP)
     inside = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP) < codes.rows
-    sizes = bits.unpack(counts, np.where(inside, slot, 0) * codes.count_bits, codes.count_bits).astype(np.int64) * inside
+    sizes = (
+        bits.unpack(counts, np.where(inside, slot, 0) * codes.count_bits, codes.count_bits).astype(
+            np.int64
+        )
+        * inside
+    )
     first, count = codes.placed(positions, sizes[of], begins[of], ends[of])
     size = codes.index_bits + codes.levels.bits
     return replace(

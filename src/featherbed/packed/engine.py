@@ -56,10 +56,18 @@ def as_loaded() -> Iterator[None]:
 def _jobs() -> dict[str, Any] | None:
     """Return every compiled job (or maker of jobs) by name; None without numba."""
     try:
-        modules = [importlib.import_module(f"featherbed.kernels.{room}") for room in ("lookup", "stored", "scores")]
+        modules = [
+            importlib.import_module(f"featherbed.kernels.{room}")
+            for room in ("lookup", "stored", "scores")
+        ]
     except ImportError:
         return None
-    return {name: thing for module in modules for name, thing in vars(module).items() if name.endswith(("_rows", "_scores"))}
+    return {
+        name: thing
+        for module in modules
+        for name, thing in vars(module).items()
+        if name.endswith(("_rows", "_scores"))
+    }
 
 
 def _on_line(rows: int, columns: int) -> NDArray[np.float32]:
@@ -90,7 +98,9 @@ class Plan:
     ``shape`` makes the job for codes of one shape; it is compiled once and kept on disk.
     """
 
-    def __init__(self, name: str, *arguments: NDArray[Any] | int, shape: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, name: str, *arguments: NDArray[Any] | int, shape: tuple[int, ...] | None = None
+    ) -> None:
         jobs = _jobs()
         assert jobs is not None
         self.job: int = jobs[name] if shape is None else jobs[name](*shape)
@@ -103,7 +113,9 @@ class Plan:
         words = self.words.copy()
         for argument in (*arguments, out):
             words += _words(argument)
-        if not self.share(self.job, np.array(words, dtype=np.int64), len(out), GRAIN, (self, out, arguments)):
+        if not self.share(
+            self.job, np.array(words, dtype=np.int64), len(out), GRAIN, (self, out, arguments)
+        ):
             raise FormatError("a code is out of range: no atom stands behind it")
 
 

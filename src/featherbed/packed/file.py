@@ -42,7 +42,9 @@ class Packable(Protocol):
         """Return the packed form."""
 
 
-def save(table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | None = None) -> PackedTable:
+def save(
+    table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | None = None
+) -> PackedTable:
     """Write a table (packed exactly first, if it is a training one) to one file, atomically; return what was written.
 
     ``keys`` names every row: ``fb.load(path)["the"]``.
@@ -62,8 +64,16 @@ def save(table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | 
     if keys is not None:
         index = Keys.of(keys)
         if len(index) != packed.rows:
-            raise ArgumentError(f"{len(index)} keys were given for {packed.rows} rows: give one for each")
-        packed = PackedTable(packed.bands, packed.dim, padding_idx=packed.padding_idx, keys=index, made_by=packed.made_by)
+            raise ArgumentError(
+                f"{len(index)} keys were given for {packed.rows} rows: give one for each"
+            )
+        packed = PackedTable(
+            packed.bands,
+            packed.dim,
+            padding_idx=packed.padding_idx,
+            keys=index,
+            made_by=packed.made_by,
+        )
     write(packed, Path(path))
     return packed
 
@@ -97,7 +107,9 @@ def from_bytes(data: Any) -> PackedTable:  # bytes, or an array of them
     held = memoryview(data).cast("B")
     length = int.from_bytes(held[:8], "little")
     if length > MOST_HEADER or 8 + length > len(held):
-        raise FormatError(f"these {len(held):,} bytes are no featherbed file: their header would have {length:,} bytes")
+        raise FormatError(
+            f"these {len(held):,} bytes are no featherbed file: their header would have {length:,} bytes"
+        )
     try:
         header = _parsed(bytes(held[8 : 8 + length]))
     except (ValueError, RecursionError) as error:
@@ -108,8 +120,15 @@ def from_bytes(data: Any) -> PackedTable:  # bytes, or an array of them
         return _table_of(header, 8 + length, held)
     except FormatError:
         raise
-    except (KeyError, TypeError, IndexError, ValueError):  # of headers the safetensors library would refuse
-        raise FormatError("these bytes are no featherbed file: an entry of their header is not as it must be") from None
+    except (
+        KeyError,
+        TypeError,
+        IndexError,
+        ValueError,
+    ):  # of headers the safetensors library would refuse
+        raise FormatError(
+            "these bytes are no featherbed file: an entry of their header is not as it must be"
+        ) from None
 
 
 def _table_of(header: dict[str, Any], start: int, mapped: Buffer) -> PackedTable:
@@ -123,7 +142,9 @@ def _table_of(header: dict[str, Any], start: int, mapped: Buffer) -> PackedTable
     keys = _keys(header, take, rows) if has_keys else None
     extra = set(header) - taken - {"__metadata__"}
     if extra:
-        raise FormatError(f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}")
+        raise FormatError(
+            f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}"
+        )
     return PackedTable(bands, dim, padding_idx=padding, keys=keys, made_by=made_by)
 
 
@@ -178,7 +199,9 @@ def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
 def metadata_of(header: dict[str, Any]) -> Any:
     entries = header.get("__metadata__") or {}
     if ENTRY not in entries:
-        raise FormatError("this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry")
+        raise FormatError(
+            "this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry"
+        )
     try:
         return _parsed(entries[ENTRY])
     except (ValueError, RecursionError) as error:
@@ -200,7 +223,9 @@ def _parsed(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=once, parse_constant=unknown)
 
 
-def array_of(mapped: Buffer, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def array_of(
+    mapped: Buffer, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]
+) -> NDArray[Any]:
     entry = header.get(name)
     if entry is None:
         raise FormatError(f"the array {name!r} is missing")
@@ -211,7 +236,9 @@ def array_of(mapped: Buffer, header: dict[str, Any], start: int, name: str, kind
     dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
     count = int(np.prod(shape, dtype=object)) if shape else 1
     if offset % dtype.itemsize:
-        raise FormatError(f"the array {name!r} is not aligned to its {dtype.itemsize}-byte elements")
+        raise FormatError(
+            f"the array {name!r} is not aligned to its {dtype.itemsize}-byte elements"
+        )
     if offset + count * dtype.itemsize > len(mapped):
         raise FormatError(f"the array {name!r} reaches beyond the end of the file")
     if count == 0:
@@ -241,7 +268,9 @@ def _compact(fields: dict[str, Any]) -> str:  # every byte of a small file count
 
 def header_of(table: PackedTable) -> bytes:
     """Return the container's header: length, JSON, padding to 8 bytes; arrays in order of falling element size."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: _compact(stored(table))}}
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": "featherbed", ENTRY: _compact(stored(table))}
+    }
     offset = 0
     for name, array in _in_order(table):
         entries[name] = {

@@ -25,7 +25,9 @@ DECODED = 1 << 18  # elements decoded at once
 KEPT = 8  # a small matrix is decoded whole once a call asks for more than this part of its rows
 SHARES = np.geomspace(1.0, 0.05, 36, dtype=np.float32)  # clipped ranges a scale is chosen among
 Bits = NDArray[np.uint8]
-Grades = tuple[tuple[int, str], ...]  # of each run: its rows, and the bits of every column as a digit
+Grades = tuple[
+    tuple[int, str], ...
+]  # of each run: its rows, and the bits of every column as a digit
 
 
 class _Layout(NamedTuple):
@@ -60,7 +62,8 @@ class Graded:
     @classmethod
     def encode(
         cls,
-        levels: NDArray[np.uint8] | Sequence[NDArray[np.uint8]],  # [n, m], or [r_g, m] for each grade
+        levels: NDArray[np.uint8]
+        | Sequence[NDArray[np.uint8]],  # [n, m], or [r_g, m] for each grade
         bits: NDArray[np.integer],  # [G, m]
         rows: Sequence[int],  # [G]
         scales: NDArray[np.floating],  # [G, m]
@@ -69,21 +72,33 @@ class Graded:
         """Store levels; scales of columns without bits are not kept, levels there are not read."""
         bits, counts = _checked(bits, rows)
         parts = [levels] if isinstance(levels, np.ndarray) else list(levels)
-        whole = np.concatenate([np.asarray(part) for part in parts]) if parts else np.empty((0, bits.shape[1]), np.uint8)
+        whole = (
+            np.concatenate([np.asarray(part) for part in parts])
+            if parts
+            else np.empty((0, bits.shape[1]), np.uint8)
+        )
         if whole.shape != (sum(counts), bits.shape[1]):
             raise ArgumentError(
                 f"levels have shape {whole.shape}: {sum(counts)} rows of {bits.shape[1]} columns were announced"
             )
         kept = np.asarray(scales)[bits > 0] if np.shape(scales) == bits.shape else None
         if kept is None or not np.isfinite(kept).all():
-            raise ArgumentError(f"scales are finite numbers {list(bits.shape)}, one for each grade and column")
+            raise ArgumentError(
+                f"scales are finite numbers {list(bits.shape)}, one for each grade and column"
+            )
         starts = np.cumsum([0, *counts])
         stream = _packed([whole[start:stop] for start, stop in pairwise(starts)], bits)
-        return cls((len(whole), bits.shape[1]), _named(bits, counts), stream, _stored(kept, scale_kind))
+        return cls(
+            (len(whole), bits.shape[1]), _named(bits, counts), stream, _stored(kept, scale_kind)
+        )
 
     @classmethod
     def round(
-        cls, matrix: NDArray[np.floating], bits: NDArray[np.integer], rows: Sequence[int], scale_kind: str = "float16"
+        cls,
+        matrix: NDArray[np.floating],
+        bits: NDArray[np.integer],
+        rows: Sequence[int],
+        scale_kind: str = "float16",
     ) -> Graded:  # [n, m], [G, m], [G]
         """Round a matrix to the nearest levels; the scale of each grade and column is chosen by the error it leaves.
 
@@ -113,7 +128,9 @@ class Graded:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave behind what can be made again."""
-        return {name: part for name, part in self.__dict__.items() if name != "_layout"} | {"_decoded": None}
+        return {name: part for name, part in self.__dict__.items() if name != "_layout"} | {
+            "_decoded": None
+        }
 
     @cached_property
     def bits(self) -> Bits:  # [G, m]
@@ -122,7 +139,10 @@ class Graded:
 
     @cached_property
     def _layout(self) -> _Layout:
-        counts, bits = np.array([count for count, _ in self.grades], dtype=np.int64), self.bits.astype(np.int64)
+        counts, bits = (
+            np.array([count for count, _ in self.grades], dtype=np.int64),
+            self.bits.astype(np.int64),
+        )
         record, ends = bits.sum(axis=1), np.cumsum(counts)
         first = np.cumsum(counts * record) - counts * record
         scale = np.zeros(bits.shape, dtype=np.float32)
@@ -132,7 +152,9 @@ class Graded:
         top = (1 << bits) - 1
         middle = top.astype(np.float32) / np.float32(2)
         base = first - (ends - counts) * record
-        return _Layout(ends, base, record, np.cumsum(bits, axis=1) - bits, top.astype(np.uint16), middle, scale)
+        return _Layout(
+            ends, base, record, np.cumsum(bits, axis=1) - bits, top.astype(np.uint16), middle, scale
+        )
 
     def check(self) -> None:
         """Refuse scales that are not finite; the rest of a graded matrix cannot be wrong once it is open."""
@@ -140,12 +162,20 @@ class Graded:
 
     def rows(self, index: NDArray[np.int64] | slice) -> Floats:  # [B] -> [B, m]
         """Return the rows at ``index`` (checked by the caller) in float32; no others are decoded if few are asked for."""
-        asked = len(range(*index.indices(self.shape[0]))) if isinstance(index, slice) else len(index)
-        if self._decoded is None and asked * KEPT > self.shape[0] and self.shape[0] * self.shape[1] * 4 <= CACHE_BYTES:
+        asked = (
+            len(range(*index.indices(self.shape[0]))) if isinstance(index, slice) else len(index)
+        )
+        if (
+            self._decoded is None
+            and asked * KEPT > self.shape[0]
+            and self.shape[0] * self.shape[1] * 4 <= CACHE_BYTES
+        ):
             self._decoded = self._decode(np.arange(self.shape[0]))
         if self._decoded is not None:
             return self._decoded[index]
-        return self._decode(np.arange(*index.indices(self.shape[0])) if isinstance(index, slice) else index)
+        return self._decode(
+            np.arange(*index.indices(self.shape[0])) if isinstance(index, slice) else index
+        )
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; a small one is kept once decoded."""
@@ -165,7 +195,9 @@ class Graded:
                     out[np.ix_(start + here, used)] = self._of_grade(g, row[here], used)
         return out
 
-    def _of_grade(self, g: int, row: NDArray[np.int64], used: NDArray[np.intp]) -> Floats:  # [B], [c] -> [B, c]
+    def _of_grade(
+        self, g: int, row: NDArray[np.int64], used: NDArray[np.intp]
+    ) -> Floats:  # [B], [c] -> [B, c]
         """Decode the columns with bits of rows of one grade: each takes bits of a byte, or of two."""
         layout, last = self._layout, len(self.data) - 1
         at = (layout.base[g] + row * layout.record[g])[:, None] + layout.offset[g, used]
@@ -193,7 +225,9 @@ def stream_bytes(grades: Grades) -> int:
     return -(-sum(rows * sum(map(int, text)) for rows, text in grades) // 8)
 
 
-def graded_scales(matrix: Floats, bits: NDArray[np.integer], rows: Sequence[int]) -> Floats:  # [n, m], [G, m], [G] -> [G, m]
+def graded_scales(
+    matrix: Floats, bits: NDArray[np.integer], rows: Sequence[int]
+) -> Floats:  # [n, m], [G, m], [G] -> [G, m]
     """Choose the scale of each grade and column by the squared error it leaves: clipped ranges, then least squares."""
     scales = np.ones(bits.shape, dtype=np.float32)
     starts = np.cumsum([0, *rows])
@@ -221,7 +255,11 @@ def _scales(block: Floats, bits: int) -> Floats:  # [r, c] -> [c]
         keep(peak * share / middle)
     for _ in range(4):
         shape = keep(best)
-        keep(np.maximum((block * shape).sum(axis=0) / np.square(shape).sum(axis=0), np.float32(1e-30)))
+        keep(
+            np.maximum(
+                (block * shape).sum(axis=0) / np.square(shape).sum(axis=0), np.float32(1e-30)
+            )
+        )
     return best
 
 
@@ -237,18 +275,29 @@ def _stored(scales: NDArray[np.floating], kind: str) -> NDArray[np.generic]:
 def _checked(bits: NDArray[np.integer], rows: Sequence[int]) -> tuple[Bits, list[int]]:
     """Return the bits [G, m] and rows [G] of grades; refuse what the format does not hold."""
     bits, counts = np.asarray(bits), [int(count) for count in rows]
-    if bits.ndim != 2 or len(bits) != len(counts) or len(bits) > MOST_GRADES or min(counts, default=1) < 1:
+    if (
+        bits.ndim != 2
+        or len(bits) != len(counts)
+        or len(bits) > MOST_GRADES
+        or min(counts, default=1) < 1
+    ):
         raise ArgumentError(
             f"bits {bits.shape} and rows {str(counts)[:60]}: give [G, columns] bits and the rows of each of at most "
             f"{MOST_GRADES} grades, at least 1"
         )
-    if bits.dtype.kind not in "iu" or (bits.size and not 0 <= int(bits.min()) <= int(bits.max()) <= MOST_BITS):
-        raise ArgumentError(f"bits are whole numbers from 0 to {MOST_BITS}, got {bits.dtype} up to {bits.max(initial=0)}")
+    if bits.dtype.kind not in "iu" or (
+        bits.size and not 0 <= int(bits.min()) <= int(bits.max()) <= MOST_BITS
+    ):
+        raise ArgumentError(
+            f"bits are whole numbers from 0 to {MOST_BITS}, got {bits.dtype} up to {bits.max(initial=0)}"
+        )
     return bits.astype(np.uint8), counts
 
 
 def _named(bits: Bits, rows: Sequence[int]) -> Grades:
-    return tuple((count, "".join(map(str, line.tolist()))) for count, line in zip(rows, bits, strict=True))
+    return tuple(
+        (count, "".join(map(str, line.tolist()))) for count, line in zip(rows, bits, strict=True)
+    )
 
 
 def _packed(parts: list[NDArray[np.uint8]], bits: Bits) -> Bits:
@@ -257,12 +306,16 @@ def _packed(parts: list[NDArray[np.uint8]], bits: Bits) -> Bits:
     for levels, widths in zip(parts, bits, strict=True):
         record, most = int(widths.sum()), (1 << widths.astype(np.int64)) - 1
         if record and len(levels) and bool((levels > most)[:, widths > 0].any()):
-            raise ArgumentError("a level is larger than its bits can hold: levels go from 0 to 2^bits - 1")
+            raise ArgumentError(
+                "a level is larger than its bits can hold: levels go from 0 to 2^bits - 1"
+            )
         column = np.repeat(np.arange(len(widths)), widths)
         shift = (np.arange(record) - np.repeat(np.cumsum(widths) - widths, widths)).astype(np.uint8)
         step = max(1, DECODED // max(1, record)) if record else max(1, len(levels))
         for start in range(0, len(levels), step):
-            spread = ((levels[start : start + step, column] >> shift) & 1).astype(np.uint8).reshape(-1)
+            spread = (
+                ((levels[start : start + step, column] >> shift) & 1).astype(np.uint8).reshape(-1)
+            )
             spread = np.concatenate([rest, spread])
             whole = len(spread) // 8 * 8
             out.append(np.packbits(spread[:whole], bitorder="little"))

@@ -27,7 +27,9 @@ from featherbed.packed.parts import (
 )
 from featherbed.packed.table import PackedTable
 
-VERSION = 2  # the newest; a change of the format is a new version, and all from 1 on are read for ever
+VERSION = (
+    2  # the newest; a change of the format is a new version, and all from 1 on are read for ever
+)
 MOST_BANDS = 64
 MOST_LAYERS = 8
 MOST_MEMBERS = (1 << 32) - 1  # what the running totals of a bitmap can count
@@ -42,7 +44,9 @@ def describe(table: PackedTable) -> dict[str, Any]:
         "padding_idx": table.padding_idx,
         "keys": table.keys is not None,
         "bands": [_describe_band(band) for band in table.bands],
-        "made_by": json.loads(json.dumps(table.made_by), parse_constant=str),  # JSON has no infinity: a word will do for people
+        "made_by": json.loads(
+            json.dumps(table.made_by), parse_constant=str
+        ),  # JSON has no infinity: a word will do for people
     }
 
 
@@ -54,7 +58,11 @@ def stored(table: PackedTable) -> dict[str, Any]:
 
 def _short(fields: Any) -> Any:
     if isinstance(fields, dict):
-        return {name: _short(value) for name, value in fields.items() if value is not None and value is not False}
+        return {
+            name: _short(value)
+            for name, value in fields.items()
+            if value is not None and value is not False
+        }
     return [_short(value) for value in fields] if isinstance(fields, list) else fields
 
 
@@ -74,7 +82,9 @@ def _describe_band(band: Band) -> dict[str, Any]:
         "dictionary": _describe_matrix(band.dictionary),
         "combine": band.combine,
         "cell": _describe_cell(band.cell),
-        "affine": None if affine is None else {"weight": _describe_matrix(affine.weight), "bias": affine.bias is not None},
+        "affine": None
+        if affine is None
+        else {"weight": _describe_matrix(affine.weight), "bias": affine.bias is not None},
         "norms": _describe_matrix(band.norms),
         "plus": None if band.plus is None else _describe_band(band.plus),
     }
@@ -83,21 +93,35 @@ def _describe_band(band: Band) -> dict[str, Any]:
 def _describe_cell(cell: Cell | None) -> dict[str, Any] | None:
     if cell is None:
         return None
-    return {"kind": cell.kind, "weight": _describe_matrix(cell.weight), "input": _describe_matrix(cell.input)}
+    return {
+        "kind": cell.kind,
+        "weight": _describe_matrix(cell.weight),
+        "input": _describe_matrix(cell.input),
+    }
 
 
 def _describe_values(values: Matrix | Graded | None) -> dict[str, Any] | None:
     if not isinstance(values, Graded):
         return _describe_matrix(values)
     shape = {"rows": values.shape[0], "columns": values.shape[1]}
-    return {"kind": "graded", **shape, "scale": {"kind": str(values.scale.dtype)}, "grades": [list(g) for g in values.grades]}
+    return {
+        "kind": "graded",
+        **shape,
+        "scale": {"kind": str(values.scale.dtype)},
+        "grades": [list(g) for g in values.grades],
+    }
 
 
 def _describe_matrix(matrix: Matrix | None) -> dict[str, Any] | None:
     if matrix is None:
         return None
     scale = None if matrix.scale is None else {"axis": matrix.axis, "kind": str(matrix.scale.dtype)}
-    return {"kind": matrix.kind, "rows": matrix.shape[0], "columns": matrix.shape[1], "scale": scale}
+    return {
+        "kind": matrix.kind,
+        "rows": matrix.shape[0],
+        "columns": matrix.shape[1],
+        "scale": scale,
+    }
 
 
 def _describe_codes(codes: Codes) -> dict[str, Any]:
@@ -112,14 +136,30 @@ def _describe_codes(codes: Codes) -> dict[str, Any]:
             return {"layout": "every"}
         case Fixed():
             value = None if codes.levels is None else codes.levels.kind
-            fields = {"count": codes.count, "index_bits": codes.index_bits, "value": value, "parts": codes.parts}
+            fields = {
+                "count": codes.count,
+                "index_bits": codes.index_bits,
+                "value": value,
+                "parts": codes.parts,
+            }
             return {"layout": "fixed", **fields}
         case Ragged():
-            fields = {"entries": codes.entries, "index_bits": codes.index_bits, "count_bits": codes.count_bits}
-            return {"layout": "ragged", **fields, "value": codes.levels.kind, "wide": codes.directory.itemsize == 8}
+            fields = {
+                "entries": codes.entries,
+                "index_bits": codes.index_bits,
+                "count_bits": codes.count_bits,
+            }
+            return {
+                "layout": "ragged",
+                **fields,
+                "value": codes.levels.kind,
+                "wide": codes.directory.itemsize == 8,
+            }
 
 
-def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None, bool, dict[str, Any]]:
+def rebuild(
+    metadata: Any, take: Take
+) -> tuple[list[Band], int, int, int | None, bool, dict[str, Any]]:
     """Return bands, rows, dim, padding_idx, whether there are keys, and made_by, from metadata and arrays."""
     top = Reader(metadata, "metadata")
     version = _version(top.raw("version"))
@@ -131,12 +171,21 @@ def rebuild(metadata: Any, take: Take) -> tuple[list[Band], int, int, int | None
         raise FormatError(f"metadata.bands must be a list of 1 to {MOST_BANDS} bands")
     bands, left = [], rows
     for number, fields in enumerate(listed):
-        band = _band(Reader(fields, f"bands[{number}]", top.sparse), f"b{number}", take, left, dim, number == len(listed) - 1)
+        band = _band(
+            Reader(fields, f"bands[{number}]", top.sparse),
+            f"b{number}",
+            take,
+            left,
+            dim,
+            number == len(listed) - 1,
+        )
         left -= band.rows
         bands.append(band)
     _check_implicit(bands, rows)
     if version < version_of(bands):
-        raise FormatError(f"metadata.version is {version}: graded rows came with version {version_of(bands)}")
+        raise FormatError(
+            f"metadata.version is {version}: graded rows came with version {version_of(bands)}"
+        )
     if left:
         raise FormatError(f"the bands hold {rows - left} rows, the table says {rows}")
     made_by, has_keys = top.raw("made_by"), top.flag("keys")
@@ -153,7 +202,9 @@ def _version(version: Any) -> int:
     found = f"format version {str(version)[:40]} is not known here, this featherbed reads versions 1 to {VERSION}"
     if whole and version == 0:
         raise FormatError(f"{found}: version 0 was a draft, export the table again")
-    raise FormatError(f"{found}: a newer featherbed may read it" if whole and version > VERSION else found)
+    raise FormatError(
+        f"{found}: a newer featherbed may read it" if whole and version > VERSION else found
+    )
 
 
 def _band(reader: Reader, name: str, take: Take, left: int, dim: int, last: bool) -> Band:
@@ -177,7 +228,9 @@ def _layer(reader: Reader, name: str, take: Take, rows: int, deep: int) -> tuple
     coded = reader.sub("codes")
     if coded is None:
         raise FormatError(f"{reader.where}.codes is missing")
-    codes = read_codes(coded, f"{name}.codes", take, rows, 0 if dictionary is None else dictionary.shape[0])
+    codes = read_codes(
+        coded, f"{name}.codes", take, rows, 0 if dictionary is None else dictionary.shape[0]
+    )
     band = Band(rows, codes, values, dictionary, reader.choice("combine", COMBINES))
     width = _check_shapes(band, reader.where)
     band.cell = read_cell(reader.sub("cell"), f"{name}.cell", take, band, width)
@@ -185,14 +238,20 @@ def _layer(reader: Reader, name: str, take: Take, rows: int, deep: int) -> tuple
     added = reader.sub("plus")
     if added is not None:
         if deep <= 1 or added.flag("members") or added.whole("rows", 0, MOST_ROWS) != rows:
-            raise FormatError(f"{added.where}: at most {MOST_LAYERS} layers add up, of equal rows, without members")
+            raise FormatError(
+                f"{added.where}: at most {MOST_LAYERS} layers add up, of equal rows, without members"
+            )
         band.plus, other = _layer(added, f"{name}.plus", take, rows, deep - 1)
         if other != width:
-            raise FormatError(f"{added.where} makes rows of width {other}, they are added to rows of width {width}")
+            raise FormatError(
+                f"{added.where} makes rows of width {other}, they are added to rows of width {width}"
+            )
     band.affine, width = _affine(reader.sub("affine"), f"{name}.affine", take, width)
     band.norms = read_matrix(reader.sub("norms"), f"{name}.norms", take)
     if band.norms is not None and band.norms.shape != (rows, 1):
-        raise FormatError(f"{reader.where}.norms of shape {band.norms.shape} do not fit {rows} rows")
+        raise FormatError(
+            f"{reader.where}.norms of shape {band.norms.shape} do not fit {rows} rows"
+        )
     reader.done()
     return band, width
 
@@ -204,7 +263,9 @@ def _affine(reader: Reader | None, name: str, take: Take, width: int) -> tuple[A
     weight = read_matrix(reader.sub("weight"), f"{name}.weight", take)
     if weight is not None:
         if weight.shape[0] != width:
-            raise FormatError(f"{reader.where}.weight takes {weight.shape[0]} columns, rows have {width}")
+            raise FormatError(
+                f"{reader.where}.weight takes {weight.shape[0]} columns, rows have {width}"
+            )
         width = weight.shape[1]
     bias = take(f"{name}.bias", "F32", (width,)) if reader.flag("bias") else None
     reader.done()
@@ -223,9 +284,15 @@ def _check_shapes(band: Band, where: str) -> int:
     count = code_count(codes)
     stored = isinstance(codes, Fixed | Ragged)
     if values is not None and (stored or values.shape != (band.rows, count or values.shape[1])):
-        raise FormatError(f"{where}.values of shape {values.shape} do not fit {band.rows} rows of {count} codes")
+        raise FormatError(
+            f"{where}.values of shape {values.shape} do not fit {band.rows} rows of {count} codes"
+        )
     if isinstance(codes, Every):
-        if values is None or (dictionary is not None and values.shape[1] != dictionary.shape[0]) or band.combine != "sum":
+        if (
+            values is None
+            or (dictionary is not None and values.shape[1] != dictionary.shape[0])
+            or band.combine != "sum"
+        ):
             raise FormatError(f"{where}: layout 'every' sums one value for each atom")
         return values.shape[1] if dictionary is None else dictionary.shape[1]
     if dictionary is None or (dictionary.shape[0] == 0 and band.rows):
@@ -238,7 +305,9 @@ def _check_shapes(band: Band, where: str) -> int:
         return dictionary.shape[1]
     if dictionary.shape[1] * count > MOST_GATHERED:
         held = f"{count} atoms of width {dictionary.shape[1]}"
-        raise FormatError(f"{where}: {band.combine} of {held}: no more than {MOST_GATHERED} numbers stand side by side")
+        raise FormatError(
+            f"{where}: {band.combine} of {held}: no more than {MOST_GATHERED} numbers stand side by side"
+        )
     return dictionary.shape[1] * (count if band.combine == "concat" else 1)
 
 
@@ -246,13 +315,23 @@ def _check_implicit(bands: list[Band], rows: int) -> None:
     """Refuse rows that nothing stands behind, and remainders of ids that have no quotient."""
     for number, band in enumerate(bands):
         for codes, atoms in ((layer.codes, layer.atoms) for layer in band.layers):
-            if isinstance(codes, Remainder) and (rows - 1) // codes.divisor >= atoms - codes.divisor:
-                raise FormatError(f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids")
+            if (
+                isinstance(codes, Remainder)
+                and (rows - 1) // codes.divisor >= atoms - codes.divisor
+            ):
+                raise FormatError(
+                    f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids"
+                )
     alone = bands[0]
     nothing = all(
         layer.values is None
-        and (isinstance(layer.codes, Hash | Remainder) or (isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0))
+        and (
+            isinstance(layer.codes, Hash | Remainder)
+            or (isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0)
+        )
         for layer in alone.layers
     )
     if len(bands) == 1 and nothing and alone.norms is None and rows > alone.atoms * IMPLICIT_ROWS:
-        raise FormatError(f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them")
+        raise FormatError(
+            f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them"
+        )

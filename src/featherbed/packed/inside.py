@@ -57,14 +57,21 @@ class Purity(NamedTuple):
 def weighted_band(packed: PackedTable) -> Band:
     """Return the one band of a table of weights over atoms, or say that this is none."""
     if not isinstance(packed, PackedTable):
-        raise ArgumentError(f"give a packed table, table.pack() or fb.load(path), got {type(packed).__name__}")
+        raise ArgumentError(
+            f"give a packed table, table.pack() or fb.load(path), got {type(packed).__name__}"
+        )
     band = packed.bands[0]
-    stored = isinstance(band.codes, Ragged) or (isinstance(band.codes, Fixed) and band.codes.levels is not None)
+    stored = isinstance(band.codes, Ragged) or (
+        isinstance(band.codes, Fixed) and band.codes.levels is not None
+    )
     dense = isinstance(band.codes, Every) and band.dictionary is not None
     summed = band.combine == "sum" and band.cell is None and band.plus is None
     if len(packed.bands) > 1 or not summed or not (stored or dense):
         name = packed.made_by.get("table", "table")
-        found = ", ".join(f"{type(band.codes).__name__.lower()} codes combined by {band.combine}" for band in packed.bands)
+        found = ", ".join(
+            f"{type(band.codes).__name__.lower()} codes combined by {band.combine}"
+            for band in packed.bands
+        )
         raise ArgumentError(
             f"{name} ({found}) has no weights over anchors to look at: give a packed AnchorTable, MixtureTable or "
             "LowRankTable, or what fb.compress made by ksvd, anchors or lowrank"
@@ -75,11 +82,17 @@ def weighted_band(packed: PackedTable) -> Band:
 def anchor_count(packed: PackedTable) -> int:
     """Return how many atoms are anchors: all, but for the sums that a softmax mixture has last, one a set."""
     atoms, made = weighted_band(packed).atoms, packed.made_by
-    sets = made.get("sets") if (made.get("table"), made.get("combine")) == ("MixtureTable", "softmax") else 0
+    sets = (
+        made.get("sets")
+        if (made.get("table"), made.get("combine")) == ("MixtureTable", "softmax")
+        else 0
+    )
     return atoms - sets if isinstance(sets, int) and 0 <= sets < atoms else atoms
 
 
-def blocks(packed: PackedTable) -> Iterator[tuple[Ids, Ids, Floats]]:  # ids [B], anchors [B, s], weights [B, s]
+def blocks(
+    packed: PackedTable,
+) -> Iterator[tuple[Ids, Ids, Floats]]:  # ids [B], anchors [B, s], weights [B, s]
     """Yield the weights of all objects, some rows at a time; a weight that is 0 says nothing."""
     band, anchors = weighted_band(packed), anchor_count(packed)
     step = max(1, HELD // band.gathered)
@@ -102,7 +115,9 @@ def strongest(packed: PackedTable, count: int, classes: Ids, own: Ids | None = N
     ``classes`` [K] number the class of each anchor, -1 for those left out; ``own`` [K] is an object whose weight is left out.
     """
     ids, anchors, weights = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
-    floor = np.zeros(int(classes.max()) + 1, dtype=np.float32)  # what a weight must exceed to come in, for each class
+    floor = np.zeros(
+        int(classes.max()) + 1, dtype=np.float32
+    )  # what a weight must exceed to come in, for each class
     for rows, indices, values in blocks(packed):
         better = (np.abs(values) > floor[classes[indices]]) & (classes[indices] >= 0)
         if own is not None:
@@ -112,7 +127,9 @@ def strongest(packed: PackedTable, count: int, classes: Ids, own: Ids | None = N
         weights = np.append(weights, values[at, slot])
         order = np.lexsort((anchors, ids, -np.abs(weights), classes[anchors]))
         sorted_classes = classes[anchors[order]]
-        order = order[np.arange(len(order)) - np.searchsorted(sorted_classes, sorted_classes) < count]
+        order = order[
+            np.arange(len(order)) - np.searchsorted(sorted_classes, sorted_classes) < count
+        ]
         ids, anchors, weights = ids[order], anchors[order], weights[order]
         held = np.bincount(classes[anchors], minlength=len(floor))
         floor[held == count] = np.abs(weights)[np.cumsum(held)[held == count] - 1]
@@ -129,7 +146,9 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     """Return a whole number within bounds, or say what is accepted."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or value < low or (high is not None and value > high):
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least {low}{f', at most {high}' if high else ''}")
+        raise ArgumentError(
+            f"{name}={value!r}: give a whole number of at least {low}{f', at most {high}' if high else ''}"
+        )
     return int(value)
 
 
@@ -150,7 +169,9 @@ def objects_of(packed: PackedTable, anchor: int, count: int = 10) -> list[Entry]
     return strongest(packed, whole("count", count, 1), wanted)
 
 
-def largest_pairs(packed: PackedTable, count: int = 20, *, anchor_ids: ArrayLike | None = None) -> list[Entry]:
+def largest_pairs(
+    packed: PackedTable, count: int = 20, *, anchor_ids: ArrayLike | None = None
+) -> list[Entry]:
     """Return the ``count`` largest (object, anchor) weights |T[i, k]| of the table (Liang et al. 2021, table 5).
 
     ``anchor_ids`` [K], where anchors are objects (-1 where one is none): an object's weight for itself is then left out.
@@ -197,7 +218,9 @@ def zero_rows(packed: PackedTable, counts: ArrayLike | None = None) -> ZeroRows:
     """
     occurs = None if counts is None else np.asarray(counts)
     if occurs is not None and (occurs.shape != (packed.rows,) or occurs.dtype.kind not in "iuf"):
-        raise ArgumentError(f"counts have shape {occurs.shape}: give how often each of the {packed.rows} objects occurs")
+        raise ArgumentError(
+            f"counts have shape {occurs.shape}: give how often each of the {packed.rows} objects occurs"
+        )
     objects, empty = 0, [np.empty(0, dtype=np.int64)]
     for ids, _, weights in blocks(packed):
         objects += len(ids)
@@ -205,7 +228,9 @@ def zero_rows(packed: PackedTable, counts: ArrayLike | None = None) -> ZeroRows:
     found = np.concatenate(empty)
     if occurs is None:
         return ZeroRows(found, objects, None, None)
-    return ZeroRows(found, objects, occurs[found], float(np.mean(occurs[found] == 1)) if len(found) else None)
+    return ZeroRows(
+        found, objects, occurs[found], float(np.mean(occurs[found] == 1)) if len(found) else None
+    )
 
 
 def clusters_of(packed: PackedTable) -> Ids:  # [V]
@@ -246,7 +271,9 @@ def purity(clusters: PackedTable | ArrayLike, groups: Sequence[Any]) -> Purity:
             having.setdefault(cluster, Counter()).update(mine)
             overall.update(mine)
     if not objects:
-        raise ArgumentError("no object has both a cluster and a group: purity is a share of those that have")
+        raise ArgumentError(
+            "no object has both a cluster and a group: purity is a share of those that have"
+        )
     majority = {c: (*ahead(having[c]), objects[c]) for c in sorted(objects)}
     total = sum(objects.values())
     share = sum(count for _, count, _ in majority.values()) / total
@@ -283,14 +310,21 @@ def anchors_report(
     occurs = empty.counts
     return {
         "anchors": total,
-        "objects": [{"anchor": k, "induces": [e._asdict() for e in best if e.anchor == k]} for k in range(shown)],
+        "objects": [
+            {"anchor": k, "induces": [e._asdict() for e in best if e.anchor == k]}
+            for k in range(shown)
+        ],
         "pairs": [entry._asdict() for entry in largest_pairs(packed, pairs, anchor_ids=anchor_ids)],
         "zero_rows": {
             "rows": len(empty.ids),
             "objects": empty.objects,
             "once": empty.once,
             "first": [
-                {"id": id_, "key": key_of(packed, id_), "count": None if occurs is None else occurs[at].item()}
+                {
+                    "id": id_,
+                    "key": key_of(packed, id_),
+                    "count": None if occurs is None else occurs[at].item(),
+                }
                 for at, id_ in enumerate(empty.ids[:count].tolist())
             ],
         },
@@ -304,12 +338,19 @@ def anchors_text(found: dict[str, Any]) -> str:
         named = ", ".join(f"{_name(entry)} ({entry['weight']:.3g})" for entry in one["induces"])
         lines.append(f"  {one['anchor']:>8}  {named or 'none'}")
     lines.append("largest pairs: weight, object, anchor")
-    lines += [f"  {entry['weight']:>8.3g}  {_name(entry)}, {entry['anchor']}" for entry in found["pairs"]]
+    lines += [
+        f"  {entry['weight']:>8.3g}  {_name(entry)}, {entry['anchor']}" for entry in found["pairs"]
+    ]
     empty = found["zero_rows"]
-    once = "" if empty["once"] is None else f", {empty['once']:.0%} of them of objects that occur once"
+    once = (
+        "" if empty["once"] is None else f", {empty['once']:.0%} of them of objects that occur once"
+    )
     lines.append(f"zero rows   {empty['rows']:,} of {empty['objects']:,}{once}")
     if empty["first"]:
-        named = ", ".join(_name(row) + ("" if row["count"] is None else f" ({row['count']:,})") for row in empty["first"])
+        named = ", ".join(
+            _name(row) + ("" if row["count"] is None else f" ({row['count']:,})")
+            for row in empty["first"]
+        )
         lines.append(f"  {named}{', ...' if empty['rows'] > len(empty['first']) else ''}")
     return "\n".join(lines)
 

@@ -121,11 +121,15 @@ class Keys:
                 doubles.append(id_)
             run.add(key)
         if doubles:
-            raise ArgumentError(f"key {self[min(doubles)]!r} stands for more than one row: keys must differ")
+            raise ArgumentError(
+                f"key {self[min(doubles)]!r} stands for more than one row: keys must differ"
+            )
 
     def check(self) -> None:
         """Read everything: text in order, every row indexed once under its own checksum, no key twice."""
-        if len(self.ends) and (np.any(self.ends[1:] < self.ends[:-1]) or int(self.ends[-1]) != len(self.text)):
+        if len(self.ends) and (
+            np.any(self.ends[1:] < self.ends[:-1]) or int(self.ends[-1]) != len(self.text)
+        ):
             raise FormatError("key ends must rise and finish at the end of the text")
         starts = np.zeros(len(self.ends), dtype=np.int64)
         starts[1:] = self.ends[:-1]
@@ -186,7 +190,9 @@ class IntegerKeys(Sequence[str]):
     @overload
     def __getitem__(self, at: slice) -> IntegerKeys: ...
     def __getitem__(self, at: int | slice) -> str | IntegerKeys:
-        return IntegerKeys(self.numbers[at]) if isinstance(at, slice) else str(int(self.numbers[at]))
+        return (
+            IntegerKeys(self.numbers[at]) if isinstance(at, slice) else str(int(self.numbers[at]))
+        )
 
     def __iter__(self) -> Iterator[str]:
         for begin in range(0, len(self), _BLOCK):
@@ -234,11 +240,17 @@ class TextKeys(Sequence[str]):
         if isinstance(at, slice):
             return self.take(np.arange(len(self))[at])
         at = range(len(self))[at]
-        return self.text[int(self.ends[at - 1]) if at else 0 : int(self.ends[at])].tobytes().decode()
+        return (
+            self.text[int(self.ends[at - 1]) if at else 0 : int(self.ends[at])].tobytes().decode()
+        )
 
     def take(self, index: NDArray[np.integer]) -> TextKeys:
         """Return the keys at ``index``."""
-        index = np.flatnonzero(index) if index.dtype == np.bool_ else np.where(index < 0, index + len(self), index)
+        index = (
+            np.flatnonzero(index)
+            if index.dtype == np.bool_
+            else np.where(index < 0, index + len(self), index)
+        )
         ends = self.ends[index].astype(np.int64) - self._starts_at(index)
         np.cumsum(ends, out=ends)
         text = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
@@ -274,7 +286,9 @@ def crc32(text: NDArray[np.uint8], ends: NDArray[np.integer]) -> NDArray[np.uint
     True
     """
     single = np.array([zlib.crc32(bytes([byte])) for byte in range(256)], dtype=np.uint32)
-    table = single ^ single[0]  # CRC-32 is affine over GF(2): what is left is its table of remainders
+    table = (
+        single ^ single[0]
+    )  # CRC-32 is affine over GF(2): what is left is its table of remainders
     found = np.empty(len(ends), dtype=np.uint32)
     starts = _starts(ends)
     for begin in range(0, len(ends), _BLOCK):
@@ -283,7 +297,9 @@ def crc32(text: NDArray[np.uint8], ends: NDArray[np.integer]) -> NDArray[np.uint
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
             if length > _LONG:
-                found[begin + rows] = [zlib.crc32(text[at : at + length].tobytes()) for at in first[rows].tolist()]
+                found[begin + rows] = [
+                    zlib.crc32(text[at : at + length].tobytes()) for at in first[rows].tolist()
+                ]
                 continue
             state = np.full(len(rows), 0xFFFFFFFF, dtype=np.uint32)
             for place in range(length):
@@ -306,8 +322,12 @@ def _joined(keys: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def _encode(key: str) -> bytes:
     if not isinstance(key, str):
-        raise ArgumentError(f"keys are strings, got {type(key).__name__} {key!r}: convert with str()")
+        raise ArgumentError(
+            f"keys are strings, got {type(key).__name__} {key!r}: convert with str()"
+        )
     try:
         return key.encode()
     except UnicodeEncodeError:
-        raise ArgumentError(f"key {key!r} cannot be written as UTF-8: it holds half a surrogate pair") from None
+        raise ArgumentError(
+            f"key {key!r} cannot be written as UTF-8: it holds half a surrogate pair"
+        ) from None

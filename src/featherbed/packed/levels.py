@@ -27,11 +27,21 @@ def _lloyd(values: NDArray[np.floating], count: int, rounds: int = 60) -> NDArra
         np.interp((np.arange(count) + 0.5) / count, share / share[-1], edges[1:]),
     ):
         for _ in range(rounds):
-            cuts = np.concatenate([[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]])
+            cuts = np.concatenate(
+                [[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]]
+            )
             sizes, totals = np.diff(cuts), np.diff(sums[cuts])
             centres = np.sort(np.where(sizes > 0, totals / np.maximum(sizes, 1), centres))
-        cuts = np.concatenate([[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]])
-        loss = float(np.sum(np.diff(squares[cuts]) - 2 * centres * np.diff(sums[cuts]) + centres**2 * np.diff(cuts)))
+        cuts = np.concatenate(
+            [[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]]
+        )
+        loss = float(
+            np.sum(
+                np.diff(squares[cuts])
+                - 2 * centres * np.diff(sums[cuts])
+                + centres**2 * np.diff(cuts)
+            )
+        )
         if loss < least:
             best, least = centres, loss
     return best
@@ -60,7 +70,9 @@ class Levels:
         if level_bits(kind) < 32 and not np.isfinite(values).all():
             raise ArgumentError(f"values in {kind} must be finite: the table holds NaN or infinity")
         if level_bits(kind) == 16 and np.any(np.abs(values) > 65504):
-            raise ArgumentError("float16 holds values up to 65,504 only: this table has larger ones, use float32")
+            raise ArgumentError(
+                "float16 holds values up to 65,504 only: this table has larger ones, use float32"
+            )
         if level_bits(kind) >= 16:
             return cls(kind)
         distinct = np.unique(values[values != 0]).astype(np.float32)
@@ -69,7 +81,9 @@ class Levels:
             table[1 : 1 + len(distinct)] = distinct
             table[1 + len(distinct) :] = distinct[-1] if len(distinct) else 0.0
             return cls(kind, table)
-        return cls(kind, np.concatenate([[0.0], _lloyd(values[values != 0], count - 1)]).astype(np.float32))
+        return cls(
+            kind, np.concatenate([[0.0], _lloyd(values[values != 0], count - 1)]).astype(np.float32)
+        )
 
     def encode(self, values: NDArray[np.floating]) -> NDArray[np.uint32]:
         """Return each value's bits; a zero is always level 0."""
@@ -79,7 +93,12 @@ class Levels:
             return values.astype(np.float16).view(np.uint16).astype(np.uint32)
         assert self.table is not None
         centres = self.table[1:]
-        nearest = np.searchsorted((centres[1:] + centres[:-1]) / 2, values.astype(np.float32)).astype(np.uint32) + 1
+        nearest = (
+            np.searchsorted((centres[1:] + centres[:-1]) / 2, values.astype(np.float32)).astype(
+                np.uint32
+            )
+            + 1
+        )
         return np.where(values == 0, np.uint32(0), nearest)
 
     def decode(self, raw: NDArray[np.uint32]) -> Floats:
@@ -94,6 +113,8 @@ class Levels:
 
 def value_kind(levels: Levels | None) -> tuple[int, Floats]:
     """Return the number the compiled loops know a value kind by, and the table of its levels."""
-    table = np.zeros(1, dtype=np.float32) if levels is None or levels.table is None else levels.table
+    table = (
+        np.zeros(1, dtype=np.float32) if levels is None or levels.table is None else levels.table
+    )
     kind = 0 if levels is None else {"float32": 2, "float16": 3}.get(levels.kind, 1)
     return kind, np.ascontiguousarray(table, dtype=np.float32)

@@ -17,7 +17,10 @@ from featherbed.packed import engine
 
 Floats = NDArray[np.float32]
 KINDS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
-FULL_HALF, SMALLEST_HALF = 6.2e-5, 1.2e-7  # the smallest float16 with all of its bits, and one still told from zero
+FULL_HALF, SMALLEST_HALF = (
+    6.2e-5,
+    1.2e-7,
+)  # the smallest float16 with all of its bits, and one still told from zero
 CACHE_BYTES = 32 << 20  # a dictionary up to this size is decoded once and kept
 
 
@@ -33,7 +36,9 @@ def row_bytes(kind: str, columns: int) -> int:
     return -(-level_bits(kind) * columns // 8)
 
 
-def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [n, m] -> [n, ceil(m*bits/8)]
+def pack_levels(
+    levels: NDArray[np.uint8], bits: int
+) -> NDArray[np.uint8]:  # [n, m] -> [n, ceil(m*bits/8)]
     """Pack levels below 2^bits, each row on its own bytes, lowest bits first.
 
     >>> pack_levels(np.array([[1, 2, 3]], dtype=np.uint8), 4)
@@ -45,7 +50,9 @@ def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [
     return np.packbits(spread.reshape(len(levels), -1), axis=1, bitorder="little")
 
 
-def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[np.uint8]:  # inverse of pack_levels
+def unpack_levels(
+    data: NDArray[np.uint8], bits: int, columns: int
+) -> NDArray[np.uint8]:  # inverse of pack_levels
     """Unpack rows of levels.
 
     >>> unpack_levels(np.array([[33, 3]], dtype=np.uint8), 4, 3)
@@ -53,12 +60,18 @@ def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[n
     """
     if bits == 8:
         return data
-    spread = np.unpackbits(data, axis=1, count=bits * columns, bitorder="little").reshape(len(data), columns, bits)
-    levels: NDArray[np.uint8] = np.bitwise_or.reduce(spread << np.arange(bits, dtype=np.uint8), axis=2)
+    spread = np.unpackbits(data, axis=1, count=bits * columns, bitorder="little").reshape(
+        len(data), columns, bits
+    )
+    levels: NDArray[np.uint8] = np.bitwise_or.reduce(
+        spread << np.arange(bits, dtype=np.uint8), axis=2
+    )
     return levels
 
 
-def best_scales(matrix: Floats, bits: int, axis: int) -> Floats:  # [n, m] -> [n] (axis 0) or [m] (axis 1)
+def best_scales(
+    matrix: Floats, bits: int, axis: int
+) -> Floats:  # [n, m] -> [n] (axis 0) or [m] (axis 1)
     """Choose each row's (or column's) scale among clipped ranges by the squared error it leaves."""
     vectors = matrix if axis == 0 else matrix.T
     top = (2.0**bits - 1) / 2
@@ -67,7 +80,9 @@ def best_scales(matrix: Floats, bits: int, axis: int) -> Floats:  # [n, m] -> [n
     best, least = peak / top, np.full(len(vectors), np.inf, dtype=np.float32)
     for share in tries:
         scale = np.maximum(peak * share / np.float32(top), np.float32(1e-30))[:, None]
-        error = vectors - scale * (to_levels(vectors, scale, bits).astype(np.float32) - np.float32(top))
+        error = vectors - scale * (
+            to_levels(vectors, scale, bits).astype(np.float32) - np.float32(top)
+        )
         loss = np.einsum("nm,nm->n", error, error)
         better = loss < least
         best[better], least[better] = scale[better, 0], loss[better]
@@ -78,7 +93,9 @@ def best_scales(matrix: Floats, bits: int, axis: int) -> Floats:  # [n, m] -> [n
 def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
     """Round to the nearest level; ``scale`` must broadcast against ``matrix``."""
     top = 2**bits - 1
-    levels: NDArray[np.uint8] = np.clip(np.rint(matrix / scale + np.float32(top / 2)), 0, top).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.clip(
+        np.rint(matrix / scale + np.float32(top / 2)), 0, top
+    ).astype(np.uint8)
     return levels
 
 
@@ -98,7 +115,13 @@ class Matrix:
     _decoded: Floats | None = None
 
     @classmethod
-    def encode(cls, matrix: NDArray[np.floating], kind: str, scales: str = "row", scale_kind: str = "float32") -> Matrix:
+    def encode(
+        cls,
+        matrix: NDArray[np.floating],
+        kind: str,
+        scales: str = "row",
+        scale_kind: str = "float32",
+    ) -> Matrix:
         """Store ``matrix`` as ``kind``; scales are chosen by error, for each "row" or "column", kept as ``scale_kind``."""
         bits = level_bits(kind)
         matrix = np.ascontiguousarray(matrix, dtype=np.float32)
@@ -107,15 +130,27 @@ class Matrix:
             with np.errstate(over="ignore"):
                 data = matrix.astype(np.float32 if bits == 32 else np.float16)
             if not np.array_equal(np.isfinite(data), np.isfinite(matrix)):
-                raise ArgumentError("float16 holds values up to 65,504 only: this matrix has larger ones, use float32")
+                raise ArgumentError(
+                    "float16 holds values up to 65,504 only: this matrix has larger ones, use float32"
+                )
             return cls(kind, shape, data)
         if not np.isfinite(matrix).all():
-            raise ArgumentError(f"{kind} storage needs finite values: the matrix holds NaN or infinity")
+            raise ArgumentError(
+                f"{kind} storage needs finite values: the matrix holds NaN or infinity"
+            )
         axis = {"row": 0, "column": 1}[scales]
         scale = best_scales(matrix, bits, axis)
-        if scale_kind == "float16" and FULL_HALF * 8 < scale.max(initial=1.0) < 6e4:  # else they stay float32
+        if (
+            scale_kind == "float16" and FULL_HALF * 8 < scale.max(initial=1.0) < 6e4
+        ):  # else they stay float32
             halves = np.maximum(scale, np.float32(SMALLEST_HALF)).astype(np.float16)
-            return cls(kind, shape, cls._packed(matrix, halves.astype(np.float32), bits, axis), halves, axis)
+            return cls(
+                kind,
+                shape,
+                cls._packed(matrix, halves.astype(np.float32), bits, axis),
+                halves,
+                axis,
+            )
         return cls(kind, shape, cls._packed(matrix, scale, bits, axis), scale, axis)
 
     @staticmethod
@@ -125,7 +160,9 @@ class Matrix:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave behind what holds addresses or can be made again."""
-        return {name: part for name, part in self.__dict__.items() if name != "_plan"} | {"_decoded": None}
+        return {name: part for name, part in self.__dict__.items() if name != "_plan"} | {
+            "_decoded": None
+        }
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +174,9 @@ class Matrix:
         bits = level_bits(self.kind)
         if bits >= 16 or scale is None:
             return data.astype(np.float32, copy=False)
-        levels = unpack_levels(data.astype(np.uint8, copy=False), bits, self.shape[1]).astype(np.float32)
+        levels = unpack_levels(data.astype(np.uint8, copy=False), bits, self.shape[1]).astype(
+            np.float32
+        )
         levels -= np.float32((2**bits - 1) / 2)
         wide = scale.astype(np.float32, copy=False)
         levels *= wide[:, None] if self.axis == 0 else wide[None, :]
@@ -165,7 +204,9 @@ class Matrix:
             return engine.Plan("half_rows", np.ascontiguousarray(self.data))
         assert self.scale is not None
         scale = np.ascontiguousarray(self.scale, dtype=np.float32)
-        return engine.Plan("level_rows", np.ascontiguousarray(self.data), level_bits(self.kind), scale, self.axis)
+        return engine.Plan(
+            "level_rows", np.ascontiguousarray(self.data), level_bits(self.kind), scale, self.axis
+        )
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; small ones are kept once decoded."""

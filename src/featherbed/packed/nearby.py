@@ -27,14 +27,22 @@ def fixed_codes(table: PackedTable) -> list[tuple[Band, Fixed]]:
     """Return the bands with their codes, or say what tables have codes."""
     found = [(band, band.codes) for band in table.bands if isinstance(band.codes, Fixed)]
     if len(found) < len(table.bands):
-        layouts = sorted({type(band.codes).__name__.lower() for band in table.bands if not isinstance(band.codes, Fixed)})
+        layouts = sorted(
+            {
+                type(band.codes).__name__.lower()
+                for band in table.bands
+                if not isinstance(band.codes, Fixed)
+            }
+        )
         raise ArgumentError(
             f"this table stores rows as {', '.join(layouts)}: only the layout 'fixed' has codes. Trained tables of codes have "
             "it, tables compressed by a method of codes (pq, layered, kd, clusters ...), and what is packed with layout='fixed'"
         )
     counts = sorted({codes.count for _, codes in found})
     if len(counts) > 1:
-        raise ArgumentError(f"the bands of this table have {' and '.join(map(str, counts))} codes a row: they do not compare")
+        raise ArgumentError(
+            f"the bands of this table have {' and '.join(map(str, counts))} codes a row: they do not compare"
+        )
     return found
 
 
@@ -44,12 +52,16 @@ def check_codes(table: PackedTable, codes: ArrayLike) -> Ids:  # [..., j]
     count, choices = found[0][1].count, max(fixed.choices(band.atoms) for band, fixed in found)
     array = np.asarray(codes)
     if array.dtype.kind not in "iu" and array.size:
-        raise ArgumentError(f"codes have dtype {array.dtype}: they are whole numbers from 0 to {choices - 1}")
+        raise ArgumentError(
+            f"codes have dtype {array.dtype}: they are whole numbers from 0 to {choices - 1}"
+        )
     if array.ndim == 0 or array.shape[-1] > count:
         raise ArgumentError(f"codes have shape {array.shape}; a row of this table has {count}")
     if array.size and (int(array.min()) < 0 or int(array.max()) >= choices):
         wrong = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise ArgumentError(f"code {wrong} is none of this table: its codes go from 0 to {choices - 1}")
+        raise ArgumentError(
+            f"code {wrong} is none of this table: its codes go from 0 to {choices - 1}"
+        )
     return array.astype(np.int64)
 
 
@@ -85,13 +97,17 @@ def rows_with(table: PackedTable, code: ArrayLike) -> Ids:
     return together if table.padding_idx is None else together[together != table.padding_idx]
 
 
-def near_codes(table: PackedTable, codes: ArrayLike, k: int) -> tuple[Ids, Ids]:  # [s] -> [k], [n, s] -> [n, k]
+def near_codes(
+    table: PackedTable, codes: ArrayLike, k: int
+) -> tuple[Ids, Ids]:  # [s] -> [k], [n, s] -> [n, k]
     """Return ids and Hamming distances of the rows that differ from given codes in the fewest parts."""
     search.check_count(k)
     array = check_codes(table, codes)
     count = fixed_codes(table)[0][1].count
     if array.ndim > 2 or array.shape[-1] != count:
-        raise ArgumentError(f"codes have shape {array.shape}; this table takes [{count}] or [n, {count}]")
+        raise ArgumentError(
+            f"codes have shape {array.shape}; this table takes [{count}] or [n, {count}]"
+        )
     wanted = np.atleast_2d(array).astype(np.uint32)
 
     def matched(start: int, out: Floats) -> None:  # how many parts are the same
@@ -105,11 +121,15 @@ def near_codes(table: PackedTable, codes: ArrayLike, k: int) -> tuple[Ids, Ids]:
     return (ids[0], distances[0]) if array.ndim == 1 else (ids, distances)
 
 
-def _matches(table: PackedTable, wanted: NDArray[np.uint32], start: int, out: Floats) -> None:  # wanted [n, s], out [n, B]
+def _matches(
+    table: PackedTable, wanted: NDArray[np.uint32], start: int, out: Floats
+) -> None:  # wanted [n, s], out [n, B]
     first = table.bands[0].codes
     assert isinstance(first, Fixed)
     if len(table.bands) == 1 and engine.kernels(out.shape[1]):
-        plan = engine.Plan("matching_scores", np.ascontiguousarray(first.stream), shape=first.shape[:3])
+        plan = engine.Plan(
+            "matching_scores", np.ascontiguousarray(first.stream), shape=first.shape[:3]
+        )
         for query, mine in enumerate(wanted):
             plan.run(out[query], start, mine)
         return
@@ -130,12 +150,16 @@ def code_recall(table: PackedTable, ids: Ids, k: int, metric: str) -> float:
     flat, found, total = ids.reshape(-1), 0, 0
     for start in range(0, len(flat), TOGETHER):
         own = flat[start : start + TOGETHER]
-        exact = search.top(table, table[own], k + 2, metric)[0]  # the row itself and the padding row are left out again
+        exact = search.top(table, table[own], k + 2, metric)[
+            0
+        ]  # the row itself and the padding row are left out again
         close = near_codes(table, codes_of(table, own), k + 2)[0]
         for mine, right, guess in zip(own.tolist(), exact, close, strict=True):
             left_out = [mine] if table.padding_idx is None else [mine, table.padding_idx]
             right, guess = (row[~np.isin(row, left_out)][:k] for row in (right, guess))
             found, total = found + len(np.intersect1d(right, guess)), total + len(right)
     if total == 0:
-        raise ArgumentError("there are no neighbours to compare: give at least one id of a table with other rows")
+        raise ArgumentError(
+            "there are no neighbours to compare: give at least one id of a table with other rows"
+        )
     return found / total

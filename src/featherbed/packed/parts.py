@@ -13,7 +13,17 @@ from featherbed.packed import bits
 from featherbed.packed.band import Band
 from featherbed.packed.cells import KINDS as CELLS
 from featherbed.packed.cells import Cell
-from featherbed.packed.codes import DIRECTORY_STEP, MOST_CODES, Codes, Every, Fixed, Hash, Identity, Ragged, Remainder
+from featherbed.packed.codes import (
+    DIRECTORY_STEP,
+    MOST_CODES,
+    Codes,
+    Every,
+    Fixed,
+    Hash,
+    Identity,
+    Ragged,
+    Remainder,
+)
 from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, Grades, stream_bytes
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import KINDS, Matrix, row_bytes
@@ -52,7 +62,9 @@ class Reader:
         """Return a whole number within bounds."""
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise FormatError(f"{self.where}.{name} must be a whole number from {low} to {high}, got {str(value)[:40]}")
+            raise FormatError(
+                f"{self.where}.{name} must be a whole number from {low} to {high}, got {str(value)[:40]}"
+            )
         return value
 
     def flag(self, name: str) -> bool:
@@ -66,7 +78,9 @@ class Reader:
         """Return one of the accepted words."""
         value = self.raw(name)
         if value not in choices:
-            raise FormatError(f"{self.where}.{name} must be one of {', '.join(choices)}, got {str(value)[:40]!r}")
+            raise FormatError(
+                f"{self.where}.{name} must be one of {', '.join(choices)}, got {str(value)[:40]!r}"
+            )
         return str(value)
 
     def sub(self, name: str) -> Reader | None:
@@ -78,7 +92,9 @@ class Reader:
         """Refuse fields nobody asked for: what they mean would be lost, and a new meaning takes a new version."""
         extra = sorted(set(self.fields) - self.read)
         if extra:
-            raise FormatError(f"{self.where} has fields this version does not know: {', '.join(extra)[:100]}")
+            raise FormatError(
+                f"{self.where} has fields this version does not know: {', '.join(extra)[:100]}"
+            )
 
 
 def read_matrix(reader: Reader | None, name: str, take: Take) -> Matrix | None:
@@ -94,9 +110,15 @@ def read_matrix(reader: Reader | None, name: str, take: Take) -> Matrix | None:
     if scaled is None:
         return Matrix(kind, (rows, columns), take(name, _FLOATS[kind], (rows, columns)))
     axis = scaled.whole("axis", 0, 1)
-    scale = take(f"{name}.scale", _FLOATS[scaled.choice("kind", tuple(_FLOATS))], (rows if axis == 0 else columns,))
+    scale = take(
+        f"{name}.scale",
+        _FLOATS[scaled.choice("kind", tuple(_FLOATS))],
+        (rows if axis == 0 else columns,),
+    )
     scaled.done()
-    return Matrix(kind, (rows, columns), take(name, "U8", (rows, row_bytes(kind, columns))), scale, axis)
+    return Matrix(
+        kind, (rows, columns), take(name, "U8", (rows, row_bytes(kind, columns))), scale, axis
+    )
 
 
 def read_values(reader: Reader | None, name: str, take: Take) -> Matrix | Graded | None:
@@ -112,7 +134,9 @@ def read_values(reader: Reader | None, name: str, take: Take) -> Matrix | Graded
     scaled.done()
     reader.done()
     if rows > IMPLICIT_ROWS * (1 + size):
-        raise FormatError(f"{reader.where}: {rows} rows in {size} bytes: no more than {IMPLICIT_ROWS} rows may share one")
+        raise FormatError(
+            f"{reader.where}: {rows} rows in {size} bytes: no more than {IMPLICIT_ROWS} rows may share one"
+        )
     return Graded((rows, columns), grades, take(name, "U8", (size,)), scale)
 
 
@@ -125,16 +149,25 @@ def _grades(reader: Reader, rows: int, columns: int) -> Grades:
     for grade in listed:
         pair = grade if isinstance(grade, list) and len(grade) == 2 else (None, None)
         whole = isinstance(pair[0], int) and not isinstance(pair[0], bool) and 1 <= pair[0] <= rows
-        if not whole or not isinstance(pair[1], str) or len(pair[1]) != columns or not set(pair[1]) <= digits:
+        if (
+            not whole
+            or not isinstance(pair[1], str)
+            or len(pair[1]) != columns
+            or not set(pair[1]) <= digits
+        ):
             wanted = f"[rows, {columns} digits from 0 to {MOST_BITS}]"
             raise FormatError(f"{reader.where}.grades: a grade is {wanted}, got {str(grade)[:60]}")
     if sum(count for count, _ in listed) != rows:
-        raise FormatError(f"{reader.where}.grades hold {sum(count for count, _ in listed)} rows, the matrix has {rows}")
+        raise FormatError(
+            f"{reader.where}.grades hold {sum(count for count, _ in listed)} rows, the matrix has {rows}"
+        )
     return tuple((count, text) for count, text in listed)
 
 
 def _levels(kind: str, name: str, take: Take) -> Levels:
-    return Levels(kind, None if kind in _FLOATS else take(f"{name}.levels", "F32", (2 ** KINDS[kind],)))
+    return Levels(
+        kind, None if kind in _FLOATS else take(f"{name}.levels", "F32", (2 ** KINDS[kind],))
+    )
 
 
 def read_codes(reader: Reader, name: str, take: Take, rows: int, atoms: int) -> Codes:
@@ -161,7 +194,9 @@ def read_codes(reader: Reader, name: str, take: Take, rows: int, atoms: int) -> 
 def _index_bits(reader: Reader, choices: int) -> int:
     found = reader.whole("index_bits", 0, 32)
     if found != bits.width(choices):
-        raise FormatError(f"{reader.where}.index_bits is {found}: a choice among {choices} atoms takes {bits.width(choices)}")
+        raise FormatError(
+            f"{reader.where}.index_bits is {found}: a choice among {choices} atoms takes {bits.width(choices)}"
+        )
     return found
 
 
@@ -181,7 +216,9 @@ def _ragged(reader: Reader, name: str, take: Take, rows: int, atoms: int) -> Rag
     index_bits = _index_bits(reader, atoms)
     entries, count_bits = reader.whole("entries", 0, MOST_ROWS), reader.whole("count_bits", 0, 32)
     levels = _levels(reader.choice("value", tuple(KINDS)), name, take)
-    directory = take(f"{name}.directory", "U64" if reader.flag("wide") else "U32", (-(-rows // DIRECTORY_STEP),))
+    directory = take(
+        f"{name}.directory", "U64" if reader.flag("wide") else "U32", (-(-rows // DIRECTORY_STEP),)
+    )
     counts = take(f"{name}.counts", "U32", (bits.word_count(rows, count_bits),))
     stream = take(f"{name}.stream", "U32", (bits.word_count(entries, index_bits + levels.bits),))
     return Ragged(rows, entries, index_bits, count_bits, counts, directory, stream, levels)
@@ -208,21 +245,33 @@ def read_cell(reader: Reader | None, name: str, take: Take, band: Band, width: i
     kind, count = reader.choice("kind", CELLS), code_count(band.codes)
     if kind != "mlp" and (band.combine != "concat" or count is None):
         found = f"{type(band.codes).__name__.lower()} codes combined by {band.combine}"
-        raise FormatError(f"{reader.where}: a cell of kind {kind} takes the atoms of fixed codes by concat, found {found}")
+        raise FormatError(
+            f"{reader.where}: a cell of kind {kind} takes the atoms of fixed codes by concat, found {found}"
+        )
     weighed, given = reader.sub("weight"), reader.sub("input")
     reader.done()
     if weighed is None or (kind == "lstm") != (given is not None):
         found = ", ".join(
-            f"{field} {'null' if part is None else 'given'}" for field, part in (("weight", weighed), ("input", given))
+            f"{field} {'null' if part is None else 'given'}"
+            for field, part in (("weight", weighed), ("input", given))
         )
-        raise FormatError(f"{reader.where}: every cell has a weight, an lstm alone an input; found {kind} with {found}")
-    weight, seen = read_matrix(weighed, f"{name}.weight", take), read_matrix(given, f"{name}.input", take)
+        raise FormatError(
+            f"{reader.where}: every cell has a weight, an lstm alone an input; found {kind} with {found}"
+        )
+    weight, seen = (
+        read_matrix(weighed, f"{name}.weight", take),
+        read_matrix(given, f"{name}.input", take),
+    )
     assert weight is not None
     atom = width if kind == "mlp" else width // (count or 1)
     out = {"mlp": weight.shape[1], "recurrent": atom}.get(kind, weight.shape[0])
     wanted = (atom, out) if kind == "mlp" else (out, 4 * out)
     if weight.shape != wanted or (seen is not None and seen.shape != (atom, 4 * out)):
-        found = f"{list(weight.shape)}" + ("" if seen is None else f" and an input {list(seen.shape)}")
+        found = f"{list(weight.shape)}" + (
+            "" if seen is None else f" and an input {list(seen.shape)}"
+        )
         takes = f"{list(wanted)}" + ("" if seen is None else f" and {[atom, 4 * out]}")
-        raise FormatError(f"{reader.where}: on {atom} numbers at a time {kind} takes a weight {takes}, found {found}")
+        raise FormatError(
+            f"{reader.where}: on {atom} numbers at a time {kind} takes a weight {takes}, found {found}"
+        )
     return Cell(kind, weight, take(f"{name}.bias", "F32", (wanted[1],)), seen)

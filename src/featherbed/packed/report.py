@@ -32,10 +32,20 @@ def report(path: str | Path) -> dict[str, Any]:
         "version": meta["version"],
         "made_by": table.made_by,
         "padding_idx": table.padding_idx,
-        "bytes": {"file": size, "without_keys": size - vocabulary, "keys": vocabulary, "dense_float32": dense},
-        "smaller": {"float32": dense / (size - vocabulary), "float16": dense / 2 / (size - vocabulary)},
+        "bytes": {
+            "file": size,
+            "without_keys": size - vocabulary,
+            "keys": vocabulary,
+            "dense_float32": dense,
+        },
+        "smaller": {
+            "float32": dense / (size - vocabulary),
+            "float16": dense / 2 / (size - vocabulary),
+        },
         "parts": parts,
-        "bands": [_band(band, fields) for band, fields in zip(table.bands, meta["bands"], strict=True)],
+        "bands": [
+            _band(band, fields) for band, fields in zip(table.bands, meta["bands"], strict=True)
+        ],
     }
 
 
@@ -51,7 +61,9 @@ def file_size(packed: PackedTable, keys: bool = False) -> int:
     """
     table = packed
     if packed.keys is not None and not keys:
-        table = PackedTable(packed.bands, packed.dim, padding_idx=packed.padding_idx, made_by=packed.made_by)
+        table = PackedTable(
+            packed.bands, packed.dim, padding_idx=packed.padding_idx, made_by=packed.made_by
+        )
     return len(header_of(table)) + sum(array.nbytes for array in table.arrays.values())
 
 
@@ -84,7 +96,11 @@ def codes_per_row(band: Band) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         return counts
     if isinstance(band.codes, Fixed):
         values = band.codes.fetch(rows, band.atoms)[1]
-        used = np.full(len(rows), band.codes.count) if values is None else np.count_nonzero(values, axis=1)
+        used = (
+            np.full(len(rows), band.codes.count)
+            if values is None
+            else np.count_nonzero(values, axis=1)
+        )
         return used.astype(np.int64)
     return None
 
@@ -93,14 +109,20 @@ def as_text(found: dict[str, Any]) -> str:
     """Lay the report out in lines."""
     sizes, made = found["bytes"], found["made_by"]
     name = made.get("table", "table")
-    settings = ", ".join(f"{key}={value}" for key, value in made.items() if key != "table" and value is not None)
+    settings = ", ".join(
+        f"{key}={value}" for key, value in made.items() if key != "table" and value is not None
+    )
     lines = [
         f"{found['file']}: {found['rows']:,} rows of width {found['dim']}, format version {found['version']}",
         f"made by     {name}({settings})",
-        f"file        {sizes['file']:,} bytes" + (f", of which {sizes['keys']:,} are keys" if sizes["keys"] else ""),
+        f"file        {sizes['file']:,} bytes"
+        + (f", of which {sizes['keys']:,} are keys" if sizes["keys"] else ""),
         f"smaller     {found['smaller']['float32']:.1f}x than float32, {found['smaller']['float16']:.1f}x than float16 rows",
         "parts",
-        *(f"  {part:<24}{size:>14,}" for part, size in sorted(found["parts"].items(), key=lambda item: -item[1])),
+        *(
+            f"  {part:<24}{size:>14,}"
+            for part, size in sorted(found["parts"].items(), key=lambda item: -item[1])
+        ),
     ]
     for number, band in enumerate(found["bands"]):
         lines += _layer_text(f"band {number}: {band['rows']:,} rows,", band)
@@ -108,7 +130,11 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _codes(codes: dict[str, Any]) -> str:
-    rest = ", ".join(f"{key} {value}" for key, value in codes.items() if key != "layout" and value not in (None, False))
+    rest = ", ".join(
+        f"{key} {value}"
+        for key, value in codes.items()
+        if key != "layout" and value not in (None, False)
+    )
     return f"{codes['layout']} codes" + (f" ({rest})" if rest else "")
 
 
@@ -124,7 +150,8 @@ def _layer_text(start: str, band: dict[str, Any]) -> list[str]:
         lines += [f"  dictionary {shape['rows']:,} x {shape['columns']} in {shape['kind']}"]
     if band["values"] and band["values"]["kind"] == "graded":
         lines += [
-            f"  {rows:>10,} rows of {sum(map(int, text)):>3} bits: {text[:64]}" for rows, text in band["values"]["grades"]
+            f"  {rows:>10,} rows of {sum(map(int, text)):>3} bits: {text[:64]}"
+            for rows, text in band["values"]["grades"]
         ]
     if band["cell"]:
         lines += [f"  cell {_cell(band['cell'])}"]

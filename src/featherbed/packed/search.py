@@ -32,7 +32,9 @@ def check_queries(queries: ArrayLike, dim: int) -> Floats:
             f"queries are vectors of {dim} numbers, got {str(queries)[:40]!r}: look a key's row up first"
         ) from None
     if array.ndim not in (1, 2) or array.shape[-1] != dim:
-        raise ArgumentError(f"queries have shape {array.shape}; this table takes [{dim}] or [n, {dim}]")
+        raise ArgumentError(
+            f"queries have shape {array.shape}; this table takes [{dim}] or [n, {dim}]"
+        )
     return array
 
 
@@ -45,7 +47,9 @@ class Scorer:
     def __init__(self, band: Band, queries: Floats) -> None:  # queries [n, d]
         self.band = band
         self.shift: Floats | None = None
-        self.atom_scores: Floats | None = None  # [n, K], with concat [n, s*K]: a table for each part
+        self.atom_scores: Floats | None = (
+            None  # [n, K], with concat [n, s*K]: a table for each part
+        )
         if band.affine is not None:
             if band.affine.bias is not None:
                 self.shift = (queries @ band.affine.bias)[:, None]
@@ -56,7 +60,11 @@ class Scorer:
         if band.linear:
             assert band.dictionary is not None
             atoms = band.dictionary.dense()
-            self.atom_scores = part_scores(band.codes, atoms, queries) if band.combine == "concat" else queries @ atoms.T
+            self.atom_scores = (
+                part_scores(band.codes, atoms, queries)
+                if band.combine == "concat"
+                else queries @ atoms.T
+            )
 
     @property
     def stride(self) -> int:
@@ -64,7 +72,11 @@ class Scorer:
         codes = self.band.codes
         if not isinstance(codes, Fixed):
             return 0
-        return codes.choices(self.band.atoms) if self.band.combine == "concat" else codes.stride(self.band.atoms)
+        return (
+            codes.choices(self.band.atoms)
+            if self.band.combine == "concat"
+            else codes.stride(self.band.atoms)
+        )
 
     def __call__(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
         """Score rows given by ids and their positions in the band."""
@@ -101,7 +113,9 @@ class Scorer:
         assert isinstance(codes, Fixed)
         padded = np.zeros((len(scores), scores.shape[1] + 2**codes.index_bits), dtype=np.float32)
         padded[:, : scores.shape[1]] = scores
-        plan = engine.Plan("fixed_scores", *codes.arguments(self.band.atoms), shape=(*codes.shape, self.stride))
+        plan = engine.Plan(
+            "fixed_scores", *codes.arguments(self.band.atoms), shape=(*codes.shape, self.stride)
+        )
         return plan, padded
 
     @property
@@ -128,7 +142,9 @@ class Scorer:
         return True
 
 
-def part_scores(codes: Codes, atoms: Floats, queries: Floats) -> Floats:  # [K or s*K, d/s], [n, d] -> [n, s*K]
+def part_scores(
+    codes: Codes, atoms: Floats, queries: Floats
+) -> Floats:  # [K or s*K, d/s], [n, d] -> [n, s*K]
     """Return the score of every choice of every part: the dot product of an atom with its part of the query."""
     assert isinstance(codes, Fixed)
     count, width = codes.count, atoms.shape[1]
@@ -140,7 +156,9 @@ def part_scores(codes: Codes, atoms: Floats, queries: Floats) -> Floats:  # [K o
     return scores.transpose(1, 0, 2).reshape(len(queries), count * choices)
 
 
-def score_block(table: PackedTable, scorers: list[Scorer], start: int, out: Floats) -> None:  # out [n, B]
+def score_block(
+    table: PackedTable, scorers: list[Scorer], start: int, out: Floats
+) -> None:  # out [n, B]
     """Fill in the scores of the rows from ``start`` on."""
     if len(scorers) > 1 or not scorers[0].fill(start, out):
         for begin in range(0, out.shape[1], table._chunk):
@@ -206,7 +224,9 @@ def check_count(k: int) -> None:
         raise ArgumentError(f"k={k!r}: ask for a whole number of rows, at least one")
 
 
-def best_rows(rows: int, queries: int, k: int, scored: Callable[[int, Floats], None]) -> tuple[Ids, Floats]:
+def best_rows(
+    rows: int, queries: int, k: int, scored: Callable[[int, Floats], None]
+) -> tuple[Ids, Floats]:
     """Return ids and scores [n, k] of the best rows, best first, ties by the smaller id.
 
     ``scored(start, out)`` fills in the scores [n, B] of the rows from ``start`` on. The first block is short: it only has to
@@ -239,7 +259,9 @@ class Best:
         self.k = k
         self.ids = [np.empty(0, dtype=np.int64)] * queries  # ascending
         self.scores = [np.empty(0, dtype=np.float32)] * queries
-        self.edge = np.full(queries, -np.inf, dtype=np.float32)  # the k-th best score, once there are k
+        self.edge = np.full(
+            queries, -np.inf, dtype=np.float32
+        )  # the k-th best score, once there are k
         self.seen = 0
 
     def add(self, start: int, scores: Floats) -> None:  # [n, B]
@@ -256,7 +278,10 @@ class Best:
         self.seen += scores.shape[1]
 
     def _merge(self, query: int, ids: Ids, scores: Floats) -> None:
-        ids, scores = np.concatenate([self.ids[query], ids]), np.concatenate([self.scores[query], scores])
+        ids, scores = (
+            np.concatenate([self.ids[query], ids]),
+            np.concatenate([self.scores[query], scores]),
+        )
         if len(scores) >= self.k:
             edge = np.partition(scores, len(scores) - self.k)[len(scores) - self.k]
             above, level = np.flatnonzero(scores > edge), np.flatnonzero(scores == edge)
@@ -267,6 +292,9 @@ class Best:
     def sorted(self) -> tuple[Ids, Floats]:  # [n, k] each
         """Return ids and scores, best first, ties by the smaller id."""
         shape = (len(self.ids), min(self.k, self.seen))
-        ids, scores = np.array(self.ids, dtype=np.int64).reshape(shape), np.array(self.scores, dtype=np.float32).reshape(shape)
+        ids, scores = (
+            np.array(self.ids, dtype=np.int64).reshape(shape),
+            np.array(self.scores, dtype=np.float32).reshape(shape),
+        )
         order = np.argsort(-scores, axis=1, kind="stable")
         return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)

@@ -18,7 +18,9 @@ from featherbed.packed.matrix import Floats
 if TYPE_CHECKING:
     from featherbed.packed.keys import Keys
 
-CHUNK = 1 << 16  # rows composed at once, so that a look-up of many rows allocates little beyond its result
+CHUNK = (
+    1 << 16
+)  # rows composed at once, so that a look-up of many rows allocates little beyond its result
 HELD = 1 << 23  # gathered floats held at once on the way to the rows
 
 
@@ -46,7 +48,9 @@ class PackedTable:
         self.padding_idx = padding_idx
         self.keys = keys
         self.made_by = made_by or {}
-        self.report: Any = None  # of the compression that made it, in the process that did; not stored
+        self.report: Any = (
+            None  # of the compression that made it, in the process that did; not stored
+        )
         self._norms: Floats | None = None
         self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
         check_bands(bands, self.rows)
@@ -68,7 +72,9 @@ class PackedTable:
         for start in range(0, self.rows, self._chunk):
             yield from self.block(start, min(start + self._chunk, self.rows))
 
-    def __getitem__(self, ids: Any) -> Floats:  # int, key, slice, or any array of ids or keys -> [..., d]
+    def __getitem__(
+        self, ids: Any
+    ) -> Floats:  # int, key, slice, or any array of ids or keys -> [..., d]
         if isinstance(ids, slice):
             ids = np.arange(*ids.indices(self.rows))
         wanted = self._wanted(ids)
@@ -87,7 +93,9 @@ class PackedTable:
     def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
         """Return the id of a key, or the ids of several."""
         if self.keys is None:
-            raise UnknownKeyError(f"{keys!r}: this table was saved without keys; look rows up by id, 0 to {self.rows - 1}")
+            raise UnknownKeyError(
+                f"{keys!r}: this table was saved without keys; look rows up by id, 0 to {self.rows - 1}"
+            )
         if isinstance(keys, str):
             return int(self.keys.find([keys])[0])
         array = np.asarray(keys, dtype=object)
@@ -205,19 +213,27 @@ class PackedTable:
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Every stored array by the name it has in the file."""
-        found = {f"b{i}.{name}": array for i, band in enumerate(self.bands) for name, array in band.arrays()}
+        found = {
+            f"b{i}.{name}": array
+            for i, band in enumerate(self.bands)
+            for name, array in band.arrays()
+        }
         return found | ({} if self.keys is None else self.keys.arrays)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the stored arrays, keys not counted (they are listed apart, see ``sizes_by_part``)."""
-        return sum(array.nbytes for name, array in self.arrays.items() if not name.startswith("keys."))
+        return sum(
+            array.nbytes for name, array in self.arrays.items() if not name.startswith("keys.")
+        )
 
     def sizes_by_part(self) -> dict[str, int]:
         """Bytes of each stored array, and of the file's header."""
         from featherbed.packed.file import header_of
 
-        return {"header": len(header_of(self))} | {name: array.nbytes for name, array in self.arrays.items()}
+        return {"header": len(header_of(self))} | {
+            name: array.nbytes for name, array in self.arrays.items()
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the table to ``path``, atomically."""
@@ -250,13 +266,23 @@ def as_ids(ids: Any, rows: int) -> Ids:
     if array.dtype.kind not in "iu":
         if array.size == 0:
             return array.astype(np.int64)
-        if array.dtype == object and all(isinstance(id_, int) for id_ in array.reshape(-1)):  # beyond 64 bits
-            raise IdError(f"id {max(array.reshape(-1), key=abs)} is not in this table: ids go from 0 to {rows - 1}")
-        raise IdError(f"ids have dtype {array.dtype}; a table takes integer ids from 0 to {rows - 1}")
+        if array.dtype == object and all(
+            isinstance(id_, int) for id_ in array.reshape(-1)
+        ):  # beyond 64 bits
+            raise IdError(
+                f"id {max(array.reshape(-1), key=abs)} is not in this table: ids go from 0 to {rows - 1}"
+            )
+        raise IdError(
+            f"ids have dtype {array.dtype}; a table takes integer ids from 0 to {rows - 1}"
+        )
     if array.dtype.kind == "u" and array.itemsize == 8 and array.size and int(array.max()) >= rows:
         raise IdError(f"id {int(array.max())} is not in this table: ids go from 0 to {rows - 1}")
     wide = array.astype(np.int64, copy=False)
-    if wide.size and int(wide.view(np.uint64).max()) >= rows:  # a negative id is a huge unsigned one
+    if (
+        wide.size and int(wide.view(np.uint64).max()) >= rows
+    ):  # a negative id is a huge unsigned one
         low, high = int(wide.min()), int(wide.max())
-        raise IdError(f"id {low if low < 0 else high} is not in this table: ids go from 0 to {rows - 1}")
+        raise IdError(
+            f"id {low if low < 0 else high} is not in this table: ids go from 0 to {rows - 1}"
+        )
     return wide

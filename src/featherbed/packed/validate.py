@@ -53,9 +53,13 @@ def _ragged(codes: Ragged, atoms: int) -> None:
     total = 0
     for start in range(0, codes.rows, STEP):
         rows = np.arange(start, min(start + STEP, codes.rows))
-        counts = bits.unpack(codes.counts, rows * codes.count_bits, codes.count_bits).astype(np.int64)
+        counts = bits.unpack(codes.counts, rows * codes.count_bits, codes.count_bits).astype(
+            np.int64
+        )
         firsts = total + np.cumsum(counts) - counts
-        stored = codes.directory[start // DIRECTORY_STEP : -(-(start + len(rows)) // DIRECTORY_STEP)]
+        stored = codes.directory[
+            start // DIRECTORY_STEP : -(-(start + len(rows)) // DIRECTORY_STEP)
+        ]
         if not np.array_equal(firsts[::DIRECTORY_STEP], stored.astype(np.int64)):
             raise FormatError("the directory of ragged codes does not match its counts")
         total += int(counts.sum())
@@ -64,4 +68,6 @@ def _ragged(codes: Ragged, atoms: int) -> None:
     width = codes.index_bits + codes.levels.bits
     for start in range(0, codes.entries, STEP):
         entries = np.arange(start, min(start + STEP, codes.entries))
-        check_indices(bits.unpack(codes.stream, entries * width, codes.index_bits).astype(np.int64), atoms)
+        check_indices(
+            bits.unpack(codes.stream, entries * width, codes.index_bits).astype(np.int64), atoms
+        )

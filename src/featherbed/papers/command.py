@@ -47,15 +47,22 @@ def run(
     results = run_paper(paper, folder, data=data, quick=quick, shown=not quiet)
     page = folder / paper.home / "summary.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(page) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+    with (
+        replacing(page) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
+    ):
         file.write(summary_page(results))
     show(results)
     sys.stdout.write(f"results     {page.parent}\npage        {page}\n")
     if quick:
         what = "texts" if paper.task in ("text", "language") else "ratings"
-        sys.stdout.write(f"A quick look on generated {what}: the figures say that it runs, and nothing else.\n")
+        sys.stdout.write(
+            f"A quick look on generated {what}: the figures say that it runs, and nothing else.\n"
+        )
     if results.interrupted:
-        sys.stdout.write("Stopped; the results so far are kept, and the same command goes on from there.\n")
+        sys.stdout.write(
+            "Stopped; the results so far are kept, and the same command goes on from there.\n"
+        )
         raise SystemExit(130)
 
 
@@ -81,4 +88,6 @@ def _seeds(text: str) -> tuple[int, ...]:
     try:
         return checked_seeds(tuple(int(part) for part in _listed(text)))
     except ValueError:
-        raise ArgumentError(f"--seeds {text}: give whole numbers of at least 0, separated by commas") from None
+        raise ArgumentError(
+            f"--seeds {text}: give whole numbers of at least 0, separated by commas"
+        ) from None

@@ -20,7 +20,11 @@ from featherbed.kernels.compiled import compiled
 from featherbed.sharing import share
 from featherbed.tasks.data import Ratings
 
-MODELS = {"plain": (False, False), "mean": (True, False), "biases": (True, True)}  # whether it has a mean, biases
+MODELS = {
+    "plain": (False, False),
+    "mean": (True, False),
+    "biases": (True, True),
+}  # whether it has a mean, biases
 Floats = NDArray[np.float32]
 Parts = Sequence[Ratings]  # train, validation, test
 After = Callable[[int, float], None]  # told the epoch and its validation error
@@ -100,7 +104,10 @@ class Factors:
         self.rows = rng.normal(0, spread, (data.num_users, dim)).astype(np.float32)
         self.columns = rng.normal(0, spread, (data.num_items, dim)).astype(np.float32)
         self.has_mean, self.has_biases = MODELS[model]
-        self.bias_rows, self.bias_columns = np.zeros(data.num_users, np.float32), np.zeros(data.num_items, np.float32)
+        self.bias_rows, self.bias_columns = (
+            np.zeros(data.num_users, np.float32),
+            np.zeros(data.num_items, np.float32),
+        )
         self.mean = np.float32(0)
 
     def copy(self) -> Factors:
@@ -113,7 +120,9 @@ class Factors:
         found += self.bias_rows[part.users] + self.bias_columns[part.items]
         return float(np.sqrt(np.mean((part.values - found) ** 2)))
 
-    def descend(self, train: Ratings, ids: Sequence[Any], lr: float, decay: float, drop: float, rng: Any) -> None:
+    def descend(
+        self, train: Ratings, ids: Sequence[Any], lr: float, decay: float, drop: float, rng: Any
+    ) -> None:
         """Pass over all ratings once, with ``ids`` for users and items, in an order drawn from ``rng``."""
         sides = self.rows, self.columns, self.bias_rows, self.bias_columns, self.mean
         order = rng.permutation(len(train))
@@ -122,7 +131,11 @@ class Factors:
 
 
 def shared_ids(
-    train: Ratings, p: float, graphs: Sequence[Any], rho: Sequence[float], generator: torch.Generator
+    train: Ratings,
+    p: float,
+    graphs: Sequence[Any],
+    rho: Sequence[float],
+    generator: torch.Generator,
 ) -> tuple[NDArray[np.int64], ...]:
     """Return the users and items of ratings, each replaced with probability ``p`` (SSE-SE; with a graph, SSE-Graph)."""
     ids = torch.from_numpy(train.users), torch.from_numpy(train.items)

@@ -27,7 +27,9 @@ from featherbed.tasks.lm import perplexity
 from featherbed.theory.objective import nbant_objective
 
 OWN = ("cut", "lambda2", "post")
-ROOM = 1 << 20  # bytes beyond those of plain rows: settings, not bytes, say how small a compressed table is
+ROOM = (
+    1 << 20
+)  # bytes beyond those of plain rows: settings, not bytes, say how small a compressed table is
 MEASURED = (("perplexity", "test"), ("validation_perplexity", "validation"))
 PRICES = {"2e-5": 2e-5, "1e-4": 1e-4, "1e-1": 1e-1}  # lambda1 of table 15
 
@@ -42,12 +44,20 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, bar: Ba
     if fitted.result.interrupted:
         raise KeyboardInterrupt
     table = fitted.made.table
-    sizes = compressed(table, own["post"], settings["times"], seed) if "post" in own else table_sizes(table)
+    sizes = (
+        compressed(table, own["post"], settings["times"], seed)
+        if "post" in own
+        else table_sizes(table)
+    )
     measures = {name: perplexity(fitted.model, getattr(corpus, part)) for name, part in MEASURED}
     measures |= sizes
     if isinstance(table, AnchorTable):
         measures |= objectives(table, measures["perplexity"], own.get("lambda2"))
-    details = {"words": len(corpus.words), "tokens": len(corpus.train), "notes": [*fitted.made.notes]}
+    details = {
+        "words": len(corpus.words),
+        "tokens": len(corpus.train),
+        "notes": [*fitted.made.notes],
+    }
     return Outcome(measures, [dict(row) for row in fitted.result.history], details)
 
 
@@ -59,7 +69,8 @@ def objectives(table: AnchorTable, test: float, lambda2: float | None) -> dict[s
     if lambda2 is None:
         return found
     return found | {
-        f"objective_{name}": nbant_objective(math.log(test), weights, anchors, price, lambda2) for name, price in PRICES.items()
+        f"objective_{name}": nbant_objective(math.log(test), weights, anchors, price, lambda2)
+        for name, price in PRICES.items()
     }
 
 
@@ -74,14 +85,23 @@ def compressed(table: Table, method: str, times: float, seed: int) -> dict[str, 
     atoms = int(method.partition("anchors=")[2].partition(",")[0] or 0)
     codes = round((rows * dim / times - atoms * dim) / rows)
     if atoms < 1 or codes < 1:
-        raise ArgumentError(f"post={method!r}, times={times}: give the number of anchors, few enough to leave codes for rows")
+        raise ArgumentError(
+            f"post={method!r}, times={times}: give the number of anchors, few enough to leave codes for rows"
+        )
     exact = f"{method},codes={codes},values=int8,kind=float16"
-    packed = compress(table.rows.detach().numpy(), budget=4 * rows * dim + ROOM, method=exact, generator=seed)
+    packed = compress(
+        table.rows.detach().numpy(), budget=4 * rows * dim + ROOM, method=exact, generator=seed
+    )
     with torch.no_grad():
         table.rows.copy_(torch.from_numpy(packed[np.arange(rows)]))
     parameters, size = atoms * dim + rows * codes, sum(packed.sizes_by_part().values())
     dense = rows * dim
-    return {"parameters": float(parameters), "times": dense / parameters, "bytes": float(size), "ratio": 4 * dense / size}
+    return {
+        "parameters": float(parameters),
+        "times": dense / parameters,
+        "bytes": float(size),
+        "ratio": 4 * dense / size,
+    }
 
 
 def shortened(corpus: Corpus, count: int) -> Corpus:
@@ -92,6 +112,8 @@ def shortened(corpus: Corpus, count: int) -> Corpus:
     [2, 0]
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(f"cut={count!r}: give the number of words of the training text that are read, at least 1")
+        raise ArgumentError(
+            f"cut={count!r}: give the number of words of the training text that are read, at least 1"
+        )
     train = corpus.train[:count]
     return replace(corpus, train=train, counts=np.bincount(train, minlength=len(corpus.words)))

@@ -24,7 +24,21 @@ from featherbed.tasks.online import train_online
 from featherbed.tasks.progress import training_bar
 from featherbed.tasks.ratings import MatrixFactorization
 
-NEEDED = ("dim", "biases", "anchors", "start", "lr", "lam", "lambda1", "lambda2", "batch", "steps", "every", "ahead", "mean")
+NEEDED = (
+    "dim",
+    "biases",
+    "anchors",
+    "start",
+    "lr",
+    "lam",
+    "lambda1",
+    "lambda2",
+    "batch",
+    "steps",
+    "every",
+    "ahead",
+    "mean",
+)
 Batch = tuple[Any, Any, Any]  # users, items, ratings
 
 
@@ -33,15 +47,27 @@ class Stream:
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        same = {"anchors": settings["anchors"], "init": HalfNormal(settings["start"]), "generator": generator}
+        same = {
+            "anchors": settings["anchors"],
+            "init": HalfNormal(settings["start"]),
+            "generator": generator,
+        }
         self.tables = [GrowingAnchorTable(1, settings["dim"], **same) for _ in range(2)]
-        self.model = MatrixFactorization(*self.tables, mean=settings["mean"], biases=settings["biases"])
+        self.model = MatrixFactorization(
+            *self.tables, mean=settings["mean"], biases=settings["biases"]
+        )
         penalties = {table.transform: NonNegativeL1(settings["lam"]) for table in self.tables}
         self.optimizer = Yogi(self.model.parameters(), settings["lr"], penalties=penalties)
         prices = {key: settings[key] for key in ("lambda1", "lambda2")}
         self.growth = Growth(self.tables, self.optimizer, **prices)
-        self.biases = [bias for bias in (self.model.user_bias, self.model.item_bias) if bias is not None]
-        held = zip(self.tables, self.biases, strict=True) if self.biases else ([table] for table in self.tables)
+        self.biases = [
+            bias for bias in (self.model.user_bias, self.model.item_bias) if bias is not None
+        ]
+        held = (
+            zip(self.tables, self.biases, strict=True)
+            if self.biases
+            else ([table] for table in self.tables)
+        )
         self.known = [Arrivals([*holders], self.optimizer) for holders in held]
 
     def train_loss(self, batch: Batch) -> Tensor:
@@ -72,21 +98,33 @@ def run_online(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar)
     """Pass over the training ratings as a shuffled stream; measure batches before training, and the test part at the end."""
     odd = sorted(set(NEEDED) ^ set(settings))
     if odd:
-        raise ArgumentError(f"{', '.join(odd)}: missing or unknown, an online run takes {', '.join(NEEDED)}")
+        raise ArgumentError(
+            f"{', '.join(odd)}: missing or unknown, an online run takes {', '.join(NEEDED)}"
+        )
     train, validation, test = source.split(seed)
     stream = Stream(settings, seed)
     order = np.random.default_rng(seed).permutation(len(train))
     parts = np.array_split(order, math.ceil(len(train) / settings["batch"]))
-    batches: Iterator[Batch] = ((train.users[part], train.items[part], train.values[part]) for part in parts)
+    batches: Iterator[Batch] = (
+        (train.users[part], train.items[part], train.values[part]) for part in parts
+    )
     loop = {key: settings[key] for key in ("steps", "every", "ahead")}
-    rows = train_online(batches, stream.train_loss, stream.loss, stream.optimizer, growth=stream.growth, **loop)
+    rows = train_online(
+        batches, stream.train_loss, stream.loss, stream.optimizer, growth=stream.growth, **loop
+    )
     history: list[dict[str, Any]] = []
     with training_bar(bar.shown) as shown:
         task = shown.add_task(bar.name, total=len(parts), note="")
         for row in rows:
-            here = {"batch": int(row["batch"]), "before": round(row["before"], 5), "anchors": int(row["anchors"])}
+            here = {
+                "batch": int(row["batch"]),
+                "before": round(row["before"], 5),
+                "anchors": int(row["anchors"]),
+            }
             history.append(here | {"users": len(stream.known[0]), "items": len(stream.known[1])})
-            shown.update(task, advance=1, note=f"before {row['before']:.3f}, {here['anchors']} anchors")
+            shown.update(
+                task, advance=1, note=f"before {row['before']:.3f}, {here['anchors']} anchors"
+            )
     before = [row["before"] for row in history]
     anchors = [len(table.atoms) for table in stream.tables]
     measures = {

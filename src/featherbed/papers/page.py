@@ -20,7 +20,9 @@ def summary_page(results: Results) -> str:
         _table(lines),
         drawing(results),
         _clusters(results),
-        "<h2>How it was measured</h2><ul>" + "".join(f"<li>{as_html(note)}</li>" for note in notes(results)) + "</ul>",
+        "<h2>How it was measured</h2><ul>"
+        + "".join(f"<li>{as_html(note)}</li>" for note in notes(results))
+        + "</ul>",
         _settings(results),
         f"<h2>How to repeat it</h2><pre><code>featherbed paper {as_html(_asked(paper))}</code></pre>"
         f"<footer>Made by featherbed {as_html(__version__)}; every run has a result file, which is never edited.</footer>",
@@ -39,10 +41,19 @@ def _table(lines: list[Line]) -> str:
     for line in lines:
         found = [as_html(line.label)]
         for figure in line.figures:
-            beside = [] if figure.published is None else [f"published {figure.published_text}{'*' if line.reported else ''}"]
+            beside = (
+                []
+                if figure.published is None
+                else [f"published {figure.published_text}{'*' if line.reported else ''}"]
+            )
             beside += [] if figure.difference is None else [figure.difference_text]
-            found.append(as_html(figure.text) + (f"<small>{as_html(', '.join(beside))}</small>" if beside else ""))
-        rows.append((*found, str(line.seeds), NONE if line.seconds is None else f"{line.seconds:,.0f}"))
+            found.append(
+                as_html(figure.text)
+                + (f"<small>{as_html(', '.join(beside))}</small>" if beside else "")
+            )
+        rows.append(
+            (*found, str(line.seeds), NONE if line.seconds is None else f"{line.seconds:,.0f}")
+        )
     return table("What came out", map(as_html, head), rows)
 
 
@@ -80,6 +91,8 @@ def _settings(results: Results) -> str:
     for row in results.paper.rows:
         if row.runs:
             settings = ", ".join(f"{key} = {value}" for key, value in row.settings.items())
-            rows.append((f"{as_html(row.label)}<small>{as_html(settings)}</small>", as_html(row.name)))
+            rows.append(
+                (f"{as_html(row.label)}<small>{as_html(settings)}</small>", as_html(row.name))
+            )
     every = table("", ("row", "name"), rows)
     return f"<h2>Settings</h2><details><summary>Settings of every row</summary>{every}</details>"

@@ -17,13 +17,22 @@ MOST = 400  # points of a line
 
 def drawing(results: Results) -> str:
     """Return the drawing a paper asks for, with its heading; nothing if it asks for none or nothing has run."""
-    make = {"front": _front, "objective": _objective, "grid": _grid, "convergence": _convergence, "stream": _stream}
+    make = {
+        "front": _front,
+        "objective": _objective,
+        "grid": _grid,
+        "convergence": _convergence,
+        "stream": _stream,
+    }
     kind = results.paper.plot
     traces = make[kind](results) if kind in make and results.records else []
     if not traces:
         return ""
     heading, x, y = TITLES[kind] if kind != "front" else _front_titles(results)
-    layout = PAPER | {"xaxis": AXIS | {"title": {"text": x}}, "yaxis": AXIS | {"title": {"text": y}}}
+    layout = PAPER | {
+        "xaxis": AXIS | {"title": {"text": x}},
+        "yaxis": AXIS | {"title": {"text": y}},
+    }
     if kind == "front":
         layout["xaxis"] = layout["xaxis"] | {"type": "log"}
     return f"<h2>{heading}</h2>{plot('paper', traces, layout, 440)}"
@@ -40,10 +49,14 @@ TITLES = {
 def mean_of(results: Results, row: Row, measure: str) -> float | None:
     """Return the mean of a measure over the seeds there are."""
     records = results.records.get(row.name, {}).values()
-    return mean_and_error([record["measures"][measure] for record in records if measure in record["measures"]])[0]
+    return mean_and_error(
+        [record["measures"][measure] for record in records if measure in record["measures"]]
+    )[0]
 
 
-def _marks(name: str, points: Iterable[tuple[Any, Any, str]], look: Trace, mode: str = "markers") -> Trace:
+def _marks(
+    name: str, points: Iterable[tuple[Any, Any, str]], look: Trace, mode: str = "markers"
+) -> Trace:
     x, y, texts = zip(*points, strict=True)
     kind = {"type": "scatter", "mode": mode, "name": name, "hoverinfo": "text+x+y"}
     return kind | {"x": list(x), "y": list(y), "hovertext": list(texts), "marker": look}
@@ -64,9 +77,19 @@ def _front(results: Results) -> list[Trace]:
         if size is not None and value is not None:
             ours.append((size / unit, value / scale, as_html(row.label)))
         if {"parameters", first} <= set(row.published):
-            theirs.append((row.published["parameters"] / unit, row.published[first] / scale, as_html(row.label)))
+            theirs.append(
+                (
+                    row.published["parameters"] / unit,
+                    row.published[first] / scale,
+                    as_html(row.label),
+                )
+            )
     traces = [_marks("ours", ours, {"size": 10, "color": COLOURS[0]})] if ours else []
-    return traces + ([_marks("published", theirs, {"size": 10, "color": COLOURS[1], "symbol": "cross"})] if theirs else [])
+    return traces + (
+        [_marks("published", theirs, {"size": 10, "color": COLOURS[1], "symbol": "cross"})]
+        if theirs
+        else []
+    )
 
 
 def _grows(row: Row) -> bool:
@@ -86,7 +109,9 @@ def _objective(results: Results) -> list[Trace]:
             if _grows(row) == grown and None not in found:
                 points.append((*found, as_html(row.label)))
         if points:
-            traces.append(_marks(name, sorted(points), look, "markers" if grown else "lines+markers"))
+            traces.append(
+                _marks(name, sorted(points), look, "markers" if grown else "lines+markers")
+            )
     return traces
 
 
@@ -95,7 +120,9 @@ def _grid(results: Results) -> list[Trace]:
     points: dict[bool, list[tuple[Any, Any, str]]] = {False: [], True: []}
     values: dict[bool, list[float]] = {False: [], True: []}
     for row in results.paper.rows:
-        users, items, value = (mean_of(results, row, name) for name in ("user_anchors", "item_anchors", "objective"))
+        users, items, value = (
+            mean_of(results, row, name) for name in ("user_anchors", "item_anchors", "objective")
+        )
         if users is not None and items is not None and value is not None:
             points[_grows(row)].append((users, items, f"{as_html(row.label)}: {value:.4f}"))
             values[_grows(row)].append(value)
@@ -103,9 +130,22 @@ def _grid(results: Results) -> list[Trace]:
     traces = []
     for grown in (False, True):
         if points[grown]:
-            scale = {"cmin": min(every), "cmax": max(every), "colorscale": "Viridis", "showscale": not grown}
-            look = {"size": 22, "color": values[grown], "symbol": "star" if grown else "square", **scale}
-            edge = {"line": {"width": 2 if grown else 0, "color": "#d55e00"}, "colorbar": {"title": {"text": "objective"}}}
+            scale = {
+                "cmin": min(every),
+                "cmax": max(every),
+                "colorscale": "Viridis",
+                "showscale": not grown,
+            }
+            look = {
+                "size": 22,
+                "color": values[grown],
+                "symbol": "star" if grown else "square",
+                **scale,
+            }
+            edge = {
+                "line": {"width": 2 if grown else 0, "color": "#d55e00"},
+                "colorbar": {"title": {"text": "objective"}},
+            }
             traces.append(_marks("NBANT" if grown else "K given", points[grown], look | edge))
     return traces
 
@@ -120,7 +160,11 @@ def _lines(results: Results, x: str, y: str) -> list[Trace]:
         if points:
             thin = points[:: -(-len(points) // MOST)]
             line = {"color": COLOURS[len(traces) % len(COLOURS)]}
-            shown = {"x": [point[0] for point in thin], "y": [point[1] for point in thin], "line": line}
+            shown = {
+                "x": [point[0] for point in thin],
+                "y": [point[1] for point in thin],
+                "line": line,
+            }
             traces.append({"type": "scatter", "mode": "lines", "name": as_html(row.label), **shown})
     return traces
 

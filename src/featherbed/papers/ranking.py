@@ -14,9 +14,15 @@ from featherbed.papers.sources import Source
 from featherbed.tasks.ranking import choices, train_bpr
 from featherbed.tasks.ranking_metrics import Chosen, ranking_metrics
 
-PARTS = ("train", "validation", "least")  # choices of each user, and how many ratings a user must have
+PARTS = (
+    "train",
+    "validation",
+    "least",
+)  # choices of each user, and how many ratings a user must have
 LOOP = tuple(
-    name for name in inspect.signature(train_bpr).parameters if name not in ("train", "validation", "seed", "progress")
+    name
+    for name in inspect.signature(train_bpr).parameters
+    if name not in ("train", "validation", "seed", "progress")
 )
 
 
@@ -24,14 +30,19 @@ def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar
     """Train by BPR, stop on the validation choices, and rank all other items for the test part, once."""
     unknown = sorted(set(settings) - {*PARTS, *LOOP})
     if unknown:
-        raise ArgumentError(f"{', '.join(unknown)}: no setting of a ranking, which takes {', '.join([*PARTS, *LOOP])}")
+        raise ArgumentError(
+            f"{', '.join(unknown)}: no setting of a ranking, which takes {', '.join([*PARTS, *LOOP])}"
+        )
     parts = {key: settings[key] for key in PARTS if key in settings}
     train, validation, test = choices(source.ratings, **parts, seed=seed)
     loop = {key: settings[key] for key in LOOP if key in settings}
     ranked = train_bpr(train, validation, **loop, seed=seed, progress=bar.shown)
     known = both(train, validation)
     measures = ranking_metrics(ranked.users, ranked.items, known, test)
-    measures |= {"validation": ranked.history[ranked.epoch]["ndcg@10"], "epochs": ranked.epoch + 1.0}
+    measures |= {
+        "validation": ranked.history[ranked.epoch]["ndcg@10"],
+        "epochs": ranked.epoch + 1.0,
+    }
     return Outcome(measures, [dict(row) for row in ranked.history])
 
 

@@ -53,15 +53,28 @@ def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar)
     split = Split(*source.split(seed), how="random", seed=seed)
     trained = _trained(recipe, split, seed, own, bar)
     users, items = trained.tables
-    measures = {"mse": mean_squared_error(trained.model, split.test), "validation": trained.result.metrics["validation"]["mse"]}
+    measures = {
+        "mse": mean_squared_error(trained.model, split.test),
+        "validation": trained.result.metrics["validation"]["mse"],
+    }
     measures["parameters"] = float(users.parameter_count() + items.parameter_count())
-    if isinstance(users, AnchorTable) and isinstance(items, AnchorTable) and trained.nonzeros is not None:
+    if (
+        isinstance(users, AnchorTable)
+        and isinstance(items, AnchorTable)
+        and trained.nonzeros is not None
+    ):
         counts = len(users.atoms), len(items.atoms)
-        measures |= {"nonzeros": float(trained.nonzeros), "user_anchors": counts[0], "item_anchors": counts[1]}
+        measures |= {
+            "nonzeros": float(trained.nonzeros),
+            "user_anchors": counts[0],
+            "item_anchors": counts[1],
+        }
         measures["anchors"] = sum(counts) / 2
         if "prices" in own:
             prices = own["prices"]
-            measures["objective"] = float(nbant_objective(measures["validation"], trained.nonzeros, sum(counts), *prices))
+            measures["objective"] = float(
+                nbant_objective(measures["validation"], trained.nonzeros, sum(counts), *prices)
+            )
     history = [{key: row[key] for key in row if key != "reached"} for row in trained.result.history]
     measures["epochs"] = float(epochs_to_near([row["validation_mse"] for row in history]))
     details = clusters(items, split, source, own["clusters"], measures) if "clusters" in own else {}
@@ -83,10 +96,14 @@ def recipe_of(settings: Mapping[str, Any], own: Mapping[str, Any]) -> Recipe:
     known = [one.name for one in fields(Recipe)]
     unknown = sorted(set(settings) - set(known))
     if unknown:
-        raise ArgumentError(f"{', '.join(unknown)}: no setting of a recipe, which takes {', '.join([*known, *OWN])}")
+        raise ArgumentError(
+            f"{', '.join(unknown)}: no setting of a recipe, which takes {', '.join([*known, *OWN])}"
+        )
     if own.get("grows") and len(own.get("prices", ())) != 2:
         raise ArgumentError("grows needs prices = [lambda1, lambda2], of an anchor and of a weight")
-    lambdas = dict(zip(("lambda1", "lambda2"), own["prices"], strict=True)) if own.get("grows") else {}
+    lambdas = (
+        dict(zip(("lambda1", "lambda2"), own["prices"], strict=True)) if own.get("grows") else {}
+    )
     return Recipe(**settings, **lambdas)
 
 
@@ -109,17 +126,30 @@ def pulled(recipe: Recipe, split: Split, seed: int, l1: float, bar: Bar) -> Trai
     mean = float(split.train.values.mean(dtype=np.float64)) if recipe.mean else 0.0
     model = MatrixFactorization(*tables, mean=mean, biases=recipe.biases)
     optimizer = AdamW(model.parameters(), recipe.lr or ADAM, weight_decay=0.0)
-    loop: dict[str, Any] = {"epochs": recipe.epochs, "batch": recipe.batch, "patience": recipe.patience, "seed": seed}
-    result = train(model, optimizer, split.train, split.validation, **loop, progress=bar.shown, name=bar.name)
+    loop: dict[str, Any] = {
+        "epochs": recipe.epochs,
+        "batch": recipe.batch,
+        "patience": recipe.patience,
+        "seed": seed,
+    }
+    result = train(
+        model, optimizer, split.train, split.validation, **loop, progress=bar.shown, name=bar.name
+    )
     return Trained(model, optimizer, result)
 
 
-def clusters(items: Table, split: Split, source: Source, count: int, measures: dict[str, float]) -> dict[str, Any]:
+def clusters(
+    items: Table, split: Split, source: Source, count: int, measures: dict[str, float]
+) -> dict[str, Any]:
     """Return the titles each anchor induces most, and measure how well clusters agree with genres."""
     packed, genres, titles = items.pack(), source.genres, source.titles
     found = purity(packed, genres)
     empty = zero_rows(packed, np.bincount(split.train.items, minlength=packed.rows))
-    measures |= {"purity": found.share, "baseline": found.baseline, "zero_rows": float(len(empty.ids))}
+    measures |= {
+        "purity": found.share,
+        "baseline": found.baseline,
+        "zero_rows": float(len(empty.ids)),
+    }
     measures["zero_share"] = len(empty.ids) / empty.objects
     anchors: list[dict[str, Any]] = []
     firsts: list[tuple[int, list[str]]] = []
@@ -127,6 +157,10 @@ def clusters(items: Table, split: Split, source: Source, count: int, measures: d
         best = [one.id for one in objects_of(packed, anchor, count)]
         firsts += [(anchor, genres[film]) for film in best]
         first = [{"title": titles[film], "genres": genres[film]} for film in best]
-        anchors.append({"anchor": anchor, "genre": str(genre), "inside": inside, "films": size, "first": first})
-    measures["purity_first"] = purity(np.array([anchor for anchor, _ in firsts]), [own for _, own in firsts]).share
+        anchors.append(
+            {"anchor": anchor, "genre": str(genre), "inside": inside, "films": size, "first": first}
+        )
+    measures["purity_first"] = purity(
+        np.array([anchor for anchor, _ in firsts]), [own for _, own in firsts]
+    ).share
     return {"clusters": anchors, "once": empty.once}

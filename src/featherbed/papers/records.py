@@ -54,7 +54,11 @@ def write_record(path: Path, row: Row, seed: int, outcome: Outcome, seconds: flo
         "settings": row.settings,
         "measures": outcome.measures,
         "seconds": round(seconds, 2),
-        "versions": {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__},
+        "versions": {
+            "featherbed": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
         "machine": {
             "python": platform.python_version(),
             "processor": platform.machine(),
@@ -64,13 +68,20 @@ def write_record(path: Path, row: Row, seed: int, outcome: Outcome, seconds: flo
         "history": outcome.history,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+    with (
+        replacing(path) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
+    ):
         file.write(_laid_out(finite(record)) + "\n")
 
 
 def _laid_out(record: Mapping[str, Any]) -> str:
     """Return JSON with a line for each entry, and one for each epoch of the history."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "history"]
+    lines = [
+        f" {json.dumps(key)}: {json.dumps(value)}"
+        for key, value in record.items()
+        if key != "history"
+    ]
     epochs = ",\n".join(f"  {json.dumps(row)}" for row in record["history"])
     return "{\n" + ",\n".join([*lines, ' "history": [\n' + epochs + "\n ]"]) + "\n}"
 
@@ -81,12 +92,20 @@ def read_record(path: Path, row: Row) -> Record:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no result: {error}; move it away to run it again") from None
-    missing = [key for key in NEEDED if key not in record] if isinstance(record, dict) else list(NEEDED)
+    missing = (
+        [key for key in NEEDED if key not in record] if isinstance(record, dict) else list(NEEDED)
+    )
     if missing:
-        raise DataError(f"{path} is no result: it lacks {', '.join(missing)}; move it away to run it again")
+        raise DataError(
+            f"{path} is no result: it lacks {', '.join(missing)}; move it away to run it again"
+        )
     wanted = json.loads(json.dumps(row.settings))
     if record["settings"] != wanted:
-        changed = sorted(key for key in {*wanted, *record["settings"]} if wanted.get(key) != record["settings"].get(key))
+        changed = sorted(
+            key
+            for key in {*wanted, *record["settings"]}
+            if wanted.get(key) != record["settings"].get(key)
+        )
         raise ArgumentError(
             f"{path} was made with other settings ({', '.join(changed)}): give another --out, or move it away to run it again"
         )

@@ -43,7 +43,11 @@ class Results:
     @property
     def missing(self) -> list[tuple[str, int]]:
         """Rows and seeds that have no result."""
-        return [(row.name, seed) for row, seed in planned(self.paper) if seed not in self.records.get(row.name, {})]
+        return [
+            (row.name, seed)
+            for row, seed in planned(self.paper)
+            if seed not in self.records.get(row.name, {})
+        ]
 
 
 def planned(paper: Paper) -> Iterator[tuple[Row, int]]:
@@ -65,7 +69,12 @@ def read_results(paper: Paper, folder: Path) -> Results:
 
 
 def run_paper(
-    paper: Paper, folder: Path, *, data: str | Path | None = None, quick: bool = False, shown: bool = False
+    paper: Paper,
+    folder: Path,
+    *,
+    data: str | Path | None = None,
+    quick: bool = False,
+    shown: bool = False,
 ) -> Results:
     """Run what has no result in ``folder`` yet; Ctrl-C ends it, and the results so far stay.
 
@@ -88,7 +97,10 @@ def run_paper(
         row = rows[name]
         if row.data in absent:
             continue
-        bar = Bar(f"{name} seed {seed}, {count + 1}/{len(left)}{_time_left(begun, count, len(left))}", shown)
+        bar = Bar(
+            f"{name} seed {seed}, {count + 1}/{len(left)}{_time_left(begun, count, len(left))}",
+            shown,
+        )
         try:
             found = source(row.data)
         except DataError as error:
@@ -102,7 +114,9 @@ def run_paper(
         except KeyboardInterrupt:
             interrupted = True
             break
-        write_record(record_path(folder, row, seed), row, seed, outcome, time.perf_counter() - started)
+        write_record(
+            record_path(folder, row, seed), row, seed, outcome, time.perf_counter() - started
+        )
     return Results(paper, read_results(paper, folder).records, interrupted, absent)
 
 

@@ -15,8 +15,31 @@ from featherbed.errors import ArgumentError
 TASKS = ("ratings", "online", "factors", "ranking", "text", "language")
 PLOTS = ("front", "objective", "grid", "convergence", "stream", "none")
 NEEDED = ("title", "paper", "task", "data", "measures")
-TOP = {*NEEDED, "seeds", "about", "differences", "compared", "plot", "settings", "sizes", "quick", "rows", "with"}
-ROW = {"name", "label", "data", "beside", "published", "reported", "settings", "sizes", "quick", "runs"}
+TOP = {
+    *NEEDED,
+    "seeds",
+    "about",
+    "differences",
+    "compared",
+    "plot",
+    "settings",
+    "sizes",
+    "quick",
+    "rows",
+    "with",
+}
+ROW = {
+    "name",
+    "label",
+    "data",
+    "beside",
+    "published",
+    "reported",
+    "settings",
+    "sizes",
+    "quick",
+    "runs",
+}
 SIZES = ("small", "full")  # the first is what is run where nobody asks for another
 SIZE = {"seeds", "differences", "compared", "settings"}
 
@@ -75,7 +98,9 @@ class Paper:
         known = [row.name for row in self.rows]
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise ArgumentError(f"{self.name} has no row {', '.join(unknown)}: its rows are {', '.join(known)}")
+            raise ArgumentError(
+                f"{self.name} has no row {', '.join(unknown)}: its rows are {', '.join(known)}"
+            )
         return replace(self, rows=tuple(row for row in self.rows if not names or row.name in names))
 
 
@@ -94,7 +119,11 @@ def paper_names() -> list[str]:
 
 
 def _folders() -> list[Traversable]:
-    return [folder for folder in files("featherbed.papers").iterdir() if folder.is_dir() and folder.name != "__pycache__"]
+    return [
+        folder
+        for folder in files("featherbed.papers").iterdir()
+        if folder.is_dir() and folder.name != "__pycache__"
+    ]
 
 
 def read_paper(name: str, quick: bool = False, size: str | None = None) -> Paper:
@@ -114,7 +143,9 @@ def read_paper(name: str, quick: bool = False, size: str | None = None) -> Paper
         raise ArgumentError(f"{name}.toml is not TOML: {error}") from None
 
 
-def parse_paper(name: str, file: Mapping[str, Any], quick: bool = False, size: str | None = None) -> Paper:
+def parse_paper(
+    name: str, file: Mapping[str, Any], quick: bool = False, size: str | None = None
+) -> Paper:
     """Check what a settings file holds, and make a paper of it.
 
     ``with`` names other papers whose rows come first: their results are shared, and lie in their folders. ``sizes`` change the
@@ -134,7 +165,9 @@ def parse_paper(name: str, file: Mapping[str, Any], quick: bool = False, size: s
     rows += [_row(name, row, file, size, quick, home) for row in file.get("rows", [])]
     names = [row.name for row in rows]
     if not rows or len(set(names)) < len(names):
-        raise ArgumentError(f"{name}: give at least one row, each with a name of its own, not {', '.join(names) or 'none'}")
+        raise ArgumentError(
+            f"{name}: give at least one row, each with a name of its own, not {', '.join(names) or 'none'}"
+        )
     seeds = tuple(own.get("seeds", file.get("seeds", (0, 1, 2))))
     return Paper(
         name,
@@ -165,31 +198,45 @@ def _size(name: str, file: Mapping[str, Any], sizes: tuple[str, ...], asked: str
         _one_of(name, "size", one, SIZES)
         _known(f"{name}, size {one}", changes, SIZE)
     if asked is not None and asked not in sizes:
-        raise ArgumentError(f"{name} comes in {' and '.join(sizes) or 'one size only'}: size {asked!r} is none of its sizes")
+        raise ArgumentError(
+            f"{name} comes in {' and '.join(sizes) or 'one size only'}: size {asked!r} is none of its sizes"
+        )
     return asked or (sizes[0] if sizes else "")
 
 
-def _row(paper: str, row: Mapping[str, Any], file: Mapping[str, Any], size: str, quick: bool, home: str) -> Row:
+def _row(
+    paper: str, row: Mapping[str, Any], file: Mapping[str, Any], size: str, quick: bool, home: str
+) -> Row:
     name = row.get("name", "")
     where = f"{paper}, row {name or '?'}"
     _known(where, row, ROW)
-    if not name or not all(letter.isascii() and (letter.isalnum() or letter in "-.") for letter in name):
+    if not name or not all(
+        letter.isascii() and (letter.isalnum() or letter in "-.") for letter in name
+    ):
         raise ArgumentError(f"{where}: a row has a name of letters, digits, dots and hyphens")
     published = {key: float(value) for key, value in row.get("published", {}).items()}
     if not all(math.isfinite(value) for value in published.values()):
         raise ArgumentError(f"{where}: published numbers are finite")
     for one in row.get("sizes", {}):
         _one_of(where, "size", one, tuple(file.get("sizes", {})))
-    settings = changed(file.get("settings", {}), file.get("sizes", {}).get(size, {}).get("settings", {}))
-    settings = changed(changed(settings, row.get("settings", {})), row.get("sizes", {}).get(size, {}))
+    settings = changed(
+        file.get("settings", {}), file.get("sizes", {}).get(size, {}).get("settings", {})
+    )
+    settings = changed(
+        changed(settings, row.get("settings", {})), row.get("sizes", {}).get(size, {})
+    )
     if quick:
-        settings = changed(changed(settings, file.get("quick", {}), known_only=True), row.get("quick", {}))
+        settings = changed(
+            changed(settings, file.get("quick", {}), known_only=True), row.get("quick", {})
+        )
     flags = bool(row.get("reported", False)), bool(row.get("runs", True))
     found = row.get("label", name), home, settings, published, *flags
     return Row(name, *found, row.get("data", file["data"]), row.get("beside", ""))
 
 
-def changed(settings: Mapping[str, Any], changes: Mapping[str, Any], known_only: bool = False) -> dict[str, Any]:
+def changed(
+    settings: Mapping[str, Any], changes: Mapping[str, Any], known_only: bool = False
+) -> dict[str, Any]:
     """Return settings with changes made to them, also inside tables; ``known_only``: to those that are there.
 
     >>> changed({"dim": 4, "words": {"spec": "dense", "by": "random"}}, {"words": {"by": "tfidf"}})
@@ -208,14 +255,18 @@ def checked_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
     """Return seeds that are different whole numbers of at least 0, or say what was given."""
     good = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds)
     if not seeds or not good or len(set(seeds)) < len(seeds):
-        raise ArgumentError(f"seeds {', '.join(map(str, seeds)) or 'none'}: give different whole numbers of at least 0")
+        raise ArgumentError(
+            f"seeds {', '.join(map(str, seeds)) or 'none'}: give different whole numbers of at least 0"
+        )
     return seeds
 
 
 def _known(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
     unknown = sorted(set(given) - allowed)
     if unknown:
-        raise ArgumentError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
+        raise ArgumentError(
+            f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(allowed))}"
+        )
 
 
 def _one_of(where: str, what: str, given: str, allowed: tuple[str, ...]) -> None:

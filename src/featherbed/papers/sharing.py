@@ -36,7 +36,9 @@ def run_factors(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar
             graphs = source.relations if how == "sse-graph" else (None, None)
             found = train_sgd(source.ratings, parts, **loop, graphs=graphs)
     measures = {"rmse": found["test"], "validation": found["validation"], "train": found["train"]}
-    return Outcome(measures | {"epochs": found["epoch"] + 1.0, "epoch_seconds": found["seconds"]}, history)
+    return Outcome(
+        measures | {"epochs": found["epoch"] + 1.0, "epoch_seconds": found["seconds"]}, history
+    )
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -49,7 +51,9 @@ def checked(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         own.pop("lr", None)  # common to all rows of a paper, but least squares have no steps
     unknown = sorted(set(own) - WAYS[how])
     if unknown:
-        raise ArgumentError(f"{', '.join(unknown)}: no setting of {how}, which takes {', '.join(sorted(WAYS[how]))}")
+        raise ArgumentError(
+            f"{', '.join(unknown)}: no setting of {how}, which takes {', '.join(sorted(WAYS[how]))}"
+        )
     if own.get("model") not in MODELS:
         raise ArgumentError(f"model={own.get('model')!r}: use one of {', '.join(MODELS)}")
     return how, own

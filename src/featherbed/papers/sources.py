@@ -14,7 +14,14 @@ import numpy as np
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.graphs import Graph
-from featherbed.tasks.data import VARIABLE, Ratings, find_data, open_text, planted_ratings, read_movielens
+from featherbed.tasks.data import (
+    VARIABLE,
+    Ratings,
+    find_data,
+    open_text,
+    planted_ratings,
+    read_movielens,
+)
 
 GENRES = ("Drama", "Comedy", "Action")  # of generated films, in turn
 Halves = tuple[Ratings, Ratings, Ratings]
@@ -67,7 +74,9 @@ def _folder(name: str, data: str | Path | None) -> Path:
     if data is None:
         return find_data(name)
     if not (Path(data) / name).is_dir():
-        raise DataError(f"{data} holds no folder {name}: give --data, or {VARIABLE}, the folder that holds it")
+        raise DataError(
+            f"{data} holds no folder {name}: give --data, or {VARIABLE}, the folder that holds it"
+        )
     return Path(data) / name
 
 
@@ -76,17 +85,27 @@ def generated() -> Source:
     ratings = planted_ratings(90, 70, 2500, groups=4, dim=4)
 
     def graphs() -> tuple[Graph, Graph]:
-        users, items = (Graph.from_attributes(n, [i // 10 for i in range(n)]) for n in (ratings.num_users, ratings.num_items))
+        users, items = (
+            Graph.from_attributes(n, [i // 10 for i in range(n)])
+            for n in (ratings.num_users, ratings.num_items)
+        )
         return users, items
 
-    films = {key: (f"film {key}", [GENRES[i % len(GENRES)]]) for i, key in enumerate(ratings.item_keys)}
+    films = {
+        key: (f"film {key}", [GENRES[i % len(GENRES)]]) for i, key in enumerate(ratings.item_keys)
+    }
     return Source(ratings, ratings.split, graphs, lambda: films)
 
 
 def movielens(find: Callable[[str], Path]) -> Source:
     """Return MovieLens-1M, random 80/10/10."""
     ratings = read_movielens(find("ml-1m"))
-    return Source(ratings, ratings.split, lambda: movielens_graphs(ratings, find), lambda: read_films(find("ml-1m")))
+    return Source(
+        ratings,
+        ratings.split,
+        lambda: movielens_graphs(ratings, find),
+        lambda: read_films(find("ml-1m")),
+    )
 
 
 def few_ratings(find: Callable[[str], Path], fewer_than: int = 60) -> Source:
@@ -97,13 +116,21 @@ def few_ratings(find: Callable[[str], Path], fewer_than: int = 60) -> Source:
     items, item_of = np.unique(data.items[few], return_inverse=True)
     names = tuple(data.user_keys[i] for i in users), tuple(data.item_keys[i] for i in items)
     ratings = Ratings(user_of, item_of, data.values[few], *names)
-    return Source(ratings, ratings.split, lambda: movielens_graphs(ratings, find), lambda: read_films(find("ml-1m")))
+    return Source(
+        ratings,
+        ratings.split,
+        lambda: movielens_graphs(ratings, find),
+        lambda: read_films(find("ml-1m")),
+    )
 
 
 def authors_split(find: Callable[[str], Path]) -> Source:
     """Return the split that the authors of SSE published; a tenth of its training part validates."""
     folder = find("ml-1m") / "sse-split"
-    parts = [np.loadtxt(open_text(folder / f"ml1m_{part}_ratings.csv"), delimiter=",") for part in ("train", "test")]
+    parts = [
+        np.loadtxt(open_text(folder / f"ml1m_{part}_ratings.csv"), delimiter=",")
+        for part in ("train", "test")
+    ]
     users, user_of = np.unique(np.concatenate([part[:, 0] for part in parts]), return_inverse=True)
     items, item_of = np.unique(np.concatenate([part[:, 1] for part in parts]), return_inverse=True)
     values = np.concatenate([part[:, 2] for part in parts]).astype(np.float32)
@@ -120,14 +147,20 @@ def douban(find: Callable[[str], Path]) -> Source:
     except ImportError:
         raise MissingExtra("h5py", "dev", "reading Douban") from None
     with h5py.File(folder / "douban.mat") as file:
-        matrix, train, test, graph = (np.array(file[name]).T for name in ("M", "Otraining", "Otest", "W_users"))
-    rows, columns = (np.concatenate(both) for both in zip(np.nonzero(train), np.nonzero(test), strict=True))
+        matrix, train, test, graph = (
+            np.array(file[name]).T for name in ("M", "Otraining", "Otest", "W_users")
+        )
+    rows, columns = (
+        np.concatenate(both) for both in zip(np.nonzero(train), np.nonzero(test), strict=True)
+    )
     values = matrix[rows, columns].astype(np.float32)
     names = tuple(map(str, range(len(matrix)))), tuple(map(str, range(matrix.shape[1])))
     ratings = Ratings(rows, columns, values, *names)
     related = np.stack(np.nonzero(graph), axis=1)
     return Source(
-        ratings, split_train(ratings, int(train.sum())), lambda: (Graph.from_edges(len(ratings.user_keys), related), None)
+        ratings,
+        split_train(ratings, int(train.sum())),
+        lambda: (Graph.from_edges(len(ratings.user_keys), related), None),
     )
 
 
@@ -136,7 +169,11 @@ def split_train(ratings: Ratings, count: int) -> Callable[[int], Halves]:
 
     def split(seed: int) -> Halves:
         order = np.random.default_rng(seed).permutation(count)
-        parts = np.sort(order[count // 10 :]), np.sort(order[: count // 10]), np.arange(count, len(ratings))
+        parts = (
+            np.sort(order[count // 10 :]),
+            np.sort(order[: count // 10]),
+            np.arange(count, len(ratings)),
+        )
         train, validation, test = (ratings.take(part) for part in parts)
         return train, validation, test
 
@@ -154,18 +191,25 @@ def actor_graph(item_keys: Sequence[str], find: Callable[[str], Path] = find_dat
     lines = itertools.islice(open_text(find("kg-ml-1m") / "movie_actor.tsv"), 1, None)
     pairs = [line.rstrip("\n").split("\t") for line in lines]
     known = [(place[movie], actor) for movie, actor in pairs if movie in place]
-    return Graph.from_attributes(len(item_keys), ([i for i, _ in known], [actor for _, actor in known]), largest=100)
+    return Graph.from_attributes(
+        len(item_keys), ([i for i, _ in known], [actor for _, actor in known]), largest=100
+    )
 
 
 def age_graph(user_keys: Sequence[str], find: Callable[[str], Path] = find_data) -> Graph:
     """Relate users of one age group."""
-    age = {fields[0]: fields[2] for fields in (line.split("::") for line in open_text(find("ml-1m") / "users.dat"))}
+    age = {
+        fields[0]: fields[2]
+        for fields in (line.split("::") for line in open_text(find("ml-1m") / "users.dat"))
+    }
     return Graph.from_attributes(len(user_keys), [age[key] for key in user_keys])
 
 
 def read_films(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Return the title and the genres of each film of ``movies.dat``: ``MovieID::Title::Genre|Genre``."""
-    lines: Any = (line.rstrip("\n").split("::") for line in open_text(folder / "movies.dat", "latin-1"))
+    lines: Any = (
+        line.rstrip("\n").split("::") for line in open_text(folder / "movies.dat", "latin-1")
+    )
     return {key: (title, genres.split("|")) for key, title, genres in lines}
 
 

@@ -52,7 +52,9 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "objective_1e-1": ("eq (36), λ1 = 0.1", 1.0, 2),
 }
 HIGHER = ("purity", "p@1", "accuracy")  # the more the better
-BESIDE: dict[str, tuple[str, Callable[[float, float], float]]] = {  # of what, and how it stands to that of the row beside
+BESIDE: dict[
+    str, tuple[str, Callable[[float, float], float]]
+] = {  # of what, and how it stands to that of the row beside
     "gap_points": ("accuracy", lambda own, other: own - other),
     "gap_percent": ("perplexity", lambda own, other: own / other - 1),
 }
@@ -71,7 +73,11 @@ class Figure:
     @property
     def difference(self) -> float | None:
         """Ours less the published one, where the two can be compared."""
-        return None if not self.compared or self.mean is None or self.published is None else self.mean - self.published
+        return (
+            None
+            if not self.compared or self.mean is None or self.published is None
+            else self.mean - self.published
+        )
 
     @property
     def text(self) -> str:
@@ -120,7 +126,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+    return mean, math.sqrt(
+        math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+    )
 
 
 def summarise(results: Results) -> list[Line]:
@@ -128,7 +136,9 @@ def summarise(results: Results) -> list[Line]:
     paper = results.paper
     unknown = [name for name in paper.measures if name not in MEASURES]
     if unknown:
-        raise ArgumentError(f"{paper.name}: unknown measures {', '.join(unknown)}; known are {', '.join(MEASURES)}")
+        raise ArgumentError(
+            f"{paper.name}: unknown measures {', '.join(unknown)}; known are {', '.join(MEASURES)}"
+        )
     lines = []
     for row in paper.rows:
         records = [*results.records.get(row.name, {}).values()]
@@ -146,7 +156,9 @@ def _figure(results: Results, row: Row, name: str) -> Figure:
         other = next((one for one in results.paper.rows if one.name == row.beside), None)
         theirs = values_of(results, row.beside, of)
         values = {
-            seed: against(value, theirs[seed]) for seed, value in values_of(results, row.name, of).items() if seed in theirs
+            seed: against(value, theirs[seed])
+            for seed, value in values_of(results, row.name, of).items()
+            if seed in theirs
         }
         if other is not None and of in row.published and of in other.published:
             published = against(row.published[of], other.published[of])
@@ -156,7 +168,11 @@ def _figure(results: Results, row: Row, name: str) -> Figure:
 def values_of(results: Results, row: str, measure: str) -> dict[int, float]:
     """Return a measure of a row by seed, where it has been measured."""
     records = results.records.get(row, {})
-    return {seed: float(record["measures"][measure]) for seed, record in records.items() if measure in record["measures"]}
+    return {
+        seed: float(record["measures"][measure])
+        for seed, record in records.items()
+        if measure in record["measures"]
+    }
 
 
 def heading(lines: Sequence[Line]) -> list[str]:
@@ -164,7 +180,11 @@ def heading(lines: Sequence[Line]) -> list[str]:
     columns = ["row"]
     for place, name in enumerate(_names(lines)):
         columns.append(MEASURES[name][0])
-        columns += [title for title, shown in zip(("published", "difference"), _beside(lines, place), strict=True) if shown]
+        columns += [
+            title
+            for title, shown in zip(("published", "difference"), _beside(lines, place), strict=True)
+            if shown
+        ]
     return [*columns, "seeds", "seconds"]
 
 
@@ -186,9 +206,13 @@ def notes(results: Results) -> list[str]:
     found += [f"Protocol: {one}" for one in paper.differences]
     if any(row.reported for row in paper.rows):
         found.append("* reported: known from other sources, not read in the paper itself.")
-    found.append("Mean ± standard error over seeds; the difference is ours less the published number.")
+    found.append(
+        "Mean ± standard error over seeds; the difference is ours less the published number."
+    )
     if any(name in BESIDE for name in paper.measures):
-        found.append("Against dense: the difference to the plain rows of the same model, seed by seed.")
+        found.append(
+            "Against dense: the difference to the plain rows of the same model, seed by seed."
+        )
     found += [f"Not run, for want of data: {message}" for message in results.absent.values()]
     if missing:
         found.append(f"Not run yet: {_grouped(missing, sum(row.runs for row in paper.rows))}.")

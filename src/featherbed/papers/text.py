@@ -20,7 +20,13 @@ from featherbed.tables.spec import parse_spec
 from featherbed.tasks.text import TextRecipe, accuracy, fit_text, parameter_count
 from featherbed.tasks.word_tables import WordTable
 
-PARTS = ("length", "validation", "min_count", "most", "subwords")  # settings of how texts become ids
+PARTS = (
+    "length",
+    "validation",
+    "min_count",
+    "most",
+    "subwords",
+)  # settings of how texts become ids
 
 
 def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, bar: Bar) -> Outcome:
@@ -38,7 +44,11 @@ def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, bar: Ba
     }
     rows = {name: len(getattr(prepared, name)) for name in ("train", "validation", "test")}
     details = {"words": len(prepared.words), "texts": rows, "notes": [*fitted.made.notes]}
-    return Outcome(measures | table_sizes(fitted.made.table), [dict(row) for row in fitted.result.history], details)
+    return Outcome(
+        measures | table_sizes(fitted.made.table),
+        [dict(row) for row in fitted.result.history],
+        details,
+    )
 
 
 def recipe_of(kind: Any, settings: Mapping[str, Any], rows: int, own: tuple[str, ...] = ()) -> Any:
@@ -54,7 +64,9 @@ def recipe_of(kind: Any, settings: Mapping[str, Any], rows: int, own: tuple[str,
     ):
         unknown = sorted(set(given) - set(known))
         if unknown:
-            raise ArgumentError(f"{', '.join(unknown)}: no setting of {what}, which takes {', '.join(known)}")
+            raise ArgumentError(
+                f"{', '.join(unknown)}: no setting of {what}, which takes {', '.join(known)}"
+            )
     if "times" in settings:
         words = sized(words, settings["times"], rows)
     rest = {key: value for key, value in settings.items() if key not in (*own, "times", "words")}
@@ -71,16 +83,25 @@ def sized(words: Mapping[str, Any], times: float, rows: int) -> dict[str, Any]:
     dim, goal = words["dim"], rows * words["dim"] / times
     joined = words["spec"] + ("," if settings else ":")
     if issubclass(method, SelectedTable):
-        return {**words, "spec": f"{joined}keep={max(1, round(goal / dim) - settings.get('rest', 1))}"}
+        return {
+            **words,
+            "spec": f"{joined}keep={max(1, round(goal / dim) - settings.get('rest', 1))}",
+        }
     if issubclass(method, LowRankTable):
         return {**words, "spec": f"{joined}rank={max(1, round(goal / (rows + dim)))}"}
     if not issubclass(method, AnchorTable | MixtureTable):
-        raise ArgumentError(f"times={times}: the size of {words['spec']!r} follows from its own settings; leave times out")
+        raise ArgumentError(
+            f"times={times}: the size of {words['spec']!r} follows from its own settings; leave times out"
+        )
     mixed = issubclass(method, MixtureTable)
-    atoms = sum(sizes_of(settings["anchors"], settings.get("sets"))) if mixed else settings["anchors"]
+    atoms = (
+        sum(sizes_of(settings["anchors"], settings.get("sets"))) if mixed else settings["anchors"]
+    )
     left = round(goal) - atoms * dim
     if left < 1:
-        raise ArgumentError(f"times={times}: {atoms} anchors alone have {atoms * dim:,} parameters, more than {goal:,.0f}")
+        raise ArgumentError(
+            f"times={times}: {atoms} anchors alone have {atoms * dim:,} parameters, more than {goal:,.0f}"
+        )
     return {**words, "nonzeros": left}
 
 

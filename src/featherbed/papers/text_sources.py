@@ -70,7 +70,9 @@ def open_corpus(name: str, data: str | Path | None = None, quick: bool = False) 
         raise ArgumentError(f"data={name!r}: language models are trained on {', '.join(CORPORA)}")
     if quick:
         return generated_corpus()
-    return CORPORA[name](folder_of(name, data, ", ".join(WIKI) if name.startswith("wiki") else "ptb.*.txt"))
+    return CORPORA[name](
+        folder_of(name, data, ", ".join(WIKI) if name.startswith("wiki") else "ptb.*.txt")
+    )
 
 
 def folder_of(name: str, data: str | Path | None, files: str) -> Path:
@@ -81,7 +83,9 @@ def folder_of(name: str, data: str | Path | None, files: str) -> Path:
     except DataError as error:
         raise DataError(f"{error}; folder {name} holds {files}") from None
     if not (Path(data) / name).is_dir():
-        raise DataError(f"{data} holds no folder {name} with {files}: give --data, or {VARIABLE}, the folder that holds it")
+        raise DataError(
+            f"{data} holds no folder {name} with {files}: give --data, or {VARIABLE}, the folder that holds it"
+        )
     return Path(data) / name
 
 
@@ -100,10 +104,16 @@ def _wikitext(folder: Path) -> Corpus:
     return read_corpus(train, validation, test)
 
 
-CORPORA: dict[str, Callable[[Path], Corpus]] = {"ptb": read_ptb, "wikitext-2": _wikitext, "wikitext-103": _wikitext}
+CORPORA: dict[str, Callable[[Path], Corpus]] = {
+    "ptb": read_ptb,
+    "wikitext-2": _wikitext,
+    "wikitext-103": _wikitext,
+}
 
 
-def generated_texts(train: int = 480, test: int = 120, classes: int = 4, own: int = 40, common: int = 60) -> TextSource:
+def generated_texts(
+    train: int = 480, test: int = 120, classes: int = 4, own: int = 40, common: int = 60
+) -> TextSource:
     """Return short texts, a third of whose words are of their class; frequencies of words fall as Zipf's law says."""
     rng = np.random.default_rng(0)
 
@@ -119,7 +129,9 @@ def generated_texts(train: int = 480, test: int = 120, classes: int = 4, own: in
             found = [f"word{word}" for word in drawn(length, common)]
             found += [f"topic{label}word{word}" for word in drawn(max(1, length // 2), own)]
             texts.append(" ".join(rng.permutation(found).tolist()))
-        return Texts(texts, labels.astype(np.int64), tuple(f"class {label}" for label in range(classes)))
+        return Texts(
+            texts, labels.astype(np.int64), tuple(f"class {label}" for label in range(classes))
+        )
 
     return TextSource(part(train), part(test))
 
@@ -130,7 +142,10 @@ def generated_corpus(words: int = 600, count: int = 6000) -> Corpus:
     following = rng.integers(words, size=(words, 4))
 
     def chain(length: int) -> Any:
-        picks, found = rng.choice(4, size=length, p=(0.55, 0.25, 0.15, 0.05)), np.zeros(length, dtype=np.int64)
+        picks, found = (
+            rng.choice(4, size=length, p=(0.55, 0.25, 0.15, 0.05)),
+            np.zeros(length, dtype=np.int64),
+        )
         for place in range(1, length):
             found[place] = following[found[place - 1], picks[place]]
         return found

@@ -46,7 +46,12 @@ def in_kernels(*tensors: Tensor, wide: bool = False) -> bool:
     """
     kind = tensors[0].dtype
     fit = all(t.dtype == kind and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-    return fit and kind in (_REALS if wide else (torch.float32,)) and os.environ.get(VARIABLE) != "numpy" and _numba()
+    return (
+        fit
+        and kind in (_REALS if wide else (torch.float32,))
+        and os.environ.get(VARIABLE) != "numpy"
+        and _numba()
+    )
 
 
 def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> None:
@@ -114,7 +119,9 @@ def _fixed(weight: Tensor) -> int:
     return weight.shape[1] if weight.shape[1] in VECTORS else 0
 
 
-def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None = None) -> Tensor:  # [n] -> [n, s]
+def settle_rows(
+    ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None = None
+) -> Tensor:  # [n] -> [n, s]
     """Bring rows up to date where they are stored, or return them (``into`` what is given) as they are now."""
     account, history = ledger.account, ledger.history
     ids = ids.to(torch.int64).contiguous()
@@ -123,13 +130,26 @@ def settle_rows(ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None
     moving, scaled = account.momentum is not None, account.second is not None
     assert account.kind is not None
     job = _train().settle(
-        _REALS[ledger.weight.dtype], _fixed(ledger.weight), KINDS[account.kind], moving, scaled, account.metric
+        _REALS[ledger.weight.dtype],
+        _fixed(ledger.weight),
+        KINDS[account.kind],
+        moving,
+        scaled,
+        account.metric,
     )
     weight = ledger.weight.detach().numpy()
     shape = (0 if write else len(ids), weight.shape[1])
     out: NDArray[Any] = np.empty(shape, dtype=weight.dtype) if into is None else into.numpy()
     numbers = np.array([account.eps], dtype=np.float64)
-    arrays = (weight, ids.numpy(), ledger.stamps.numpy(), _held(account.momentum), _held(account.second), out, history.table)
+    arrays = (
+        weight,
+        ids.numpy(),
+        ledger.stamps.numpy(),
+        _held(account.momentum),
+        _held(account.second),
+        out,
+        history.table,
+    )
     _run(job, len(ids), *arrays, history.powers, numbers, int(write), history.begin, history.now)
     if write:
         _hold_zeros(ledger, ids)
@@ -169,9 +189,26 @@ def update_rows(
         account.momentum is not None,
         account.metric,
     )
-    arrays = (ledger.weight.detach().numpy(), ids.numpy(), ledger.stamps.numpy(), _held(momentum), _held(second))
+    arrays = (
+        ledger.weight.detach().numpy(),
+        ids.numpy(),
+        ledger.stamps.numpy(),
+        _held(momentum),
+        _held(second),
+    )
     values = np.array(numbers, dtype=np.float64)
-    _run(job, len(ids), *arrays, gradient.numpy(), history.table, history.powers, values, history.begin, history.now, stamp)
+    _run(
+        job,
+        len(ids),
+        *arrays,
+        gradient.numpy(),
+        history.table,
+        history.powers,
+        values,
+        history.begin,
+        history.now,
+        stamp,
+    )
     _hold_zeros(ledger, ids)
 
 
@@ -242,7 +279,16 @@ def slot_gradients(
     total = np.empty((count if keep else 0, width), dtype=np.float32)
     owners = np.empty(0, dtype=np.int64) if owner is None else owner.numpy()
     held = _NOTHING[1] if weights is None else weights.detach().numpy()
-    inputs = (support.numpy(), values.detach().numpy(), atoms.detach().numpy(), gradient.numpy(), order, starts, owners, held)
+    inputs = (
+        support.numpy(),
+        values.detach().numpy(),
+        atoms.detach().numpy(),
+        gradient.numpy(),
+        order,
+        starts,
+        owners,
+        held,
+    )
     _run(_slots().gradients, PIECES, *inputs, to_values.numpy(), to_atoms, total, borders, grain=1)
     summed_atoms = to_atoms.reshape(PIECES, len(atoms), width).sum(0)
     return to_values, torch.from_numpy(summed_atoms), torch.from_numpy(total) if keep else None
@@ -264,13 +310,29 @@ def best_atoms(
         some = slice(start, min(start + step, count))
         held = scores[: some.stop - some.start]
         torch.mm(total[some], flipped, out=held)
-        arrays = (held.numpy(), parts[some], found[some], gradients[some], np.array([factor], dtype=np.float64))
+        arrays = (
+            held.numpy(),
+            parts[some],
+            found[some],
+            gradients[some],
+            np.array([factor], dtype=np.float64),
+        )
         _run(_slots().best_atoms, len(held), *arrays, int(signed))
     return torch.from_numpy(found), torch.from_numpy(gradients)
 
 
-def weight_gradients(rows: Tensor, index: Tensor, gradient: Tensor, owner: Tensor) -> Tensor:  # -> [n]
+def weight_gradients(
+    rows: Tensor, index: Tensor, gradient: Tensor, owner: Tensor
+) -> Tensor:  # -> [n]
     """Return the gradient of the weights of a bag: row . gradient of its bag."""
     out = torch.empty(len(index))
-    _run(_slots().weight_gradients, len(index), rows.numpy(), index.numpy(), gradient.numpy(), owner.numpy(), out.numpy())
+    _run(
+        _slots().weight_gradients,
+        len(index),
+        rows.numpy(),
+        index.numpy(),
+        gradient.numpy(),
+        owner.numpy(),
+        out.numpy(),
+    )
     return out

@@ -75,7 +75,9 @@ class Ledger:
             self._settle(ids)
             return
         for start in range(0, len(self.weight), BLOCK):
-            self._settle(torch.arange(start, min(start + BLOCK, len(self.weight)), device=self.weight.device))
+            self._settle(
+                torch.arange(start, min(start + BLOCK, len(self.weight)), device=self.weight.device)
+            )
         self.history.clear()
 
     def _settle(self, ids: Tensor) -> None:
@@ -95,11 +97,16 @@ class Ledger:
         """
         history, account = self.history, self.account
         rows = self.weight.detach()[ids]
-        at = (self.stamps[ids].long() - history.begin).cpu()  # place of the last step each row has seen
+        at = (
+            self.stamps[ids].long() - history.begin
+        ).cpu()  # place of the last step each row has seen
         missed = len(history) - at
         scale = 1.0 if account.second is None else account.second[ids].sqrt() + account.eps
         momentum = None if account.momentum is None else account.momentum[ids]
-        table = {name: torch.from_numpy(history.column(name)) for name in ("decay", "move", "threshold", "debt", "fall")}
+        table = {
+            name: torch.from_numpy(history.column(name))
+            for name in ("decay", "move", "threshold", "debt", "fall")
+        }
 
         def column(name: str, place: Tensor) -> Tensor:
             return table[name][place][:, None].to(rows)
@@ -107,7 +114,9 @@ class Ledger:
         def shrunk(values: Tensor, threshold: Tensor) -> Tensor:
             if account.penalty is None:
                 return values
-            return account.penalty.shrink(values, threshold / scale if account.metric else threshold, ids)
+            return account.penalty.shrink(
+                values, threshold / scale if account.metric else threshold, ids
+            )
 
         steps = min(int(missed.max()) if len(missed) else 0, history.reach)
         for k in range(1, steps + 1):
@@ -122,7 +131,9 @@ class Ledger:
         fallen = (table["fall"][end] - table["fall"][rest]).exp()
         owed = table["debt"][end] - table["debt"][rest] * fallen
         late = (rest < end).to(rows.device)[:, None]
-        rows = torch.where(late, shrunk(rows * fallen[:, None].to(rows), owed[:, None].to(rows)), rows)
+        rows = torch.where(
+            late, shrunk(rows * fallen[:, None].to(rows), owed[:, None].to(rows)), rows
+        )
         if momentum is not None:
             momentum = momentum * (history.beta ** missed.double())[:, None].to(rows)
         return rows, momentum

@@ -22,7 +22,9 @@ def _row_sparse(ids: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 @torch.library.custom_op("featherbed::gather_rows", mutates_args=())
-def gather_rows(weight: Tensor, ids: Tensor, number: int) -> Tensor:  # [V, s], int64 [...] -> [..., s]
+def gather_rows(
+    weight: Tensor, ids: Tensor, number: int
+) -> Tensor:  # [V, s], int64 [...] -> [..., s]
     """Return the rows of ids of row parameter ``number``, up to date; the gradient of ``weight`` is row-sparse.
 
     >>> gather_rows(torch.eye(3), torch.tensor([2, 0]), 0)
@@ -38,9 +40,13 @@ def _(weight: Tensor, ids: Tensor, number: int) -> Tensor:  # noqa: ARG001
 
 
 @torch.library.custom_op("featherbed::row_gradient", mutates_args=())
-def row_gradient(gradient: Tensor, ids: Tensor, count: int) -> Tensor:  # [..., s], int64 [...] -> sparse [V, s]
+def row_gradient(
+    gradient: Tensor, ids: Tensor, count: int
+) -> Tensor:  # [..., s], int64 [...] -> sparse [V, s]
     """Return the row-sparse gradient of a look-up."""
-    return _row_sparse(ids.reshape(-1).clone(), gradient.reshape(ids.numel(), gradient.shape[-1]).clone(), count)
+    return _row_sparse(
+        ids.reshape(-1).clone(), gradient.reshape(ids.numel(), gradient.shape[-1]).clone(), count
+    )
 
 
 @row_gradient.register_fake
@@ -98,7 +104,10 @@ def slot_rows(
     """
     if fast.in_kernels(weight, atoms) and (weights is None or fast.in_kernels(weights)):
         found, index, some = fast.distinct(ids.contiguous())
-        values, parts = weight.new_empty(len(ids), weight.shape[1]), ids.new_empty(len(ids), weight.shape[1], dtype=torch.int32)
+        values, parts = (
+            weight.new_empty(len(ids), weight.shape[1]),
+            ids.new_empty(len(ids), weight.shape[1], dtype=torch.int32),
+        )
         _settle_into(values[:some], weight, found[:some], number, padding)
         rows = fast.slot_rows(support, found[:some], values[:some], atoms, parts[:some])
         bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
@@ -111,7 +120,14 @@ def slot_rows(
     parts = support[found].int()
     out = _pooled(_composed(parts, values, atoms), index, owner, weights, bags)
     count, wide = torch.tensor([len(found)]), len(ids)
-    return out, _padded(found, wide), count, index.int(), _padded(values, wide), _padded(parts, wide)
+    return (
+        out,
+        _padded(found, wide),
+        count,
+        index.int(),
+        _padded(values, wide),
+        _padded(parts, wide),
+    )
 
 
 @slot_rows.register_fake
@@ -129,14 +145,23 @@ def _(
     n, slots = len(ids), support.shape[1]
     out = atoms.new_empty(n if owner is None else bags, atoms.shape[1])
     found, count, index = ids.new_empty(n), ids.new_empty(1), ids.new_empty(n, dtype=torch.int32)
-    return out, found, count, index, weight.new_empty(n, slots), ids.new_empty(n, slots, dtype=torch.int32)
+    return (
+        out,
+        found,
+        count,
+        index,
+        weight.new_empty(n, slots),
+        ids.new_empty(n, slots, dtype=torch.int32),
+    )
 
 
 def _composed(parts: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
     return (values[:, None, :] @ atoms.detach()[parts.long()])[:, 0]
 
 
-def _pooled(rows: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int) -> Tensor:
+def _pooled(
+    rows: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
+) -> Tensor:
     spread = rows[index]
     if owner is None:
         return spread
@@ -163,19 +188,35 @@ def slot_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:  # sparse [V, s], [K, d], [n] or empty
     """Return the gradients of weight, atoms and the weights of a bag."""
     some = int(count)
-    found, values, parts, gradient = found[:some], values[:some], parts[:some], gradient.contiguous()
-    quick = fast.in_kernels(gradient, atoms, values) and (weights is None or fast.in_kernels(weights))
+    found, values, parts, gradient = (
+        found[:some],
+        values[:some],
+        parts[:some],
+        gradient.contiguous(),
+    )
+    quick = fast.in_kernels(gradient, atoms, values) and (
+        weights is None or fast.in_kernels(weights)
+    )
     holder = numbered(number)
     slots = None if holder is None else holder.slots
     keep = False
-    if slots is not None and holder is not None and holder.ledger is not None and holder.weight.requires_grad:
+    if (
+        slots is not None
+        and holder is not None
+        and holder.ledger is not None
+        and holder.weight.requires_grad
+    ):
         keep = slots.due(holder.ledger.steps)
         if holder.weight.grad is None:
             slots.clear()  # a new step begins: what is left is of one that was not taken
     if quick:
-        to_values, to_atoms, total = fast.slot_gradients(parts, values, atoms, gradient, index, owner, weights, keep)
+        to_values, to_atoms, total = fast.slot_gradients(
+            parts, values, atoms, gradient, index, owner, weights, keep
+        )
     else:
-        to_values, to_atoms, total = _gradients(parts, values, atoms, gradient, index, owner, weights)
+        to_values, to_atoms, total = _gradients(
+            parts, values, atoms, gradient, index, owner, weights
+        )
     if padding >= 0:
         there = (found == padding).nonzero()[:, 0]
         to_values[there] = 0.0
@@ -191,7 +232,9 @@ def slot_gradients(
         else:
             to_weights = (rows[index.long()] * gradient[owner]).sum(-1)
     if not some:
-        to_values = to_values.clone()  # torch resizes an empty gradient, which memory numpy has seen forbids
+        to_values = (
+            to_values.clone()
+        )  # torch resizes an empty gradient, which memory numpy has seen forbids
     return _row_sparse(found.clone(), to_values, total_rows), to_atoms, to_weights
 
 
@@ -216,7 +259,13 @@ def _(
 
 
 def _gradients(
-    parts: Tensor, values: Tensor, atoms: Tensor, gradient: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None
+    parts: Tensor,
+    values: Tensor,
+    atoms: Tensor,
+    gradient: Tensor,
+    index: Tensor,
+    owner: Tensor | None,
+    weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     spread = gradient if owner is None else gradient[owner]
     if weights is not None:
@@ -241,7 +290,17 @@ def _slot_backward(ctx: object, gradient: Tensor, *_: Tensor) -> tuple[Tensor | 
     padding, rows, number = ctx.rest  # type: ignore[attr-defined]
     found = slot_gradients(gradient, *saved, owner, weights, of_weights, padding, rows, number)
     to_weight, to_atoms, to_weights = found
-    return to_weight, None, to_atoms, None, None, to_weights if of_weights else None, None, None, None
+    return (
+        to_weight,
+        None,
+        to_atoms,
+        None,
+        None,
+        to_weights if of_weights else None,
+        None,
+        None,
+        None,
+    )
 
 
 slot_rows.register_autograd(_slot_backward, setup_context=_keep_slots)

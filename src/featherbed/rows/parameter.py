@@ -71,7 +71,9 @@ class RowParameter(nn.Embedding):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold rows that are up to date, and no ledger: that is the optimizer's."""
         self.settle()
-        return {name: value for name, value in self.__dict__.items() if name not in ("ledger", "number")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("ledger", "number")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take in a copy's state."""

@@ -74,16 +74,22 @@ class Slots:
         ids, total = fast.summed(ids, total)
         atoms, support = self.table.atoms.detach(), self.table.support[ids]
         if fast.in_kernels(total, atoms):
-            return Proposal(ids, *fast.best_atoms(total, support, atoms, factor, self.table.nonnegative))
+            return Proposal(
+                ids, *fast.best_atoms(total, support, atoms, factor, self.table.nonnegative)
+            )
         best = [
             self._best(*part, atoms, factor)
             for part in zip(torch.split(total, BLOCK), torch.split(support, BLOCK), strict=True)
         ]
         return Proposal(ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
 
-    def _best(self, total: Tensor, support: Tensor, atoms: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    def _best(
+        self, total: Tensor, support: Tensor, atoms: Tensor, factor: float
+    ) -> tuple[Tensor, Tensor]:
         scores = factor * (total @ atoms.T)
-        wanted = (-scores if self.table.nonnegative else scores.abs()).scatter_(1, support.long(), -torch.inf)
+        wanted = (-scores if self.table.nonnegative else scores.abs()).scatter_(
+            1, support.long(), -torch.inf
+        )
         highest, index = wanted.max(dim=1)
         return index, scores.gather(1, index[:, None])[:, 0].masked_fill(highest == -torch.inf, 0.0)
 
@@ -95,9 +101,13 @@ def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
     """
     if torch.equal(gradient._indices()[0], ids):  # as it came from one backward pass
         return _along(values, gradient._values())
-    before = torch.sparse_coo_tensor(ids[None], values, gradient.shape, check_invariants=False).coalesce()
+    before = torch.sparse_coo_tensor(
+        ids[None], values, gradient.shape, check_invariants=False
+    ).coalesce()
     now = gradient.coalesce()
-    if before.indices().shape != now.indices().shape or not torch.equal(before.indices(), now.indices()):
+    if before.indices().shape != now.indices().shape or not torch.equal(
+        before.indices(), now.indices()
+    ):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise ArgumentError(
                 "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel "

@@ -28,11 +28,17 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> N
     [4, 7]
     """
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps({kind: VERSION})}}
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": "featherbed", ENTRY: json.dumps({kind: VERSION})}
+    }
     offset = 0
     for name, array in ordered:
         end = offset + array.nbytes
-        entries[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        entries[name] = {
+            "dtype": NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -45,18 +51,26 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> N
                 file.write(part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes())
 
 
-def read_arrays(path: Path, kind: str, wanted: Mapping[str, tuple[str, ...]]) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, kind: str, wanted: Mapping[str, tuple[str, ...]]
+) -> dict[str, NDArray[Any]]:
     """Return the flat arrays of a file, memory-mapped; ``wanted`` names each with the element types it may have."""
     header, start, mapped = opened(path)
     if metadata_of(header) != {kind: VERSION}:
-        raise FormatError(f"{path.name} is not what this featherbed reads as {kind!r}, version {VERSION}")
+        raise FormatError(
+            f"{path.name} is not what this featherbed reads as {kind!r}, version {VERSION}"
+        )
     if set(header) - {"__metadata__"} != set(wanted):
-        raise FormatError(f"{path.name} must hold the arrays {' and '.join(wanted)}, and nothing else")
+        raise FormatError(
+            f"{path.name} must hold the arrays {' and '.join(wanted)}, and nothing else"
+        )
     found = {}
     for name, kinds in wanted.items():
         stored, shape = header[name]["dtype"], header[name]["shape"]
         if stored not in kinds or stored not in DTYPES or len(shape) != 1:
             held = f"{stored} {shape}"[:100]
-            raise FormatError(f"{path.name}: the array {name!r} must be flat, of {' or '.join(kinds)}; it is {held}")
+            raise FormatError(
+                f"{path.name}: the array {name!r} must be flat, of {' or '.join(kinds)}; it is {held}"
+            )
         found[name] = array_of(mapped, header, start, name, stored, (int(shape[0]),))
     return found

@@ -29,7 +29,12 @@ from featherbed.packed.writing import replacing
 from featherbed.serve.arrays import read_arrays, write_arrays
 from featherbed.version import __version__
 
-WORDS, MODEL, LIST, TOKENIZER = "words.safetensors", "model.safetensors", "words.txt.xz", "tokenizer.json"
+WORDS, MODEL, LIST, TOKENIZER = (
+    "words.safetensors",
+    "model.safetensors",
+    "words.txt.xz",
+    "tokenizer.json",
+)
 CLASSIFIER, LANGUAGE = "classifier.json", "language.json"
 KINDS = ("float32", "float16", "int8")
 KEPT = ("keys", "list", "tokenizer")  # where the words are
@@ -57,7 +62,9 @@ def encode_weights(arrays: Arrays, kind: str) -> dict[str, NDArray[Any]]:
     for name, array in arrays.items():
         values = np.asarray(array, dtype=np.float32)
         if not np.isfinite(values).all():
-            raise ArgumentError(f"the weights {name!r} hold values that are no finite numbers: train again with a lower rate")
+            raise ArgumentError(
+                f"the weights {name!r} hold values that are no finite numbers: train again with a lower rate"
+            )
         if values.ndim == 1:
             stored[name] = values
             continue
@@ -86,7 +93,9 @@ def decode_weights(path: Path, shapes: Shapes, kind: str) -> dict[str, Floats]:
         if len(shape) == 1:
             decoded[name] = found[name].astype(np.float32)
         else:
-            decoded[name] = Matrix(kind, (shape[0], shape[1]), found[name].reshape(shape), scale).dense()
+            decoded[name] = Matrix(
+                kind, (shape[0], shape[1]), found[name].reshape(shape), scale
+            ).dense()
         if not np.isfinite(decoded[name]).all():
             raise FormatError(f"{path.name}: {name!r} holds values that are no finite numbers")
     return decoded
@@ -101,7 +110,15 @@ def write_words(path: Path, words: Sequence[str]) -> None:
     ['<pad>', '<unk>', 'the']
     """
     raw = _joined(words)
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": _DICTIONARY, "lc": 4, "pb": 0}]
+    filters = [
+        {
+            "id": lzma.FILTER_LZMA2,
+            "preset": 9 | lzma.PRESET_EXTREME,
+            "dict_size": _DICTIONARY,
+            "lc": 4,
+            "pb": 0,
+        }
+    ]
     packed = lzma.compress(raw, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=filters)
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(packed)
@@ -115,13 +132,17 @@ def _joined(words: Sequence[str]) -> bytes:
                 f"the word {word!r} cannot stand on a line of its own: words are not empty, without line breaks"
             )
     if len(set(words)) < len(words):
-        raise ArgumentError(f"{len(words) - len(set(words))} words stand twice: every id has a word of its own")
+        raise ArgumentError(
+            f"{len(words) - len(set(words))} words stand twice: every id has a word of its own"
+        )
     try:
         raw = "\n".join(words).encode()
     except UnicodeEncodeError as error:
         raise ArgumentError(f"a word cannot be written as UTF-8: {str(error)[:100]}") from None
     if len(raw) > MOST_LIST:
-        raise ArgumentError(f"{len(words):,} words have {len(raw):,} bytes, {MOST_LIST:,} is the most: store them as keys")
+        raise ArgumentError(
+            f"{len(words):,} words have {len(raw):,} bytes, {MOST_LIST:,} is the most: store them as keys"
+        )
     return raw
 
 
@@ -134,12 +155,16 @@ def read_words(path: Path, count: int) -> list[str]:
         with path.open("rb") as file:
             raw = decompressor.decompress(file.read(MOST_LIST), max_length=MOST_LIST + 1)
         if len(raw) > MOST_LIST or not decompressor.eof or decompressor.unused_data:
-            raise FormatError(f"{path.name} is cut short, or holds more than a list of {MOST_LIST:,} bytes")
+            raise FormatError(
+                f"{path.name} is cut short, or holds more than a list of {MOST_LIST:,} bytes"
+            )
         words = raw.decode().split("\n")
     except (lzma.LZMAError, UnicodeDecodeError) as error:
         raise FormatError(f"{path.name} is no list of words: {str(error)[:100]}") from None
     if len(words) != count or len(set(words)) != count:
-        raise FormatError(f"{path.name} holds {len(set(words)):,} different words on {len(words):,} lines, not {count:,}")
+        raise FormatError(
+            f"{path.name} holds {len(set(words)):,} different words on {len(words):,} lines, not {count:,}"
+        )
     return words
 
 
@@ -157,7 +182,10 @@ class Vocabulary:
     @classmethod
     def of(cls, words: Sequence[str] | Keys) -> Vocabulary:
         """Index a list of words; keys are indexed already."""
-        return cls(words, words if isinstance(words, Keys) else {word: id_ for id_, word in enumerate(words)})
+        return cls(
+            words,
+            words if isinstance(words, Keys) else {word: id_ for id_, word in enumerate(words)},
+        )
 
     def find(self, word: str) -> int | None:
         """Return the id of a word, or None."""
@@ -175,7 +203,9 @@ def vocabulary_of(table: PackedTable, words: Sequence[str] | None) -> Vocabulary
             )
         return Vocabulary.of(table.keys)
     if len(words) != table.rows:
-        raise ArgumentError(f"{len(words):,} words were given for {table.rows:,} rows: give one for each")
+        raise ArgumentError(
+            f"{len(words):,} words were given for {table.rows:,} rows: give one for each"
+        )
     _joined(words)
     return Vocabulary.of(words)
 
@@ -191,7 +221,9 @@ def write_bundle(
 ) -> None:
     """Write the files of a model into a folder, made where there is none; ``name`` is its JSON file, which says ``said``."""
     try:
-        text = json.dumps(said | {"featherbed": __version__}, ensure_ascii=False, indent=1, allow_nan=False)
+        text = json.dumps(
+            said | {"featherbed": __version__}, ensure_ascii=False, indent=1, allow_nan=False
+        )
         if len(text) > MOST_JSON:
             raise ValueError(f"{len(text):,} letters are more than {MOST_JSON:,}")
     except (TypeError, ValueError) as error:
@@ -200,13 +232,18 @@ def write_bundle(
     for old in (CLASSIFIER, LANGUAGE, LIST, TOKENIZER):
         (folder / old).unlink(missing_ok=True)
     keys = table.keys if words is None and tokenizer is None else None
-    PackedTable(table.bands, table.dim, padding_idx=table.padding_idx, keys=keys, made_by=table.made_by).save(folder / WORDS)
+    PackedTable(
+        table.bands, table.dim, padding_idx=table.padding_idx, keys=keys, made_by=table.made_by
+    ).save(folder / WORDS)
     if words is not None:
         write_words(folder / LIST, words)
     write_arrays(folder / MODEL, "weights", weights)
     for file, content in ((TOKENIZER, tokenizer), (name, text + "\n")):
         if content is not None:
-            with replacing(folder / file) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as opened:
+            with (
+                replacing(folder / file) as descriptor,
+                os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as opened,
+            ):
                 opened.write(content)
 
 
@@ -214,29 +251,43 @@ def read_said(folder: Path, name: str, what: str, version: int, hint: str) -> Re
     """Return what the JSON file of a folder says, its version checked, or say why there is none."""
     path = folder / name
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder")
+        raise FileNotFoundError(
+            f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no {what} ({name} is missing): {hint}")
     try:
         found = Reader(json.loads(read_text(path)), name)
     except (ValueError, RecursionError) as error:
-        raise FormatError(str(error) if isinstance(error, FormatError) else f"{name} is not JSON: {str(error)[:100]}") from None
+        raise FormatError(
+            str(error)
+            if isinstance(error, FormatError)
+            else f"{name} is not JSON: {str(error)[:100]}"
+        ) from None
     given = found.raw(name.removesuffix(".json"))
     if isinstance(given, bool) or given != version:
-        raise FormatError(f"{name}: version {str(given)[:40]} is not known here, this featherbed reads version {version}")
+        raise FormatError(
+            f"{name}: version {str(given)[:40]} is not known here, this featherbed reads version {version}"
+        )
     if not isinstance(found.raw("about"), dict):
-        raise FormatError(f"{name}.about must be an object, got {type(found.raw('about')).__name__}")
+        raise FormatError(
+            f"{name}.about must be an object, got {type(found.raw('about')).__name__}"
+        )
     return found
 
 
 def read_text(path: Path) -> str:
     """Return a small text file, its size checked first."""
     if path.stat().st_size > MOST_JSON:
-        raise FormatError(f"{path.name} has {path.stat().st_size:,} bytes, {MOST_JSON:,} is the most")
+        raise FormatError(
+            f"{path.name} has {path.stat().st_size:,} bytes, {MOST_JSON:,} is the most"
+        )
     return path.read_bytes().decode("utf-8")
 
 
-def read_table(folder: Path, rows: int, dim: int, kept: str) -> tuple[PackedTable, Vocabulary | None]:
+def read_table(
+    folder: Path, rows: int, dim: int, kept: str
+) -> tuple[PackedTable, Vocabulary | None]:
     """Open the table of words and its vocabulary, ``kept`` as "keys" of the table, in a "list", or by a "tokenizer"."""
     try:
         table = load(folder / WORDS)
@@ -244,7 +295,9 @@ def read_table(folder: Path, rows: int, dim: int, kept: str) -> tuple[PackedTabl
         raise FormatError(f"{WORDS}: {error}") from None
     if (table.rows, table.dim, table.keys is not None) != (rows, dim, kept == "keys"):
         keys = "without" if table.keys is None else "with"
-        raise FormatError(f"{WORDS} holds {table.rows} x {table.dim} {keys} keys, the model has {rows} words of width {dim}")
+        raise FormatError(
+            f"{WORDS} holds {table.rows} x {table.dim} {keys} keys, the model has {rows} words of width {dim}"
+        )
     if kept == "list":
         return table, Vocabulary.of(read_words(folder / LIST, rows))
     return table, None if table.keys is None else Vocabulary.of(table.keys)
@@ -254,8 +307,12 @@ def sizes_of(listed: Reader, name: str, most: int, count: int = 64) -> tuple[int
     """Return a list of whole numbers from 1 to ``most`` in a JSON file, at most ``count`` of them."""
     value = listed.raw(name)
     sound = isinstance(value, list) and len(value) <= count
-    if not sound or any(isinstance(x, bool) or not isinstance(x, int) or not 1 <= x <= most for x in value):
-        raise FormatError(f"{listed.where}.{name} must be a list of whole numbers from 1 to {most}, got {str(value)[:40]}")
+    if not sound or any(
+        isinstance(x, bool) or not isinstance(x, int) or not 1 <= x <= most for x in value
+    ):
+        raise FormatError(
+            f"{listed.where}.{name} must be a list of whole numbers from 1 to {most}, got {str(value)[:40]}"
+        )
     return tuple(value)
 
 
@@ -266,4 +323,6 @@ def bytes_of(folder: str | Path) -> int:
     0
     """
     names = (CLASSIFIER, LANGUAGE, WORDS, LIST, MODEL, TOKENIZER)
-    return sum((Path(folder) / name).stat().st_size for name in names if (Path(folder) / name).is_file())
+    return sum(
+        (Path(folder) / name).stat().st_size for name in names if (Path(folder) / name).is_file()
+    )

@@ -36,7 +36,14 @@ from featherbed.serve.bundle import (
     write_bundle,
 )
 from featherbed.serve.network import MODELS, MOST_LENGTH, MOST_WIDTH, Shape, check_shape, scores
-from featherbed.serve.words import PAD, UNKNOWN, Encoder, SubwordEncoder, WordEncoder, open_tokenizer
+from featherbed.serve.words import (
+    PAD,
+    UNKNOWN,
+    Encoder,
+    SubwordEncoder,
+    WordEncoder,
+    open_tokenizer,
+)
 
 VERSION = 1
 MOST_CLASSES = 1 << 16
@@ -84,7 +91,9 @@ class Classifier:
     def open(cls, folder: str | Path) -> Classifier:
         """Open a folder; a file that is missing, broken or of another classifier is an error that names it."""
         folder = Path(folder)
-        said = read_said(folder, CLASSIFIER, "classifier", VERSION, "featherbed train text FILE --out DIR")
+        said = read_said(
+            folder, CLASSIFIER, "classifier", VERSION, "featherbed train text FILE --out DIR"
+        )
         classes = _names(said.raw("classes"))
         kind, widths = said.choice("kind", MODELS), sizes_of(said, "widths", MOST_WIDTH, 16)
         shape = Shape(
@@ -98,7 +107,9 @@ class Classifier:
             sizes_of(said, "hidden", MOST_DIM, 16),
         )
         check_shape(shape, FormatError)
-        table, vocabulary = read_table(folder, said.whole("words", 2, MOST_ROWS), shape.dim, said.choice("vocabulary", KEPT))
+        table, vocabulary = read_table(
+            folder, said.whole("words", 2, MOST_ROWS), shape.dim, said.choice("vocabulary", KEPT)
+        )
         weights = decode_weights(folder / MODEL, shape.arrays(), said.choice("weights", KINDS))
         encoder: Encoder
         if vocabulary is None:
@@ -121,26 +132,38 @@ class Classifier:
         encoded = [self.encoder.ids(text) for text in texts]
         for number, ids in enumerate(encoded):
             if not len(ids):
-                raise ArgumentError(f"text {number + 1} of {len(texts)} holds no word ({texts[number][:40]!r}): give some text")
+                raise ArgumentError(
+                    f"text {number + 1} of {len(texts)} holds no word ({texts[number][:40]!r}): give some text"
+                )
         if not encoded:
             return []
         offsets = np.cumsum([0, *map(len, encoded)])
-        return [self._ranked(row, k) for row in self.probabilities(np.concatenate(encoded), offsets)]
+        return [
+            self._ranked(row, k) for row in self.probabilities(np.concatenate(encoded), offsets)
+        ]
 
     def unknown(self, text: str) -> list[str]:
         """Return the words of a text that the classifier does not know, each once; pieces of words are always known."""
         if self.vocabulary is None:
             return []
-        return [word for word in dict.fromkeys(self.encoder.tokens(text)) if self.vocabulary.find(word) is None]
+        return [
+            word
+            for word in dict.fromkeys(self.encoder.tokens(text))
+            if self.vocabulary.find(word) is None
+        ]
 
-    def probabilities(self, ids: ArrayLike, offsets: ArrayLike) -> NDArray[np.float64]:  # [N], [n + 1] -> [n, classes]
+    def probabilities(
+        self, ids: ArrayLike, offsets: ArrayLike
+    ) -> NDArray[np.float64]:  # [N], [n + 1] -> [n, classes]
         """Return the probability of each class for documents of word ids; document i is ids[offsets[i]:offsets[i + 1]]."""
         flat = as_ids(ids, self.table.rows)
         starts = bag_starts(flat, offsets, include_last=True)
         found = [self._scores(flat, starts[a : b + 1]) for a, b in _blocks(starts)]
         logits = np.concatenate([np.empty((0, self.shape.classes)), *found])
         if not np.isfinite(logits).all():
-            raise FormatError(f"a score is not a finite number: {WORDS} holds values that are none, train again")
+            raise FormatError(
+                f"a score is not a finite number: {WORDS} holds values that are none, train again"
+            )
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
         return shares
@@ -156,7 +179,9 @@ class Classifier:
 
     def _scores(self, ids: Ids, starts: Ids) -> NDArray[np.float64]:  # [n + 1] -> [n, classes]
         ends = np.minimum(starts[1:], starts[:-1] + self.shape.length)
-        parts = [ids[start:end] for start, end in zip(starts[:-1].tolist(), ends.tolist(), strict=True)]
+        parts = [
+            ids[start:end] for start, end in zip(starts[:-1].tolist(), ends.tolist(), strict=True)
+        ]
         return scores(self.table, self.weights, self.shape, parts)
 
 
@@ -193,21 +218,41 @@ def write_classifier(
     )
     check_shape(shape, ArgumentError)
     if sizes != shape.arrays():
-        raise ArgumentError(f"a {kind} of these sizes takes the arrays {shape.arrays()}, got {sizes}"[:1000])
+        raise ArgumentError(
+            f"a {kind} of these sizes takes the arrays {shape.arrays()}, got {sizes}"[:1000]
+        )
     if tokenizer is None:
         known = vocabulary_of(table, words).words
         if table.rows < 2 or (known[0], known[1]) != (PAD, UNKNOWN):
-            raise ArgumentError(f"words 0 and 1 must be {PAD} and {UNKNOWN}, as prepare() numbers them")
+            raise ArgumentError(
+                f"words 0 and 1 must be {PAD} and {UNKNOWN}, as prepare() numbers them"
+            )
     else:
         words = None
         _check_tokens(tokenizer, table.rows, ArgumentError)
     if table.padding_idx != 0:
-        raise ArgumentError(f"the table has padding_idx={table.padding_idx}: row 0 must be the padding row")
+        raise ArgumentError(
+            f"the table has padding_idx={table.padding_idx}: row 0 must be the padding row"
+        )
     kept = "tokenizer" if tokenizer is not None else "keys" if words is None else "list"
-    said: dict[str, Any] = {"classifier": VERSION, "kind": kind, "classes": names, "words": table.rows, "dim": table.dim}
-    said |= {"length": length, "norm": shape.norm, "widths": shape.widths, "channels": shape.channels, "hidden": shape.hidden}
+    said: dict[str, Any] = {
+        "classifier": VERSION,
+        "kind": kind,
+        "classes": names,
+        "words": table.rows,
+        "dim": table.dim,
+    }
+    said |= {
+        "length": length,
+        "norm": shape.norm,
+        "widths": shape.widths,
+        "channels": shape.channels,
+        "hidden": shape.hidden,
+    }
     said |= {"weights": weights, "vocabulary": kept, "about": about or {}}
-    write_bundle(Path(folder), CLASSIFIER, said, table, words, encode_weights(arrays, weights), tokenizer)
+    write_bundle(
+        Path(folder), CLASSIFIER, said, table, words, encode_weights(arrays, weights), tokenizer
+    )
 
 
 def check_classifier(folder: str | Path) -> Classifier:
@@ -237,7 +282,9 @@ def _pieces(path: Path, rows: int, length: int) -> SubwordEncoder:
 def _check_tokens(text: str, rows: int, kind: type[ArgumentError] | type[FormatError]) -> None:
     last = max(open_tokenizer(text).get_vocab().values())
     if last >= rows:
-        raise kind(f"the tokenizer has a token {last}, the table has {rows:,} rows: they must come from one training run")
+        raise kind(
+            f"the tokenizer has a token {last}, the table has {rows:,} rows: they must come from one training run"
+        )
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -249,7 +296,9 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def _check_classes(names: Sequence[str], kind: type[ArgumentError] | type[FormatError]) -> None:
     if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names):
-        raise kind(f"classes are {str(list(names))[:60]}: give 2 to {MOST_CLASSES:,} different names")
+        raise kind(
+            f"classes are {str(list(names))[:60]}: give 2 to {MOST_CLASSES:,} different names"
+        )
 
 
 def _blocks(starts: Ids) -> Iterator[tuple[int, int]]:  # [n + 1]

@@ -31,7 +31,9 @@ def as_lines(found: list[Scored]) -> str:
     titled = any(item.title for item in found)
     lines = [f"rank {'score':>7}  {'key':<{width}}  {'title' if titled else ''}".rstrip()]
     for rank, (key, item) in enumerate(zip(keys, found, strict=True), 1):
-        lines.append(f"{rank:>4} {item.score:>7.3f}  {key:<{width}}  {_plain(item.title or '')}".rstrip())
+        lines.append(
+            f"{rank:>4} {item.score:>7.3f}  {key:<{width}}  {_plain(item.title or '')}".rstrip()
+        )
     return "\n".join(lines)
 
 

@@ -46,7 +46,9 @@ class About(NamedTuple):
     about: dict[str, Any]
 
 
-def seen_of(users: NDArray[np.integer], items: NDArray[np.integer], num_users: int, num_items: int) -> Seen:  # [n], [n]
+def seen_of(
+    users: NDArray[np.integer], items: NDArray[np.integer], num_users: int, num_items: int
+) -> Seen:  # [n], [n]
     """Return which items each user has: those of user u are ``items[offsets[u]:offsets[u + 1]]``, ascending, each once.
 
     Users are taken in ranges, so that the pairs may be many more than memory would sort at once.
@@ -93,7 +95,9 @@ def write_recommender(
     *,
     mean: float,
     biases: str,
-    seen: tuple[ArrayLike, ArrayLike],  # offsets [users + 1], items [pairs]: what ``seen_of`` returns
+    seen: tuple[
+        ArrayLike, ArrayLike
+    ],  # offsets [users + 1], items [pairs]: what ``seen_of`` returns
     user_bias: ArrayLike | None = None,  # [users], with biases="apart"
     item_bias: ArrayLike | None = None,  # [items]
     titles: Iterable[str | None] | None = None,  # [items]
@@ -113,19 +117,38 @@ def write_recommender(
     ['rum', 'tea']
     """
     folder = Path(folder)
-    left, right = (table if isinstance(table, PackedTable) else load(table) for table in (users, items))
+    left, right = (
+        table if isinstance(table, PackedTable) else load(table) for table in (users, items)
+    )
     _check_tables(left, right, mean, biases)
     offsets, pairs = _checked_seen(seen, left.rows, right.rows)
-    files: dict[str, tuple[str, dict[str, NDArray[Any]]]] = {SEEN: ("seen", {"offsets": offsets, "items": pairs})}
+    files: dict[str, tuple[str, dict[str, NDArray[Any]]]] = {
+        SEEN: ("seen", {"offsets": offsets, "items": pairs})
+    }
     if biases == "apart":
-        apart = {"users": _floats("user_bias", user_bias, left.rows), "items": _floats("item_bias", item_bias, right.rows)}
+        apart = {
+            "users": _floats("user_bias", user_bias, left.rows),
+            "items": _floats("item_bias", item_bias, right.rows),
+        }
         files[APART] = ("biases", apart)
     elif user_bias is not None or item_bias is not None:
         raise ArgumentError(f"user_bias and item_bias go with biases='apart', not with {biases!r}")
     if titles is not None:
         files[TITLES] = ("titles", _titles(titles, right.rows))
-    said = {"recommender": VERSION, "featherbed": __version__, "users": left.rows, "items": right.rows, "dim": left.dim}
-    said |= {"mean": float(mean), "biases": biases, "seen": len(pairs), "titles": titles is not None, "about": about or {}}
+    said = {
+        "recommender": VERSION,
+        "featherbed": __version__,
+        "users": left.rows,
+        "items": right.rows,
+        "dim": left.dim,
+    }
+    said |= {
+        "mean": float(mean),
+        "biases": biases,
+        "seen": len(pairs),
+        "titles": titles is not None,
+        "about": about or {},
+    }
     try:
         text = json.dumps(said, ensure_ascii=False, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -139,7 +162,10 @@ def write_recommender(
             table.save(folder / name)
     for name, (kind, arrays) in files.items():
         write_arrays(folder / name, kind, arrays)
-    with replacing(folder / JSON) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+    with (
+        replacing(folder / JSON) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
+    ):
         file.write(text + "\n")
 
 
@@ -147,9 +173,13 @@ def read_about(folder: Path) -> About:
     """Return what a folder's ``recommender.json`` says, or say why it is none."""
     path = folder / JSON
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder")
+        raise FileNotFoundError(
+            f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder"
+        )
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no recommender ({JSON} is missing): featherbed train ratings FILE --out DIR")
+        raise FileNotFoundError(
+            f"{folder} holds no recommender ({JSON} is missing): featherbed train ratings FILE --out DIR"
+        )
     if path.stat().st_size > MOST_JSON:
         raise FormatError(f"{JSON} has {path.stat().st_size:,} bytes, {MOST_JSON:,} is the most")
     try:
@@ -158,7 +188,9 @@ def read_about(folder: Path) -> About:
         raise FormatError(f"{JSON} is not JSON: {str(error)[:100]}") from None
     version = found.raw("recommender")
     if isinstance(version, bool) or version != VERSION:
-        raise FormatError(f"{JSON}: version {str(version)[:40]} is not known here, this featherbed reads version {VERSION}")
+        raise FormatError(
+            f"{JSON}: version {str(version)[:40]} is not known here, this featherbed reads version {VERSION}"
+        )
     mean, about = found.raw("mean"), found.raw("about")
     if isinstance(mean, bool) or not isinstance(mean, int | float) or not abs(mean) < 1e30:
         raise FormatError(f"{JSON}.mean must be a number, got {str(mean)[:40]}")
@@ -185,24 +217,40 @@ def _check_tables(users: PackedTable, items: PackedTable, mean: float, biases: s
         raise ArgumentError(f"users have width {users.dim}, items {items.dim}: they must agree")
     for side, table in (("users", users), ("items", items)):
         if table.keys is None:
-            raise ArgumentError(f"the table of {side} has no keys: save it with fb.save(table, path, keys=...)")
+            raise ArgumentError(
+                f"the table of {side} has no keys: save it with fb.save(table, path, keys=...)"
+            )
 
 
 def _checked_seen(seen: tuple[ArrayLike, ArrayLike], users: int, items: int) -> Seen:
     offsets, pairs = np.asarray(seen[0]), np.asarray(seen[1])
-    if offsets.shape != (users + 1,) or pairs.ndim != 1 or (len(pairs) and pairs.dtype.kind not in "iu"):
-        raise ArgumentError(f"seen has offsets of shape {offsets.shape}, items {pairs.shape}: give [{users + 1}] and [pairs]")
+    if (
+        offsets.shape != (users + 1,)
+        or pairs.ndim != 1
+        or (len(pairs) and pairs.dtype.kind not in "iu")
+    ):
+        raise ArgumentError(
+            f"seen has offsets of shape {offsets.shape}, items {pairs.shape}: give [{users + 1}] and [pairs]"
+        )
     if offsets[0] != 0 or offsets[-1] != len(pairs) or np.any(offsets[1:] < offsets[:-1]):
-        raise ArgumentError(f"the offsets of seen must rise from 0 to the number of pairs, {len(pairs)}")
+        raise ArgumentError(
+            f"the offsets of seen must rise from 0 to the number of pairs, {len(pairs)}"
+        )
     if len(pairs) and not 0 <= int(pairs.min()) <= int(pairs.max()) < items:
-        raise ArgumentError(f"seen names items from {pairs.min()} to {pairs.max()}: ids go from 0 to {items - 1}")
-    return offsets.astype(np.uint32 if len(pairs) < 2**32 else np.uint64), pairs.astype(np.uint32, copy=False)
+        raise ArgumentError(
+            f"seen names items from {pairs.min()} to {pairs.max()}: ids go from 0 to {items - 1}"
+        )
+    return offsets.astype(np.uint32 if len(pairs) < 2**32 else np.uint64), pairs.astype(
+        np.uint32, copy=False
+    )
 
 
 def _floats(name: str, values: ArrayLike | None, rows: int) -> NDArray[np.float32]:
     found = np.asarray([] if values is None else values, dtype=np.float32)
     if found.shape != (rows,) or not np.isfinite(found).all():
-        raise ArgumentError(f"{name} has shape {found.shape}: biases='apart' takes a finite number for each of {rows} rows")
+        raise ArgumentError(
+            f"{name} has shape {found.shape}: biases='apart' takes a finite number for each of {rows} rows"
+        )
     return found
 
 
@@ -210,7 +258,9 @@ def _titles(titles: Iterable[str | None], rows: int) -> dict[str, NDArray[Any]]:
     """Return titles as text and ends; an empty one is none."""
     raw = [(title or "").encode("utf-8", "replace") for title in titles]
     if len(raw) != rows:
-        raise ArgumentError(f"{len(raw)} titles were given for {rows} items: give one for each, None where there is none")
+        raise ArgumentError(
+            f"{len(raw)} titles were given for {rows} items: give one for each, None where there is none"
+        )
     ends = np.cumsum(np.fromiter(map(len, raw), dtype=np.int64, count=rows))
     return {
         "text": np.frombuffer(b"".join(raw), dtype=np.uint8),

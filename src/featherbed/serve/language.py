@@ -66,7 +66,10 @@ class Shape(NamedTuple):
         """
         found: dict[str, tuple[int, ...]] = {"bias": (self.words,)}
         for number, (given, made) in enumerate(pairwise((self.dim, *self.hidden))):
-            found |= {f"layer{number}.input": (4 * made, given), f"layer{number}.hidden": (4 * made, made)}
+            found |= {
+                f"layer{number}.input": (4 * made, given),
+                f"layer{number}.hidden": (4 * made, made),
+            }
             found[f"layer{number}.bias"] = (4 * made,)
         return found if self.tied else found | {"output": (self.words, self.hidden[-1])}
 
@@ -88,7 +91,12 @@ class LanguageServer:
     """
 
     def __init__(
-        self, table: PackedTable, weights: Mapping[str, Floats], shape: Shape, vocabulary: Vocabulary, about: dict[str, Any]
+        self,
+        table: PackedTable,
+        weights: Mapping[str, Floats],
+        shape: Shape,
+        vocabulary: Vocabulary,
+        about: dict[str, Any],
     ) -> None:
         self.table, self.weights, self.shape = table, weights, shape
         self.vocabulary, self.about = vocabulary, about
@@ -97,7 +105,9 @@ class LanguageServer:
     def open(cls, folder: str | Path) -> LanguageServer:
         """Open a folder; a file that is missing, broken or of another model is an error that names it."""
         folder = Path(folder)
-        said = read_said(folder, LANGUAGE, "language model", VERSION, "featherbed train lm FILES --out DIR")
+        said = read_said(
+            folder, LANGUAGE, "language model", VERSION, "featherbed train lm FILES --out DIR"
+        )
         shape = Shape(
             said.whole("words", 2, MOST_ROWS),
             said.whole("dim", 1, MOST_DIM),
@@ -105,7 +115,9 @@ class LanguageServer:
             said.flag("tied"),
         )
         _check_shape(shape, FormatError)
-        table, vocabulary = read_table(folder, shape.words, shape.dim, said.choice("vocabulary", ("keys", "list")))
+        table, vocabulary = read_table(
+            folder, shape.words, shape.dim, said.choice("vocabulary", ("keys", "list"))
+        )
         assert vocabulary is not None
         weights = decode_weights(folder / MODEL, shape.arrays(), said.choice("weights", KINDS))
         return cls(table, weights, shape, vocabulary, said.raw("about"))
@@ -114,7 +126,9 @@ class LanguageServer:
         layers = " x ".join(map(str, self.shape.hidden))
         return f"LanguageServer({self.shape.words:,} words, layers {layers}, {'' if self.shape.tied else 'not '}tied)"
 
-    def continue_text(self, text: str, words: int = 30, seed: int = 0, temperature: float = 0.8) -> str:
+    def continue_text(
+        self, text: str, words: int = 30, seed: int = 0, temperature: float = 0.8
+    ) -> str:
         """Return a text with so many words more, each drawn with p(w) ~ exp(logit_w / temperature); at 0 the best is taken.
 
         Words stand between blanks; the end of a sentence is a line break. Unknown words and padding are never drawn.
@@ -122,12 +136,20 @@ class LanguageServer:
         if isinstance(words, bool) or not 0 <= words <= MOST_WORDS:
             raise ArgumentError(f"words={words!r}: ask for 0 to {MOST_WORDS:,} words")
         if not (math.isfinite(temperature) and temperature >= 0):
-            raise ArgumentError(f"temperature={temperature!r}: give a number from 0 (the best word) up, such as 0.8")
+            raise ArgumentError(
+                f"temperature={temperature!r}: give a number from 0 (the best word) up, such as 0.8"
+            )
         ids, rng = self.encode(text), np.random.default_rng(seed)
-        end, state, hidden = self.vocabulary.find(END), self.start(1), np.zeros((1, self.shape.hidden[-1]), np.float32)
+        end, state, hidden = (
+            self.vocabulary.find(END),
+            self.start(1),
+            np.zeros((1, self.shape.hidden[-1]), np.float32),
+        )
         for id_ in ids if end is None else [end, *ids]:
             hidden = self.step(np.array([id_]), state)
-        out = [found for word in (PAD, UNKNOWN) if (found := self.vocabulary.find(word)) is not None]
+        out = [
+            found for word in (PAD, UNKNOWN) if (found := self.vocabulary.find(word)) is not None
+        ]
         drawn = []
         for _ in range(words):
             logits = self.logits(hidden)[0].astype(np.float64)
@@ -144,7 +166,9 @@ class LanguageServer:
             id_ = self._id(word)
             id_ = unknown if id_ is None else id_
             if id_ is None:
-                raise ArgumentError(f"the word {word[:40]!r} is not known, and the model has no {UNKNOWN}: leave it out")
+                raise ArgumentError(
+                    f"the word {word[:40]!r} is not known, and the model has no {UNKNOWN}: leave it out"
+                )
             found.append(id_)
         return found
 
@@ -160,25 +184,35 @@ class LanguageServer:
         """Return exp(mean cross-entropy) of a text of word ids, read in ``batch`` columns side by side, as in training."""
         flat = as_ids(ids, self.table.rows).reshape(-1)
         if batch < 1 or len(flat) // batch < 2:
-            raise ArgumentError(f"{len(flat)} words are too few for {batch} columns: give at least {2 * max(1, batch)}")
+            raise ArgumentError(
+                f"{len(flat)} words are too few for {batch} columns: give at least {2 * max(1, batch)}"
+            )
         text = flat[: len(flat) // batch * batch].reshape(batch, -1).T  # [T, batch]
         state, step = self.start(batch), max(1, HELD // (batch * self.shape.words))
         total = 0.0
         for begin in range(0, len(text) - 1, step):
             target = text[begin + 1 : begin + 1 + step]
-            hidden = np.concatenate([self.step(row, state) for row in text[begin : begin + len(target)]])
+            hidden = np.concatenate(
+                [self.step(row, state) for row in text[begin : begin + len(target)]]
+            )
             total += _entropy(self.logits(hidden), target.reshape(-1))
         return math.exp(min(total / (batch * (len(text) - 1)), 700.0))
 
     def start(self, batch: int) -> State:
         """Return the state before the first word."""
-        return [(np.zeros((batch, size), np.float32), np.zeros((batch, size), np.float32)) for size in self.shape.hidden]
+        return [
+            (np.zeros((batch, size), np.float32), np.zeros((batch, size), np.float32))
+            for size in self.shape.hidden
+        ]
 
     def step(self, ids: Ids, state: State) -> Floats:  # [B] -> [B, hidden]
         """Read one word of each column: change the state, return what the last layer says."""
         x = self.table[ids]
         for number, (h, c) in enumerate(state):
-            gates = x @ self.weights[f"layer{number}.input"].T + h @ self.weights[f"layer{number}.hidden"].T
+            gates = (
+                x @ self.weights[f"layer{number}.input"].T
+                + h @ self.weights[f"layer{number}.hidden"].T
+            )
             i, f, g, o = np.split(gates + self.weights[f"layer{number}.bias"], 4, axis=1)
             c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
             x = (_sigmoid(o) * np.tanh(c)).astype(np.float32)
@@ -198,14 +232,18 @@ class LanguageServer:
                 score_block(self.table, scorers, begin, found[:, begin : begin + WORTH - 1])
         scores = (found + self.weights["bias"]).astype(np.float32, copy=False)
         if not np.isfinite(scores).all():
-            raise FormatError(f"a score is not a finite number: {WORDS} holds values that are none, train again")
+            raise FormatError(
+                f"a score is not a finite number: {WORDS} holds values that are none, train again"
+            )
         return scores
 
 
 def write_language(
     folder: str | Path,
     table: PackedTable,
-    cells: Sequence[Sequence[ArrayLike]],  # of each layer [4h, in], [4h, h], [4h], [4h]: what ``cells()`` of a model returns
+    cells: Sequence[
+        Sequence[ArrayLike]
+    ],  # of each layer [4h, in], [4h, h], [4h], [4h]: what ``cells()`` of a model returns
     bias: ArrayLike,  # [V]
     *,
     output: ArrayLike | None = None,  # [V, h] where the softmax is not tied to the table
@@ -219,7 +257,9 @@ def write_language(
     for number, (given, before, *biases) in enumerate(cells):
         arrays[f"layer{number}.input"] = np.asarray(given, dtype=np.float32)
         arrays[f"layer{number}.hidden"] = np.asarray(before, dtype=np.float32)
-        arrays[f"layer{number}.bias"] = np.sum([np.asarray(part, dtype=np.float32) for part in biases], axis=0)
+        arrays[f"layer{number}.bias"] = np.sum(
+            [np.asarray(part, dtype=np.float32) for part in biases], axis=0
+        )
         hidden.append(arrays[f"layer{number}.hidden"].shape[-1])
     if output is not None:
         arrays["output"] = np.asarray(output, dtype=np.float32)
@@ -227,10 +267,22 @@ def write_language(
     _check_shape(shape, ArgumentError)
     sizes = {name: array.shape for name, array in arrays.items()}
     if sizes != shape.arrays():
-        raise ArgumentError(f"a model of these sizes takes the arrays {shape.arrays()}, got {sizes}"[:1000])
+        raise ArgumentError(
+            f"a model of these sizes takes the arrays {shape.arrays()}, got {sizes}"[:1000]
+        )
     vocabulary_of(table, words)
-    said: dict[str, Any] = {"language": VERSION, "words": table.rows, "dim": table.dim, "hidden": hidden, "tied": shape.tied}
-    said |= {"weights": weights, "vocabulary": "keys" if words is None else "list", "about": about or {}}
+    said: dict[str, Any] = {
+        "language": VERSION,
+        "words": table.rows,
+        "dim": table.dim,
+        "hidden": hidden,
+        "tied": shape.tied,
+    }
+    said |= {
+        "weights": weights,
+        "vocabulary": "keys" if words is None else "list",
+        "about": about or {},
+    }
     write_bundle(Path(folder), LANGUAGE, said, table, words, encode_weights(arrays, weights))
 
 
@@ -248,9 +300,13 @@ def check_language(folder: str | Path) -> LanguageServer:
 
 def _check_shape(shape: Shape, kind: type[ArgumentError] | type[FormatError]) -> None:
     if not 1 <= len(shape.hidden) <= MOST_LAYERS or shape.words < 2:
-        raise kind(f"{len(shape.hidden)} layers over {shape.words} words: give 1 to {MOST_LAYERS} layers, 2 words or more")
+        raise kind(
+            f"{len(shape.hidden)} layers over {shape.words} words: give 1 to {MOST_LAYERS} layers, 2 words or more"
+        )
     if shape.tied and shape.hidden[-1] != shape.dim:
-        raise kind(f"a tied softmax needs a last layer of width {shape.dim}, the table's; it has {shape.hidden[-1]}")
+        raise kind(
+            f"a tied softmax needs a last layer of width {shape.dim}, the table's; it has {shape.hidden[-1]}"
+        )
 
 
 def _sigmoid(x: Floats) -> Floats:

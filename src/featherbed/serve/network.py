@@ -68,13 +68,23 @@ def check_shape(shape: Shape, kind: type[ArgumentError] | type[FormatError]) -> 
         raise kind("a bag has no widths and no channels: they belong to a cnn")
     if shape.kind == "cnn" and (shape.norm or not shape.widths or not shape.channels):
         raise kind("a cnn has widths and channels, and no norm: that belongs to a bag")
-    if len(set(shape.widths)) < len(shape.widths) or any(not 1 <= width <= shape.length for width in shape.widths):
-        raise kind(f"widths={list(shape.widths)}: give different numbers of words, none above the length {shape.length}")
+    if len(set(shape.widths)) < len(shape.widths) or any(
+        not 1 <= width <= shape.length for width in shape.widths
+    ):
+        raise kind(
+            f"widths={list(shape.widths)}: give different numbers of words, none above the length {shape.length}"
+        )
 
 
-def scores(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids]) -> NDArray[np.float64]:  # [n, classes]
+def scores(
+    table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids]
+) -> NDArray[np.float64]:  # [n, classes]
     """Return the logits of the classes for documents of word ids, none longer than ``shape.length``."""
-    x = _windows(table, weights, shape, parts) if shape.kind == "cnn" else _means(table, weights, shape, parts)
+    x = (
+        _windows(table, weights, shape, parts)
+        if shape.kind == "cnn"
+        else _means(table, weights, shape, parts)
+    )
     last = len(shape.hidden)
     for number in range(last + 1):
         x = x @ weights[f"layer{number}.weight"].T + weights[f"layer{number}.bias"]
@@ -82,13 +92,17 @@ def scores(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids])
     return x.astype(np.float64)
 
 
-def _means(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids]) -> NDArray[Any]:  # -> [n, d]
+def _means(
+    table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids]
+) -> NDArray[Any]:  # -> [n, d]
     offsets = np.cumsum([0, *map(len, parts)])
     x = table.bag(np.concatenate(parts), offsets, mode="mean", include_last_offset=True)
     return np.maximum(x * weights["norm.scale"] + weights["norm.shift"], 0) if shape.norm else x
 
 
-def _windows(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids]) -> NDArray[Any]:  # -> [n, widths * channels]
+def _windows(
+    table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids]
+) -> NDArray[Any]:  # -> [n, widths * channels]
     """Convolve all documents in one go: each is followed by zero rows, so that no window reaches into the next."""
     dim, most = shape.dim, max(shape.widths)
     lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
@@ -96,7 +110,9 @@ def _windows(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids
     starts = ends - lengths - most
     count = int(ends[-1])
     rows = np.zeros((count + most, dim), dtype=np.float32)
-    places = np.arange(int(lengths.sum())) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    places = np.arange(int(lengths.sum())) + np.repeat(
+        starts - np.cumsum(lengths) + lengths, lengths
+    )
     rows[places] = table[np.concatenate(parts)]
     found = []
     for width in shape.widths:
@@ -104,7 +120,11 @@ def _windows(table: PackedTable, weights: Weights, shape: Shape, parts: list[Ids
         sums = np.zeros((count, shape.channels), dtype=np.float32)
         for at in range(width):
             sums += rows[at : at + count] @ weight[:, at * dim : (at + 1) * dim].T
-        last = starts + np.minimum(lengths, shape.length - width)  # a window that begins at a text's end sees only zeros
-        best = np.maximum.reduceat(sums, np.stack([starts, last + 1], axis=1).reshape(-1), axis=0)[::2]
+        last = starts + np.minimum(
+            lengths, shape.length - width
+        )  # a window that begins at a text's end sees only zeros
+        best = np.maximum.reduceat(sums, np.stack([starts, last + 1], axis=1).reshape(-1), axis=0)[
+            ::2
+        ]
         found.append(np.maximum(best + weights[f"width{width}.bias"], 0))
     return np.concatenate(found, axis=1)

@@ -88,21 +88,36 @@ class Recommender:
         """Open a folder; a file that is missing, broken or of another recommender is an error that names it."""
         folder = Path(folder)
         about = read_about(folder)
-        users, items = (_table(folder / name, rows, about.dim) for name, rows in ((USERS, about.users), (ITEMS, about.items)))
+        users, items = (
+            _table(folder / name, rows, about.dim)
+            for name, rows in ((USERS, about.users), (ITEMS, about.items))
+        )
         seen = read_arrays(folder / SEEN, "seen", {"offsets": ("U32", "U64"), "items": ("U32",)})
         offsets, pairs = seen["offsets"], seen["items"]
-        if len(offsets) != about.users + 1 or len(pairs) != about.seen or int(offsets[-1]) != len(pairs):
-            raise FormatError(f"{SEEN} does not hold the {about.seen:,} pairs of {about.users:,} users")
+        if (
+            len(offsets) != about.users + 1
+            or len(pairs) != about.seen
+            or int(offsets[-1]) != len(pairs)
+        ):
+            raise FormatError(
+                f"{SEEN} does not hold the {about.seen:,} pairs of {about.users:,} users"
+            )
         apart = titles = None
         if about.biases == "apart":
             found = read_arrays(folder / APART, "biases", {"users": ("F32",), "items": ("F32",)})
             if len(found["users"]) != about.users or len(found["items"]) != about.items:
-                raise FormatError(f"{APART} does not hold a bias for each of {about.users:,} users and {about.items:,} items")
+                raise FormatError(
+                    f"{APART} does not hold a bias for each of {about.users:,} users and {about.items:,} items"
+                )
             apart = found["users"], found["items"]
         if about.titles:
-            texts = read_arrays(folder / TITLES, "titles", {"text": ("U8",), "ends": ("U32", "U64")})
+            texts = read_arrays(
+                folder / TITLES, "titles", {"text": ("U8",), "ends": ("U32", "U64")}
+            )
             if len(texts["ends"]) != about.items:
-                raise FormatError(f"{TITLES} does not hold a title for each of {about.items:,} items")
+                raise FormatError(
+                    f"{TITLES} does not hold a title for each of {about.items:,} items"
+                )
             titles = Titles(texts["text"], texts["ends"])
         return cls(users, items, about, (offsets, pairs), apart, titles)
 
@@ -156,7 +171,9 @@ class Recommender:
             raise FormatError(f"{SEEN}: the items of user {user} lie outside the stored ones")
         found = np.unique(pairs[start:end]).astype(np.int64)
         if len(found) and int(found[-1]) >= self.about.items:
-            raise FormatError(f"{SEEN}: user {user} has seen item {found[-1]}, there are {self.about.items}")
+            raise FormatError(
+                f"{SEEN}: user {user} has seen item {found[-1]}, there are {self.about.items}"
+            )
         return found
 
     def _user(self, key: str) -> int:
@@ -213,12 +230,19 @@ class Recommender:
         best.add(0, scores[None])
         ids, found = best.sorted()
         if not np.isfinite(found).all():
-            raise FormatError("a score is not a finite number: the tables hold values that are none, train again")
-        return [self._named(id_, score) for id_, score in zip(ids[0].tolist(), found[0].tolist(), strict=True)]
+            raise FormatError(
+                "a score is not a finite number: the tables hold values that are none, train again"
+            )
+        return [
+            self._named(id_, score)
+            for id_, score in zip(ids[0].tolist(), found[0].tolist(), strict=True)
+        ]
 
     def _named(self, id_: int, score: float) -> Scored:
         assert self.items.keys is not None
-        return Scored(self.items.keys[id_], score, None if self.titles is None else self.titles[id_])
+        return Scored(
+            self.items.keys[id_], score, None if self.titles is None else self.titles[id_]
+        )
 
 
 def check_recommender(folder: str | Path) -> Recommender:
@@ -246,7 +270,9 @@ def _table(path: Path, rows: int, dim: int) -> PackedTable:
         raise FormatError(f"{path.name}: {error}") from None
     if table.rows != rows or table.dim != dim or table.keys is None:
         keys = "" if table.keys is None else " with keys"
-        raise FormatError(f"{path.name} holds {table.rows} x {table.dim}{keys}, the recommender has {rows} x {dim} with keys")
+        raise FormatError(
+            f"{path.name} holds {table.rows} x {table.dim}{keys}, the recommender has {rows} x {dim} with keys"
+        )
     return table
 
 
@@ -261,7 +287,11 @@ def _hint(table: PackedTable, key: str) -> str:
     """Say which keys come near an unknown one: other spellings, and of few keys those that look like it."""
     keys = table.keys
     assert keys is not None
-    near = [word for word in dict.fromkeys((key.strip(), key.lower(), key.upper(), key.lstrip("0"))) if word in table]
+    near = [
+        word
+        for word in dict.fromkeys((key.strip(), key.lower(), key.upper(), key.lstrip("0")))
+        if word in table
+    ]
     if not near and len(keys) <= CLOSE:
         from difflib import get_close_matches
 

@@ -15,10 +15,18 @@ SHOWN = 5  # classes of a single text, unless another number is asked for
 MOST_LINE = 1 << 24  # bytes
 
 
-def run_classify(folder: Path, text: str | None, k: int | None = None, json: bool = False, file: Path | None = None) -> None:
+def run_classify(
+    folder: Path,
+    text: str | None,
+    k: int | None = None,
+    json: bool = False,
+    file: Path | None = None,
+) -> None:
     """Print the classes of a text, or of every line of a file ("-": of what is typed or piped in), with probabilities."""
     if (text is None) == (file is None):
-        raise ArgumentError("give one text between quotes, or --file with a text on every line (--file - reads the input)")
+        raise ArgumentError(
+            "give one text between quotes, or --file with a text on every line (--file - reads the input)"
+        )
     if k is not None and k < 1:
         raise ArgumentError(f"-k {k}: ask for at least one class")
     classifier = Classifier.open(folder)
@@ -34,7 +42,14 @@ def run_classify(folder: Path, text: str | None, k: int | None = None, json: boo
         _note(unknown)
 
 
-def run_continue(folder: Path, text: str, words: int = 30, seed: int = 0, temperature: float = 0.8, json: bool = False) -> None:
+def run_continue(
+    folder: Path,
+    text: str,
+    words: int = 30,
+    seed: int = 0,
+    temperature: float = 0.8,
+    json: bool = False,
+) -> None:
     """Print a text and what a language model goes on with."""
     from featherbed.serve.language import LanguageServer
 
@@ -44,7 +59,12 @@ def run_continue(folder: Path, text: str, words: int = 30, seed: int = 0, temper
         from json import dumps
 
         settings = {"words": words, "seed": seed, "temperature": temperature}
-        typer.echo(dumps({"text": text, "continued": found, **settings, "unknown": unknown}, ensure_ascii=False))
+        typer.echo(
+            dumps(
+                {"text": text, "continued": found, **settings, "unknown": unknown},
+                ensure_ascii=False,
+            )
+        )
         return
     typer.echo("\n".join(_plain(line) for line in found.split("\n")))
     if unknown:
@@ -74,7 +94,9 @@ def _lines(classifier: Classifier, file: Path, k: int, json: bool) -> None:
     if not count:
         raise DataError(f"{file}: holds no text")
     if empty:
-        raise DataError(f"{file}, line {empty[0]}: the text holds no word; {len(empty):,} of {count:,} lines have no class")
+        raise DataError(
+            f"{file}, line {empty[0]}: the text holds no word; {len(empty):,} of {count:,} lines have no class"
+        )
 
 
 def _texts(file: Path) -> Iterator[str]:
@@ -84,17 +106,24 @@ def _texts(file: Path) -> Iterator[str]:
         while line := stream.readline(MOST_LINE):
             number += 1
             if len(line) == MOST_LINE:
-                raise DataError(f"{file}, line {number}: longer than {MOST_LINE:,} bytes: give one text a line")
+                raise DataError(
+                    f"{file}, line {number}: longer than {MOST_LINE:,} bytes: give one text a line"
+                )
             try:
                 yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise DataError(f"{file}, line {number}: byte {error.start + 1} is not UTF-8: convert the file first") from None
+                raise DataError(
+                    f"{file}, line {number}: byte {error.start + 1} is not UTF-8: convert the file first"
+                ) from None
 
 
 def _as_json(text: str, found: list[Scored], unknown: list[str]) -> str:
     from json import dumps
 
-    return dumps({"text": text, "classes": [item._asdict() for item in found], "unknown": unknown}, ensure_ascii=False)
+    return dumps(
+        {"text": text, "classes": [item._asdict() for item in found], "unknown": unknown},
+        ensure_ascii=False,
+    )
 
 
 def _note(unknown: list[str]) -> None:

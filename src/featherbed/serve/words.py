@@ -31,8 +31,15 @@ PAD_ID, UNKNOWN_ID = 0, 1
 LENGTH = 100  # words of a text that are read
 
 _WORD = re.compile(r"n't\b|'(?:s|m|d|ll|re|ve)\b|[^\W_]+|[(),!?'`\"@]")
-_LETTERS, _SPOILT = 8, 4  # of a word, more than most have; words at a cut that may differ from those of the whole text
-_PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_LETTERS, _SPOILT = (
+    8,
+    4,
+)  # of a word, more than most have; words at a cut that may differ from those of the whole text
+_PACKED: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}
 _BINARY = {
     b"\xff\xfe": "UTF-16 text: give --encoding utf-16, or save it as UTF-8",
     b"\xfe\xff": "UTF-16 text: give --encoding utf-16, or save it as UTF-8",
@@ -127,7 +134,10 @@ class SubwordEncoder:
 
     def ids(self, text: str) -> NDArray[np.int64]:
         """Return the ids of the first ``length`` pieces of a text."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids[: self.length], dtype=np.int64)
+        return np.array(
+            self._tokenizer.encode(text, add_special_tokens=False).ids[: self.length],
+            dtype=np.int64,
+        )
 
 
 def open_tokenizer(text: str) -> Any:
@@ -141,7 +151,9 @@ def open_tokenizer(text: str) -> Any:
     except Exception as error:  # the package raises nothing narrower
         raise FormatError(f"the tokenizer cannot be read: {str(error)[:100]}") from None
     if made.token_to_id(PAD) != PAD_ID or made.token_to_id(UNKNOWN) != UNKNOWN_ID:
-        raise FormatError(f"the tokenizer must have {PAD} as token {PAD_ID} and {UNKNOWN} as token {UNKNOWN_ID}")
+        raise FormatError(
+            f"the tokenizer must have {PAD} as token {PAD_ID} and {UNKNOWN} as token {UNKNOWN_ID}"
+        )
     made.no_padding()
     made.no_truncation()
     return made
@@ -164,7 +176,9 @@ def vocabulary(
     (('<pad>', '<unk>', 'b', 'a'), [3, 2, 2, 1])
     """
     first: dict[str, int] = {}
-    places = np.fromiter((first.setdefault(word, len(first)) for word in tokens), dtype=np.int64, count=len(tokens))
+    places = np.fromiter(
+        (first.setdefault(word, len(first)) for word in tokens), dtype=np.int64, count=len(tokens)
+    )
     found, often = list(first), np.bincount(places, minlength=len(first)).tolist()
     order = sorted(range(len(found)), key=lambda at: (-often[at], found[at]))
     kept = [at for at in order if often[at] >= min_count]
@@ -185,15 +199,23 @@ def learn_subwords(texts: Sequence[str], size: int, length: int = LENGTH) -> str
 
     made = Tokenizer(models.BPE(unk_token=UNKNOWN, fuse_unk=True))
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    )
     special, alphabet = [PAD, UNKNOWN], max(size // 2, 1)
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, limit_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, limit_alphabet=alphabet, show_progress=False
+    )
     made.train_from_iterator(texts, trainer, length=len(texts))
-    flat = chain.from_iterable(item.ids[:length] for item in made.encode_batch_fast(texts, add_special_tokens=False))
+    flat = chain.from_iterable(
+        item.ids[:length] for item in made.encode_batch_fast(texts, add_special_tokens=False)
+    )
     often = np.bincount(np.fromiter(flat, dtype=np.int64), minlength=made.get_vocab_size())
     held = json.loads(made.to_str())
     numbers: dict[str, int] = held["model"]["vocab"]
-    pieces = sorted(set(numbers) - set(special), key=lambda piece: (-int(often[numbers[piece]]), piece))
+    pieces = sorted(
+        set(numbers) - set(special), key=lambda piece: (-int(often[numbers[piece]]), piece)
+    )
     held["model"]["vocab"] = {piece: number for number, piece in enumerate([*special, *pieces])}
     return json.dumps(held, ensure_ascii=False)
 
@@ -219,14 +241,23 @@ def read_text(path: Path, encoding: str | None = None) -> str:
     try:
         made = data.decode(encoding or "utf-8")
     except UnicodeDecodeError as error:
-        line, found = 1 + data.count(b"\n", 0, error.start), f"byte 0x{data[error.start]:02x} at offset {error.start:,}"
+        line, found = (
+            1 + data.count(b"\n", 0, error.start),
+            f"byte 0x{data[error.start]:02x} at offset {error.start:,}",
+        )
         name = encoding or "UTF-8"
-        raise DataError(f"{path}, line {line}: {found} is no {name} text: give --encoding, such as latin-1") from None
+        raise DataError(
+            f"{path}, line {line}: {found} is no {name} text: give --encoding, such as latin-1"
+        ) from None
     except LookupError:
-        raise ArgumentError(f"encoding={encoding!r} is not known: give a name such as utf-8 or latin-1") from None
+        raise ArgumentError(
+            f"encoding={encoding!r} is not known: give a name such as utf-8 or latin-1"
+        ) from None
     if "\0" in made:
         line = 1 + made.count("\n", 0, made.index("\0"))
-        raise DataError(f"{path}, line {line}: a zero byte; this is no text: give a text file, or its --encoding")
+        raise DataError(
+            f"{path}, line {line}: a zero byte; this is no text: give a text file, or its --encoding"
+        )
     return made.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -236,7 +267,9 @@ def _unpacked(path: Path) -> bytes:
         with path.open("rb") as raw:
             start = raw.read(8)
             raw.seek(0)
-            opener = next((opener for magic, opener in _PACKED.items() if start.startswith(magic)), None)
+            opener = next(
+                (opener for magic, opener in _PACKED.items() if start.startswith(magic)), None
+            )
             data: bytes = raw.read() if opener is None else opener(raw).read()
             return data
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

@@ -17,7 +17,11 @@ from featherbed.hashing import mixed
 
 Ids = NDArray[np.int64]
 PER = ("occurrence", "id")
-STREAMS = (0x632BE59BD9B4E019, 0x1F83D9ABFB41BD6B, 0x2545F4914F6CDD1D)  # three numbers for each place: whether, how, which
+STREAMS = (
+    0x632BE59BD9B4E019,
+    0x1F83D9ABFB41BD6B,
+    0x2545F4914F6CDD1D,
+)  # three numbers for each place: whether, how, which
 
 
 class Relation(Protocol):
@@ -61,7 +65,9 @@ class Law:
             if not isinstance(given, bool):
                 raise ArgumentError(f"{name}={given!r}: True or False")
         if mixture and (graph is None or rho < 1):
-            raise ArgumentError("mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1")
+            raise ArgumentError(
+                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1"
+            )
         if per not in PER:
             raise ArgumentError(f"per={per!r}: use {' or '.join(PER)}")
         self.include_self, self.mixture, self.per = include_self, mixture, per
@@ -72,7 +78,9 @@ class Law:
     def resize(self, rows: int) -> None:
         """Go on over another number of ids: rows have arrived."""
         if self.lists is not None:
-            raise ArgumentError(f"there are {rows} ids now, the graph is over {self.rows}: share with a graph over all of them")
+            raise ArgumentError(
+                f"there are {rows} ids now, the graph is over {self.rows}: share with a graph over all of them"
+            )
         self.rows, self.free = rows, rows - len(self.blocked)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Law:
@@ -96,7 +104,9 @@ class Law:
         flat[at] = self._others(flat[at], uniform(places, key, 1), numbers(places, key, 2))
         return out
 
-    def _others(self, ids: Ids, how: NDArray[np.float64], which: Ids) -> Ids:  # [m], [m] in [0, 1), [m] -> [m]
+    def _others(
+        self, ids: Ids, how: NDArray[np.float64], which: Ids
+    ) -> Ids:  # [m], [m] in [0, 1), [m] -> [m]
         """Return what ids that are replaced become."""
         if self.lists is None:
             none = np.zeros_like(ids)
@@ -106,15 +116,23 @@ class Law:
         count = starts[ids + 1] - begin
         if self.mixture:
             near = how >= 1 / self.rho
-            inner = which % (count + 1)  # the list of the authors' code holds the id itself, here at the end
+            inner = which % (
+                count + 1
+            )  # the list of the authors' code holds the id itself, here at the end
         else:
             rest = self.free - count - (not self.include_self)
-            weight = self.rho / (1 + self.rho) * count  # and 1 / (1 + rho) for the others: no rho is too large
+            weight = (
+                self.rho / (1 + self.rho) * count
+            )  # and 1 / (1 + rho) for the others: no rho is too large
             near = how * (weight + rest / (1 + self.rho)) < weight
             inner = which % np.maximum(count, 1)
         out, far, listed = ids.copy(), ~near, near & (inner < count)
         out[listed] = neighbours[(begin + inner)[listed]]
-        ranks = which[far] % self.free if self.mixture else self._far(ids[far], which[far], begin[far], count[far])
+        ranks = (
+            which[far] % self.free
+            if self.mixture
+            else self._far(ids[far], which[far], begin[far], count[far])
+        )
         out[far] = self._unrank(ranks)
         return out
 
@@ -124,7 +142,9 @@ class Law:
         if self.include_self:
             return self._unlisted(which % left, begin, count)
         ranks = self._unlisted(which % np.maximum(left - 1, 1), begin, count)
-        same = ranks == self._rank(ids)  # the last of them, which was not drawn, takes the place of the old id
+        same = ranks == self._rank(
+            ids
+        )  # the last of them, which was not drawn, takes the place of the old id
         ranks[same] = self._unlisted(left[same] - 1, begin[same], count[same])
         return ranks
 
@@ -142,12 +162,16 @@ class Law:
 
     def _rank(self, ids: Ids) -> Ids:
         """Return the place of ids among those that are not excluded."""
-        return ids - np.searchsorted(self.blocked, ids).astype(np.int64) if len(self.blocked) else ids
+        return (
+            ids - np.searchsorted(self.blocked, ids).astype(np.int64) if len(self.blocked) else ids
+        )
 
     def _unrank(self, ranks: Ids) -> Ids:
         if not len(self.blocked):
             return ranks
-        return ranks + np.searchsorted(self.blocked - np.arange(len(self.blocked)), ranks, side="right").astype(np.int64)
+        return ranks + np.searchsorted(
+            self.blocked - np.arange(len(self.blocked)), ranks, side="right"
+        ).astype(np.int64)
 
 
 def check_rows(rows: Any) -> int:
@@ -160,14 +184,18 @@ def check_rows(rows: Any) -> int:
 def check_rho(rho: Any) -> float:
     """Return a ratio of probabilities, or say what was given instead."""
     if isinstance(rho, bool) or not isinstance(rho, Real) or not 0 < float(rho) < math.inf:
-        raise ArgumentError(f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0")
+        raise ArgumentError(
+            f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0"
+        )
     return float(rho)
 
 
 def check_rate(p: Any) -> float:
     """Return a probability, or say what was given instead."""
     if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= float(p) <= 1:
-        raise ArgumentError(f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a hundred)")
+        raise ArgumentError(
+            f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a hundred)"
+        )
     return float(p)
 
 
@@ -175,25 +203,35 @@ def blocked_ids(exclude: Iterable[int], padding: int | None, rows: int) -> Ids:
     """Return the ids that are left out, sorted, each once; or say what was given instead."""
     try:
         given = list(exclude)
-        found = sorted({operator.index(i) for i in [*given, *([] if padding is None else [padding])]})
+        found = sorted(
+            {operator.index(i) for i in [*given, *([] if padding is None else [padding])]}
+        )
     except TypeError:
-        raise ArgumentError(f"exclude={exclude!r}: give a list of ids, whole numbers from 0 to {rows - 1}") from None
+        raise ArgumentError(
+            f"exclude={exclude!r}: give a list of ids, whole numbers from 0 to {rows - 1}"
+        ) from None
     if any(isinstance(i, bool) for i in given) or (found and (found[0] < 0 or found[-1] >= rows)):
         raise ArgumentError(f"exclude={given!r}: ids go from 0 to {rows - 1}")
     return np.array(found, dtype=np.int64)
 
 
-_lists: WeakKeyDictionary[Relation, tuple[bytes, tuple[NDArray[Any], NDArray[Any]]]] = WeakKeyDictionary()
+_lists: WeakKeyDictionary[Relation, tuple[bytes, tuple[NDArray[Any], NDArray[Any]]]] = (
+    WeakKeyDictionary()
+)
 
 
-def neighbour_lists(graph: Relation, rows: int, blocked: Ids) -> tuple[NDArray[Any], NDArray[Any]]:  # [V + 1], [n]
+def neighbour_lists(
+    graph: Relation, rows: int, blocked: Ids
+) -> tuple[NDArray[Any], NDArray[Any]]:  # [V + 1], [n]
     """Return where the list of each id starts, and all lists, without blocked ids; a graph is looked through once."""
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
         raise ArgumentError(
             f"graph is {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(num_embeddings, pairs)"
         )
     if graph.objects != rows:
-        raise ArgumentError(f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over all of them")
+        raise ArgumentError(
+            f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over all of them"
+        )
     asked = blocked.tobytes()
     known = _lists.get(graph)
     if known is not None and known[0] == asked:

@@ -17,7 +17,9 @@ from featherbed.hashing import mixed
 from featherbed.ops import check_ids
 from featherbed.sharing.law import Law, Relation, check_rate
 
-_modules: WeakValueDictionary[int, SSE] = WeakValueDictionary()  # operators know a module by its number
+_modules: WeakValueDictionary[int, SSE] = (
+    WeakValueDictionary()
+)  # operators know a module by its number
 _numbers = count()
 
 
@@ -110,7 +112,9 @@ class SSE(nn.Module):
         super().__init__()
         rows = getattr(table, "num_embeddings", None)
         if not isinstance(table, nn.Module) or not isinstance(rows, Integral):
-            raise ArgumentError(f"{table!r} has no num_embeddings: give a module that takes ids, such as nn.Embedding")
+            raise ArgumentError(
+                f"{table!r} has no num_embeddings: give a module that takes ids, such as nn.Embedding"
+            )
         padding = getattr(table, "padding_idx", None)
         self.law = Law(int(rows), graph, rho, exclude, include_self, mixture, per, padding)
         self.register_buffer("seed", torch.tensor(draw_key(generator)))
@@ -146,7 +150,9 @@ class SSE(nn.Module):
         if not self.training:
             return ids
         if not isinstance(ids, Tensor):
-            raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
+            raise IdError(
+                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)"
+            )
         if self.table.num_embeddings != self.law.rows:
             self.law.resize(int(self.table.num_embeddings))  # type: ignore[arg-type]
         self.calls.add_(1)
@@ -172,7 +178,11 @@ class SSE(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the law."""
-        near = f", rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}" if self.law.lists is not None else ""
+        near = (
+            f", rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}"
+            if self.law.lists is not None
+            else ""
+        )
         return f"p={self.p:g}{near}"
 
 
@@ -187,7 +197,9 @@ def _(ids: Tensor, rate: Tensor, seed: Tensor, calls: Tensor, number: int) -> Te
 
 
 def _draw(law: Law, ids: Tensor, rate: float, key: int) -> Tensor:  # integer [...] -> int64 [...]
-    return torch.from_numpy(law.drawn(check_ids(ids, law.rows).cpu().numpy(), rate, key)).to(ids.device)
+    return torch.from_numpy(law.drawn(check_ids(ids, law.rows).cpu().numpy(), rate, key)).to(
+        ids.device
+    )
 
 
 def call_key(seed: int, calls: int) -> int:

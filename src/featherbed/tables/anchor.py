@@ -83,22 +83,38 @@ class AnchorTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        self.anchors, self.scan_every = positive("anchors", anchors), positive("scan_every", scan_every)
-        self.nonnegative, self.slots = bool(nonnegative), None if slots is None else positive("slots", slots)
+        self.anchors, self.scan_every = (
+            positive("anchors", anchors),
+            positive("scan_every", scan_every),
+        )
+        self.nonnegative, self.slots = (
+            bool(nonnegative),
+            None if slots is None else positive("slots", slots),
+        )
         self.sparse = bool(sparse) or self.slots is not None
         if self.slots is not None and self.slots > self.anchors:
             raise ArgumentError(
                 f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots out to keep all"
             )
         if init is not None and not hasattr(init, "fill"):
-            raise ArgumentError(f"init={init!r}: give an object such as fb.HalfNormal() or fb.Frequency(counts)")
+            raise ArgumentError(
+                f"init={init!r}: give an object such as fb.HalfNormal() or fb.Frequency(counts)"
+            )
         self.init: AnchorInit = HalfNormal() if init is None else init
-        self.atoms = nn.Parameter(torch.empty(anchors, embedding_dim, dtype=dtype, device=device))  # [K, d]
+        self.atoms = nn.Parameter(
+            torch.empty(anchors, embedding_dim, dtype=dtype, device=device)
+        )  # [K, d]
         width = self.anchors if self.slots is None else self.slots
-        transform = torch.empty(num_embeddings, width, dtype=dtype, device=device)  # [V, K] or [V, s]
+        transform = torch.empty(
+            num_embeddings, width, dtype=dtype, device=device
+        )  # [V, K] or [V, s]
         with torch.no_grad():
             ids = self.init.fill(self.atoms, transform, self.nonnegative, generator)
-        support = None if self.slots is None else random_support(self.num_embeddings, self.slots, anchors, generator)
+        support = (
+            None
+            if self.slots is None
+            else random_support(self.num_embeddings, self.slots, anchors, generator)
+        )
         if ids is not None:
             start_as_themselves(ids, transform, support)
         self.transform = new_rows(transform, self.sparse)
@@ -130,11 +146,17 @@ class AnchorTable(Table):
                 "for example init=fb.Frequency(counts)"
             )
         if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
-            raise ArgumentError(f"got {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(V, pairs)")
+            raise ArgumentError(
+                f"got {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(V, pairs)"
+            )
         if graph.objects != self.num_embeddings:
-            raise ArgumentError(f"the graph is over {graph.objects} objects, the table has {self.num_embeddings}")
+            raise ArgumentError(
+                f"the graph is over {graph.objects} objects, the table has {self.num_embeddings}"
+            )
         entries = graph.matrix[:, self.anchor_ids.cpu().numpy()].tocoo()
-        pairs = torch.stack([torch.from_numpy(part.astype("int64")) for part in (entries.row, entries.col)], dim=1)
+        pairs = torch.stack(
+            [torch.from_numpy(part.astype("int64")) for part in (entries.row, entries.col)], dim=1
+        )
         return Exempt(self, pairs, self.anchors)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -161,10 +183,14 @@ class AnchorTable(Table):
             return super().pooled(ids, owner, bags, weights)
         return self._fused(ids, owner, weights, bags)
 
-    def _fused(self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int) -> Tensor:
+    def _fused(
+        self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
+    ) -> Tensor:
         padding = -1 if self.padding_idx is None else self.padding_idx
         held, support = self._rows, self.support
-        rows: Tensor = slot_rows(held.weight, support, self.atoms, ids, owner, weights, bags, padding, held.number)[0]
+        rows: Tensor = slot_rows(
+            held.weight, support, self.atoms, ids, owner, weights, bags, padding, held.number
+        )[0]
         return rows
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
@@ -172,7 +198,11 @@ class AnchorTable(Table):
         support = None if self.support is None else self.support.cpu().numpy()
         codes, left = sparse_layout(to_numpy(self.transform), layout, values, support, self.anchors)
         matrix = None if left is None else Matrix.encode(left, values)
-        return [Band(self.num_embeddings, codes, matrix, Matrix.encode(to_numpy(self.atoms), dictionary))]
+        return [
+            Band(
+                self.num_embeddings, codes, matrix, Matrix.encode(to_numpy(self.atoms), dictionary)
+            )
+        ]
 
     def parameter_count(self) -> int:
         """nnz(T) + K d, as the paper's tables count."""
@@ -193,16 +223,22 @@ class AnchorTable(Table):
         root = scales_of(weights, matrix)
         target = matrix if root is None else matrix * root
         if self.support is None:
-            transform, atoms = (semi_nonnegative if self.nonnegative else low_rank)(target, self.anchors)
+            transform, atoms = (semi_nonnegative if self.nonnegative else low_rank)(
+                target, self.anchors
+            )
         else:
-            support, transform, atoms = pursued(target, self.anchors, self.transform.shape[1], self.nonnegative)
+            support, transform, atoms = pursued(
+                target, self.anchors, self.transform.shape[1], self.nonnegative
+            )
             self.support.copy_(support)
         self.atoms.copy_(atoms)
         self.anchor_ids = None
         self.transform.copy_(transform if root is None else transform / root)
 
 
-def start_as_themselves(ids: Tensor, transform: Tensor, support: Tensor | None) -> None:  # [K], [V, K] or [V, s], [V, s]
+def start_as_themselves(
+    ids: Tensor, transform: Tensor, support: Tensor | None
+) -> None:  # [K], [V, K] or [V, s], [V, s]
     """Give the rows of objects that are anchors the weight 1 for themselves and 0 for the others, in place."""
     places = torch.arange(len(ids))
     transform[ids] = 0.0
@@ -210,13 +246,17 @@ def start_as_themselves(ids: Tensor, transform: Tensor, support: Tensor | None) 
         transform[ids, places] = 1.0
         return
     own = support[ids].long()
-    own = torch.where(own == places[:, None], own[:, :1], own)  # where the anchor is among them already, it changes places
+    own = torch.where(
+        own == places[:, None], own[:, :1], own
+    )  # where the anchor is among them already, it changes places
     own[:, 0] = places
     support[ids] = own.to(support.dtype)
     transform[ids, 0] = 1.0
 
 
-def random_support(rows: int, slots: int, anchors: int, generator: torch.Generator | None) -> Tensor:  # -> int [V, s]
+def random_support(
+    rows: int, slots: int, anchors: int, generator: torch.Generator | None
+) -> Tensor:  # -> int [V, s]
     """Return distinct anchors for every row: a random first one, then a random stride that meets every anchor once.
 
     >>> random_support(3, 4, 4, None).sort().values
@@ -224,7 +264,9 @@ def random_support(rows: int, slots: int, anchors: int, generator: torch.Generat
             [0, 1, 2, 3],
             [0, 1, 2, 3]], dtype=torch.uint8)
     """
-    strides = torch.tensor([n for n in range(1, max(2, anchors)) if math.gcd(n, anchors) == 1], dtype=torch.int32)
+    strides = torch.tensor(
+        [n for n in range(1, max(2, anchors)) if math.gcd(n, anchors) == 1], dtype=torch.int32
+    )
     kind = torch.uint8 if anchors <= 256 else torch.int16 if anchors <= 32768 else torch.int32
     support = torch.empty(rows, slots, dtype=kind)
     for start in range(0, rows, BLOCK):

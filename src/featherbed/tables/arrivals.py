@@ -15,7 +15,9 @@ from featherbed.optim.resize import owners, resize
 from featherbed.tables.anchor import AnchorTable
 
 SPARE = 1.25  # storage is made so much larger than it has to be, so that rows seldom move
-REFRESH = 1.05  # the row of unseen keys is the mean of the others again when there are so many times more
+REFRESH = (
+    1.05  # the row of unseen keys is the mean of the others again when there are so many times more
+)
 
 
 class Arrivals:
@@ -47,7 +49,9 @@ class Arrivals:
         self.holders, self.optimizer, self.keys = list(holders), optimizer, list(keys)
         for holder in self.holders:
             if not isinstance(holder, AnchorTable | nn.Parameter):
-                raise ArgumentError(f"{holder!r} cannot grow: give fb.AnchorTable, fb.GrowingAnchorTable or parameters")
+                raise ArgumentError(
+                    f"{holder!r} cannot grow: give fb.AnchorTable, fb.GrowingAnchorTable or parameters"
+                )
             rows = holder.num_embeddings if isinstance(holder, AnchorTable) else len(holder)
             if rows != len(self.keys) + 1:
                 raise ArgumentError(
@@ -81,9 +85,14 @@ class Arrivals:
         if not isinstance(holder, AnchorTable):
             resize(holder, lambda tensor, fill: _longer(tensor, count, fill), self.optimizer)
             return
-        penalties = [getattr(owner, "penalties", {}).get(holder.transform) for owner in owners(self.optimizer)]
+        penalties = [
+            getattr(owner, "penalties", {}).get(holder.transform)
+            for owner in owners(self.optimizer)
+        ]
         if any(penalty is not None and penalty.exempt is not None for penalty in penalties):
-            raise ArgumentError("the penalty of a table exempts entries of the objects it has: it cannot take in others")
+            raise ArgumentError(
+                "the penalty of a table exempts entries of the objects it has: it cannot take in others"
+            )
         rows = holder.num_embeddings
         resize(holder.transform, lambda tensor, fill: _longer(tensor, count, fill), self.optimizer)
         if holder.support is not None:

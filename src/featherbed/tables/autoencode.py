@@ -44,7 +44,11 @@ def autoencode(table: KDTable, matrix: Tensor, seed: int = 0) -> None:  # [V, d]
     """Set codes, code vectors and composer of ``table`` so that its rows come near ``matrix``."""
     target = rows_to_code(matrix, "KDTable.from_dense")
     mean = target.mean(0)
-    inside, basis = _basis(target - mean, table.code_dim) if table.composer == "linear" else (target - mean, None)
+    inside, basis = (
+        _basis(target - mean, table.code_dim)
+        if table.composer == "linear"
+        else (target - mean, None)
+    )
     learn = learn_shared if table.shared else learn_additive
     atoms, codes = learn(np.ascontiguousarray(inside), table.parts, table.choices, seed, ROUNDS)
     ids = torch.arange(table.num_embeddings, device=table.device)
@@ -84,7 +88,9 @@ def _basis(rows: Floats, width: int) -> tuple[Floats, Floats | None]:
 
 
 @torch.enable_grad()
-def fit_composer(table: KDTable, matrix: Tensor, codes: Tensor, seed: int, steps: int = STEPS) -> None:
+def fit_composer(
+    table: KDTable, matrix: Tensor, codes: Tensor, seed: int, steps: int = STEPS
+) -> None:
     """Fit code vectors and composer to the rows by Adam, the codes as they are."""
     if starts_linear(table):
         begin_linear(table)
@@ -108,7 +114,10 @@ def begin_linear(table: KDTable) -> None:
     assert table.projection is not None
     assert table.bias is not None
     with torch.no_grad():
-        eye, above = torch.eye(table.code_dim, dtype=table.dtype, device=table.device), float(4 * table.atoms.std())
+        eye, above = (
+            torch.eye(table.code_dim, dtype=table.dtype, device=table.device),
+            float(4 * table.atoms.std()),
+        )
         table.cell.weight.copy_(eye)
         table.projection.copy_(eye)
         table.cell.bias.fill_(above)
@@ -116,13 +125,19 @@ def begin_linear(table: KDTable) -> None:
 
 
 def _descend(table: KDTable, matrix: Tensor, codes: Tensor, seed: int, steps: int) -> None:
-    learnt = [p for name, p in table.named_parameters() if name.split(".")[0] in ("atoms", "cell", "projection", "bias")]
+    learnt = [
+        p
+        for name, p in table.named_parameters()
+        if name.split(".")[0] in ("atoms", "cell", "projection", "bias")
+    ]
     optimizer = torch.optim.Adam(learnt, lr=RATE / 10 if starts_linear(table) else RATE)
     cooling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     parts = torch.arange(table.parts, device=codes.device)
     for _ in range(steps):
-        picked = torch.randint(len(matrix), (min(BATCH, len(matrix)),), generator=generator).to(matrix.device)
+        picked = torch.randint(len(matrix), (min(BATCH, len(matrix)),), generator=generator).to(
+            matrix.device
+        )
         rows = table.compose(table.dictionary[parts, codes[picked]])
         loss = F.mse_loss(rows, matrix[picked])
         optimizer.zero_grad()

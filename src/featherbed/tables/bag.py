@@ -19,13 +19,21 @@ class Bag(nn.Module):
     """
 
     def __init__(
-        self, table: Table, mode: str = "sum", include_last_offset: bool = False, max_norm: float | None = None
+        self,
+        table: Table,
+        mode: str = "sum",
+        include_last_offset: bool = False,
+        max_norm: float | None = None,
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean"):
-            raise ArgumentError(f"mode={mode!r}: bags over compact tables are pooled by sum or mean")
+            raise ArgumentError(
+                f"mode={mode!r}: bags over compact tables are pooled by sum or mean"
+            )
         if max_norm is not None:
-            raise ArgumentError("max_norm rewrites rows in place; compact tables share them, so it is not supported")
+            raise ArgumentError(
+                "max_norm rewrites rows in place; compact tables share them, so it is not supported"
+            )
         self.table = table
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -37,9 +45,17 @@ class Bag(nn.Module):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:  # [B, d]
         """Pool the rows of each bag."""
-        return self.table.bag(input, offsets, per_sample_weights, mode=self.mode, include_last_offset=self.include_last_offset)
+        return self.table.bag(
+            input,
+            offsets,
+            per_sample_weights,
+            mode=self.mode,
+            include_last_offset=self.include_last_offset,
+        )
 
-    def pack(self, values: str = "float32", dictionary: str = "float32", layout: str = "auto") -> PackedTable:
+    def pack(
+        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+    ) -> PackedTable:
         """Return the packed form of the table (see Table.pack); PackedTable.bag pools its rows."""
         return self.table.pack(values, dictionary, layout)
 

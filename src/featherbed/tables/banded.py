@@ -74,19 +74,30 @@ class BandedTable(Table):
         for number, part in enumerate((self.head_table, self.tail_table)):
             place = torch.where(cold == number, ids, place) if by_id(part) else place
         self.register_buffer("cold", cold.bool().to(device))  # [V]
-        self.register_buffer("place", place.to(device))  # [V]: in its part; where that hashes ids, the id
+        self.register_buffer(
+            "place", place.to(device)
+        )  # [V]: in its part; where that hashes ids, the id
 
     def _part(self, spec: str, rows: int, where: dict[str, Any]) -> Table:
         from featherbed.tables.spec import make_table, parse_spec
 
         method = parse_spec(spec)[0]
         if issubclass(method, SelectedTable | BandedTable):
-            raise ArgumentError(f"{spec!r} has hot rows of its own: use a table that treats all of its ids alike")
-        return make_table(spec, self.num_embeddings if issubclass(method, BY_ID) else rows, self.embedding_dim, **where)
+            raise ArgumentError(
+                f"{spec!r} has hot rows of its own: use a table that treats all of its ids alike"
+            )
+        return make_table(
+            spec,
+            self.num_embeddings if issubclass(method, BY_ID) else rows,
+            self.embedding_dim,
+            **where,
+        )
 
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: that of the head or of the tail."""
-        return Codes(None, self._everywhere(ids, lambda part, places: part.codes(places).rows()), None)
+        return Codes(
+            None, self._everywhere(ids, lambda part, places: part.codes(places).rows()), None
+        )
 
     def lookup(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
         """Compose the rows of checked ids."""
@@ -99,7 +110,10 @@ class BandedTable(Table):
     def _everywhere(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
         """Ask both parts for as many rows as there are ids, and choose."""
         cold, place = self.cold[ids], self.place[ids]
-        head, tail = ask(self.head_table, torch.where(cold, 0, place)), ask(self.tail_table, torch.where(cold, place, 0))
+        head, tail = (
+            ask(self.head_table, torch.where(cold, 0, place)),
+            ask(self.tail_table, torch.where(cold, place, 0)),
+        )
         return torch.where(cold[..., None], tail, head)
 
     def _of_parts(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
@@ -132,7 +146,11 @@ class BandedTable(Table):
 
     def code_bits(self) -> float | None:
         """Return the bits of learnt codes of both parts (None where neither has any)."""
-        parts = [bits for bits in (self.head_table.code_bits(), self.tail_table.code_bits()) if bits is not None]
+        parts = [
+            bits
+            for bits in (self.head_table.code_bits(), self.tail_table.code_bits())
+            if bits is not None
+        ]
         return sum(parts) if parts else None
 
     def fit_dense(self, matrix: Tensor) -> None:
@@ -154,7 +172,9 @@ def own_rows(part: Table, bands: list[Band], ids: NDArray[np.int64]) -> list[Ban
     values = band.values
     if isinstance(values, Matrix):
         scale = values.scale[ids] if values.scale is not None and values.axis == 0 else values.scale
-        values = Matrix(values.kind, (len(ids), values.shape[1]), values.data[ids], scale, values.axis)
+        values = Matrix(
+            values.kind, (len(ids), values.shape[1]), values.data[ids], scale, values.axis
+        )
     return [replace(band, rows=len(ids), values=values)]
 
 
@@ -166,13 +186,17 @@ def hot_ids(hot: Any, rows: int, counts: Any) -> Tensor:  # -> int64 [H]
     """
     if isinstance(hot, int | np.integer) and not isinstance(hot, bool):
         if not 1 <= hot < rows:
-            raise ArgumentError(f"hot={hot}: give from 1 to {rows - 1} ids, so that head and tail have rows")
+            raise ArgumentError(
+                f"hot={hot}: give from 1 to {rows - 1} ids, so that head and tail have rows"
+            )
         return most_popular(rows, counts)[0][: int(hot)]
     if isinstance(hot, str | bool | None):
         raise ArgumentError(f"hot={hot!r}: give the hot ids, or how many of the most frequent")
     ids = torch.as_tensor(hot).reshape(-1).cpu()
     if ids.is_floating_point() or not 1 <= len(ids) < rows or len(torch.unique(ids)) < len(ids):
-        raise ArgumentError(f"hot holds {len(ids)} ids: give from 1 to {rows - 1} different whole numbers")
+        raise ArgumentError(
+            f"hot holds {len(ids)} ids: give from 1 to {rows - 1} different whole numbers"
+        )
     if int(ids.min()) < 0 or int(ids.max()) >= rows:
         raise ArgumentError(f"hot holds id {int(ids.max())}: ids go from 0 to {rows - 1}")
     return ids.long()

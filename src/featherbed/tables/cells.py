@@ -19,17 +19,26 @@ class CodeCell(nn.Module):
     kind: str
     in_order = True
 
-    def __init__(self, code_dim: int, width: int, generator: torch.Generator | None, **where: Any) -> None:
+    def __init__(
+        self, code_dim: int, width: int, generator: torch.Generator | None, **where: Any
+    ) -> None:
         super().__init__()
         self.code_dim, self.width = code_dim, width
         rows = code_dim if self.kind == "mlp" else width
         columns = width if self.kind == "mlp" else 4 * width
-        self.weight = new_parameter((rows, columns), normal(1 / math.sqrt(rows), generator), **where)
+        self.weight = new_parameter(
+            (rows, columns), normal(1 / math.sqrt(rows), generator), **where
+        )
         self.bias = new_parameter((columns,), torch.nn.init.zeros_, **where)
 
     def packed(self, kind: str) -> Cell:
         """Return the cell for the torch-free runtime, its matrices stored as ``kind``."""
-        return Cell(self.kind, Matrix.encode(to_numpy(self.weight), kind), to_numpy(self.bias).copy(), self._input(kind))
+        return Cell(
+            self.kind,
+            Matrix.encode(to_numpy(self.weight), kind),
+            to_numpy(self.bias).copy(),
+            self._input(kind),
+        )
 
     def _input(self, kind: str) -> Matrix | None:  # noqa: ARG002 - for cells that have one
         return None
@@ -90,9 +99,13 @@ class LSTMCell(RecurrentCell):
 
     kind = "lstm"
 
-    def __init__(self, code_dim: int, width: int, generator: torch.Generator | None, **where: Any) -> None:
+    def __init__(
+        self, code_dim: int, width: int, generator: torch.Generator | None, **where: Any
+    ) -> None:
         super().__init__(code_dim, width, generator, **where)
-        self.input = new_parameter((code_dim, 4 * width), normal(1 / math.sqrt(code_dim), generator), **where)
+        self.input = new_parameter(
+            (code_dim, 4 * width), normal(1 / math.sqrt(code_dim), generator), **where
+        )
 
     def seen(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., s, 4 w]
         """Return what the gates see of the code vectors."""

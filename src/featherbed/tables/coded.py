@@ -79,12 +79,27 @@ class CodedTable(Table):
     unique: bool
     shared: bool
 
-    def __init__(self, rows: int, dim: int, *, parts: int, choices: int, unique: bool, padding_idx: int | None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        *,
+        parts: int,
+        choices: int,
+        unique: bool,
+        padding_idx: int | None,
+    ) -> None:
         super().__init__(rows, dim, padding_idx)
-        self.parts, self.choices, self.unique = positive("parts", parts), positive("choices", choices), bool(unique)
+        self.parts, self.choices, self.unique = (
+            positive("parts", parts),
+            positive("choices", choices),
+            bool(unique),
+        )
         if self.choices < 2:
             raise ArgumentError(f"choices={choices}: a part chooses among at least 2")
-        few = self.parts * math.log2(self.choices) < math.log2(rows) + 1  # the power itself may have a million digits
+        few = (
+            self.parts * math.log2(self.choices) < math.log2(rows) + 1
+        )  # the power itself may have a million digits
         if self.unique and few and self.choices**self.parts < rows:
             raise ArgumentError(
                 f"unique codes of {rows:,} rows need choices ** parts >= {rows:,}: {self.choices} ** {self.parts} is "
@@ -104,22 +119,30 @@ class CodedTable(Table):
     def choice_parameters(self) -> list[nn.Parameter]:
         """Return what is held for every choice, [D * K, .] each: code vectors, values, keys."""
 
-    def _copy_choice(self, part: int, into: int, like: int, generator: torch.Generator | None) -> None:
+    def _copy_choice(
+        self, part: int, into: int, like: int, generator: torch.Generator | None
+    ) -> None:
         """Make one choice of a part a near copy of another; shared choices serve all parts and stay."""
         for stored in [] if self.shared else self.choice_parameters():
             copied = stored[part * self.choices + like]
-            noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(copied.device)
+            noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(
+                copied.device
+            )
             stored[part * self.choices + into] = copied + NEAR * stored.std() * noise
 
     @torch.no_grad()
-    def codes_of(self, ids: Tensor | list[int] | None = None) -> Tensor:  # int64 [...] -> int64 [..., D]
+    def codes_of(
+        self, ids: Tensor | list[int] | None = None
+    ) -> Tensor:  # int64 [...] -> int64 [..., D]
         """Return the codes of ids (of all rows by default): always in float32 or wider, whatever autocast says.
 
         >>> import featherbed as fb
         >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
         torch.Size([2, 6])
         """
-        asked = torch.arange(self.num_embeddings, device=self.device) if ids is None else _as_ids(ids)
+        asked = (
+            torch.arange(self.num_embeddings, device=self.device) if ids is None else _as_ids(ids)
+        )
         asked = check_ids(asked, self.num_embeddings)
         flat = asked.reshape(-1)
         step = max(1, BLOCK // (self.parts * self.choices))
@@ -131,11 +154,17 @@ class CodedTable(Table):
         """Return the ids whose code begins with ``code``: rows of a semantic id, or of its prefix."""
         wanted = _as_ids(code).to(self.device).reshape(-1)
         if wanted.is_floating_point() and len(wanted):
-            raise ArgumentError(f"code {wanted.tolist()} is none of this table: a code is whole numbers")
+            raise ArgumentError(
+                f"code {wanted.tolist()} is none of this table: a code is whole numbers"
+            )
         if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.choices:
-            raise ArgumentError(f"code {wanted.tolist()} is none of this table: choices go from 0 to {self.choices - 1}")
+            raise ArgumentError(
+                f"code {wanted.tolist()} is none of this table: choices go from 0 to {self.choices - 1}"
+            )
         if not 1 <= len(wanted) <= self.parts:
-            raise ArgumentError(f"a code of this table has {self.parts} parts, a prefix at least 1: got {len(wanted)}")
+            raise ArgumentError(
+                f"a code of this table has {self.parts} parts, a prefix at least 1: got {len(wanted)}"
+            )
         return (self.codes_of()[:, : len(wanted)] == wanted).all(1).nonzero()[:, 0]
 
     def code_bits(self) -> float:
@@ -145,7 +174,9 @@ class CodedTable(Table):
     def health(self) -> CodeHealth:
         """Count the choices in use, their entropy and duplicate codes."""
         codes = self.codes_of()
-        counts = torch.stack([torch.bincount(column, minlength=self.choices) for column in codes.T]).double()
+        counts = torch.stack(
+            [torch.bincount(column, minlength=self.choices) for column in codes.T]
+        ).double()
         share = counts / len(codes)
         entropy = -(share * share.clamp(min=1e-30).log2()).sum(1)
         distinct = len(torch.unique(codes, dim=0))
@@ -163,7 +194,9 @@ class CodedTable(Table):
                 rows = (codes[:, part] == largest).nonzero()[:, 0]
                 if len(rows) < 2:
                     break
-                moved = rows[torch.randperm(len(rows), generator=generator)[: len(rows) // 2].to(rows.device)]
+                moved = rows[
+                    torch.randperm(len(rows), generator=generator)[: len(rows) // 2].to(rows.device)
+                ]
                 self._copy_choice(part, dead, largest, generator)
                 codes[moved, part] = dead
                 counts[largest] -= len(moved)
@@ -177,11 +210,15 @@ class CodedTable(Table):
     def balance(self, slack: float = 0.0) -> None:
         """Reassign codes so that no choice of a part has more than (1 + slack) V / K rows, at the least loss of response."""
         if not is_number(slack, 0):
-            raise ArgumentError(f"slack={slack!r}: by which share choices may be fuller than even, a number of at least 0")
+            raise ArgumentError(
+                f"slack={slack!r}: by which share choices may be fuller than even, a number of at least 0"
+            )
         ids = torch.arange(self.num_embeddings, device=self.device)
         room = math.ceil(self.num_embeddings / self.choices * (1 + slack))
         responses = self.responses(ids)
-        codes = torch.stack([balanced(responses[:, part], room) for part in range(self.parts)], dim=1)
+        codes = torch.stack(
+            [balanced(responses[:, part], room) for part in range(self.parts)], dim=1
+        )
         self.assign(ids, codes)
 
     @torch.no_grad()
@@ -213,7 +250,9 @@ def _as_ids(given: Any) -> Tensor:
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
-        raise IdError(f"ids and codes are whole numbers, got {type(given).__name__} {str(given)[:40]!r}") from None
+        raise IdError(
+            f"ids and codes are whole numbers, got {type(given).__name__} {str(given)[:40]!r}"
+        ) from None
 
 
 def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]:  # [D, K]
@@ -254,7 +293,9 @@ def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
         if not len(full):
             return chosen
         left[:, counts >= room] = torch.where(
-            torch.nn.functional.one_hot(chosen, left.shape[1]).bool()[:, counts >= room], left[:, counts >= room], -math.inf
+            torch.nn.functional.one_hot(chosen, left.shape[1]).bool()[:, counts >= room],
+            left[:, counts >= room],
+            -math.inf,
         )
         for choice in full.tolist():
             rows = (chosen == choice).nonzero()[:, 0]

@@ -33,5 +33,7 @@ class Codes:
         if self.indices is None:
             assert self.values is not None
             return self.values @ self.dictionary
-        rows: Tensor = combine(F.embedding(self.indices, self.dictionary), self.values, self.combine)
+        rows: Tensor = combine(
+            F.embedding(self.indices, self.dictionary), self.values, self.combine
+        )
         return rows if self.then is None else self.then(rows)

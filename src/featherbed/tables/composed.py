@@ -39,7 +39,9 @@ class ComposedTable(CodedTable):
     def choose_composer(self, code_dim: int | None, composer: str, pool: str, shared: bool) -> None:
         """Check and keep the settings of the composer."""
         if composer not in COMPOSERS or pool not in ("mean", "sum"):
-            raise ArgumentError(f"composer={composer!r}, pool={pool!r}: use one of {', '.join(COMPOSERS)}, and mean or sum")
+            raise ArgumentError(
+                f"composer={composer!r}, pool={pool!r}: use one of {', '.join(COMPOSERS)}, and mean or sum"
+            )
         self.code_dim = self.embedding_dim if code_dim is None else positive("code_dim", code_dim)
         self.composer, self.pool, self.shared = composer, pool, bool(shared)
 
@@ -48,14 +50,18 @@ class ComposedTable(CodedTable):
         in_order = self.composer in ("recurrent", "lstm")
         spread = 1.0 if in_order else math.sqrt(self.parts) ** (1 if self.pool == "mean" else -1)
         sets = 1 if self.shared else self.parts
-        self.atoms = new_parameter((sets * self.choices, self.code_dim), normal(spread, generator), **where)
+        self.atoms = new_parameter(
+            (sets * self.choices, self.code_dim), normal(spread, generator), **where
+        )
         self.cell = None
         if self.composer != "linear":
             self.cell = CELLS[self.composer](self.code_dim, self.code_dim, generator, **where)
         self.projection = self.bias = None
         if self.cell is not None or self.code_dim != self.embedding_dim:
             shape = (self.code_dim, self.embedding_dim)
-            self.projection = new_parameter(shape, normal(1 / math.sqrt(self.code_dim), generator), **where)
+            self.projection = new_parameter(
+                shape, normal(1 / math.sqrt(self.code_dim), generator), **where
+            )
             self.bias = new_parameter((self.embedding_dim,), nn.init.zeros_, **where)
 
     @property
@@ -63,7 +69,9 @@ class ComposedTable(CodedTable):
         """The code vectors of every part."""
         return self.atoms.reshape(-1, self.choices, self.code_dim).expand(self.parts, -1, -1)
 
-    def compose(self, vectors: Tensor) -> Tensor:  # [..., D, d'] -> [..., d], before the last normalisation
+    def compose(
+        self, vectors: Tensor
+    ) -> Tensor:  # [..., D, d'] -> [..., d], before the last normalisation
         """Turn the chosen code vectors into rows."""
         if self.cell is not None and self.cell.in_order:
             rows: Tensor = self.cell(vectors)
@@ -113,18 +121,34 @@ class ComposedTable(CodedTable):
         """Store bit-packed codes and code vectors; logits, normalisations and the guide stay behind."""
         if self.unique:
             self.make_unique()
-        coded = Fixed.encode(to_numpy(self.codes_of()).astype("int64"), None, self.choices, parts=not self.shared)
+        coded = Fixed.encode(
+            to_numpy(self.codes_of()).astype("int64"), None, self.choices, parts=not self.shared
+        )
         kind = dictionary if dictionary in ("float32", "float16") else "float16"
         if self.cell is None:
             folded, shift = self._folded()
-            if self.projection is None or self.atoms.shape[0] * (self.embedding_dim - self.code_dim) <= self.code_dim**2:
+            if (
+                self.projection is None
+                or self.atoms.shape[0] * (self.embedding_dim - self.code_dim) <= self.code_dim**2
+            ):
                 atoms = folded[: len(self.atoms)]
                 bias = Affine(None, to_numpy(shift).copy()) if bool(shift.any()) else None
-                return [Band(self.num_embeddings, coded, None, Matrix.encode(to_numpy(atoms), dictionary), affine=bias)]
+                return [
+                    Band(
+                        self.num_embeddings,
+                        coded,
+                        None,
+                        Matrix.encode(to_numpy(atoms), dictionary),
+                        affine=bias,
+                    )
+                ]
         scale, move = (1.0, 0.0) if self.last is None else self.last.line()
         assert self.projection is not None
         assert self.bias is not None
-        affine = Affine(Matrix.encode(to_numpy(self.projection * scale), kind), to_numpy(self.bias * scale + move).copy())
+        affine = Affine(
+            Matrix.encode(to_numpy(self.projection * scale), kind),
+            to_numpy(self.bias * scale + move).copy(),
+        )
         mean = self.pool == "mean" if self.cell is None else not self.cell.in_order
         atoms = self.atoms / self.parts if mean else self.atoms
         stored = Matrix.encode(to_numpy(atoms), dictionary)
@@ -134,5 +158,9 @@ class ComposedTable(CodedTable):
 
     def parameter_count(self) -> int:
         """Count code vectors and composer, K D d' + |f|; the codes are bits (``code_bits``)."""
-        composer = [self.projection, self.bias, *([] if self.cell is None else self.cell.parameters())]
+        composer = [
+            self.projection,
+            self.bias,
+            *([] if self.cell is None else self.cell.parameters()),
+        ]
         return self.atoms.numel() + sum(part.numel() for part in composer if part is not None)

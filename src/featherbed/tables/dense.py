@@ -43,7 +43,9 @@ class DenseTable(Table):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         shape = (num_embeddings, embedding_dim)
         self.sparse = bool(sparse)
-        self.rows = new_rows(new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse)
+        self.rows = new_rows(
+            new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse
+        )
         if self.padding_idx is not None:
             with torch.no_grad():
                 self.rows[self.padding_idx] = 0
@@ -70,11 +72,19 @@ class DenseTable(Table):
         scores = F.linear(hidden, self.rows.to(hidden.dtype))
         if self.padding_idx is None:
             return scores
-        return scores.masked_fill(torch.arange(self.num_embeddings, device=scores.device) == self.padding_idx, 0.0)
+        return scores.masked_fill(
+            torch.arange(self.num_embeddings, device=scores.device) == self.padding_idx, 0.0
+        )
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - it has no values
         """One band of stored rows."""
-        return [Band(self.num_embeddings, Identity(), dictionary=Matrix.encode(to_numpy(self.rows), dictionary))]
+        return [
+            Band(
+                self.num_embeddings,
+                Identity(),
+                dictionary=Matrix.encode(to_numpy(self.rows), dictionary),
+            )
+        ]
 
     def parameter_count(self) -> int:
         """V d."""
@@ -89,7 +99,14 @@ class DenseTable(Table):
         if prefix + "weight" in state_dict and held not in state_dict:
             state_dict[held] = state_dict.pop(prefix + "weight")
         rows = state_dict.get(held)
-        if self.padding_idx is not None and rows is not None and rows.shape == self.rows.shape and rows[self.padding_idx].any():
+        if (
+            self.padding_idx is not None
+            and rows is not None
+            and rows.shape == self.rows.shape
+            and rows[self.padding_idx].any()
+        ):
             state_dict[held] = rows.clone()
-            state_dict[held][self.padding_idx] = 0  # torch allows another row there, a table does not
+            state_dict[held][self.padding_idx] = (
+                0  # torch allows another row there, a table does not
+            )
         super()._load_from_state_dict(state_dict, prefix, *rest)

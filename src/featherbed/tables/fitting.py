@@ -24,7 +24,11 @@ def scales_of(weights: Tensor | None, matrix: Tensor) -> Tensor | None:  # [V] -
     """
     if weights is None:
         return None
-    bad = not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()) or not bool((weights > 0).any())
+    bad = (
+        not bool(torch.isfinite(weights).all())
+        or bool((weights < 0).any())
+        or not bool((weights > 0).any())
+    )
     if weights.shape != matrix.shape[:1] or bad:
         raise ArgumentError(
             f"weights of shape {tuple(weights.shape)}: give {len(matrix)} finite numbers of at least 0, one for each row, "
@@ -52,7 +56,9 @@ def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:  # [V, d] -> [
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
 
 
-def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, K], [K, d]
+def semi_nonnegative(
+    matrix: Tensor, rank: int, rounds: int = 100
+) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, K], [K, d]
     """Factor with non-negative values (Ding, Li and Jordan 2010, "Convex and semi-nonnegative matrix factorizations").
 
     Alternates the least-squares atoms with multiplicative updates of the values; starts from rows spread over the matrix.
@@ -64,7 +70,11 @@ def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tens
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
     sample = wide
     if len(wide) > SAMPLE:
-        sample = wide[torch.randperm(len(wide), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(wide.device)]
+        sample = wide[
+            torch.randperm(len(wide), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(
+                wide.device
+            )
+        ]
     picks = _far_apart(sample, rank)
     nearest = torch.cdist(sample, sample[picks]).argmin(dim=1)
     values = torch.nn.functional.one_hot(nearest, rank).to(wide.dtype) + 0.2
@@ -72,16 +82,22 @@ def semi_nonnegative(matrix: Tensor, rank: int, rounds: int = 100) -> tuple[Tens
     atoms = sample[picks]
     for _ in range(rounds):
         gram = values.T @ values
-        atoms = torch.linalg.solve(gram + ridge * gram.diagonal().mean().clamp(min=1e-6), values.T @ sample)
+        atoms = torch.linalg.solve(
+            gram + ridge * gram.diagonal().mean().clamp(min=1e-6), values.T @ sample
+        )
         values = _closer(values, sample, atoms)
     if len(sample) < len(wide):
-        values = torch.full((len(wide), rank), float(values.mean()) + 1e-6, dtype=wide.dtype, device=wide.device)
+        values = torch.full(
+            (len(wide), rank), float(values.mean()) + 1e-6, dtype=wide.dtype, device=wide.device
+        )
         for _ in range(rounds // 2):
             values = _closer(values, wide, atoms)
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
 
 
-def pursued(matrix: Tensor, anchors: int, count: int, nonnegative: bool) -> tuple[Tensor, Tensor, Tensor]:
+def pursued(
+    matrix: Tensor, anchors: int, count: int, nonnegative: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``count`` atoms of each row and their values, and the atoms: [V, d] -> [V, s], [V, s], [K, d].
 
     Matching pursuit and least squares in turns (``featherbed.pursuit.learn_sparse``).
@@ -92,8 +108,14 @@ def pursued(matrix: Tensor, anchors: int, count: int, nonnegative: bool) -> tupl
     """
     rows: Any = matrix.detach().to(device="cpu", dtype=torch.float32).numpy()
     size = float(np.abs(rows).max(initial=0.0)) or 1.0  # squares stay within float32
-    atoms, chosen, values = learn_sparse(rows / np.float32(size), anchors, count, nonnegative=nonnegative)
-    found = (torch.from_numpy(chosen.astype(np.int64)), torch.from_numpy(values), torch.from_numpy(atoms) * size)
+    atoms, chosen, values = learn_sparse(
+        rows / np.float32(size), anchors, count, nonnegative=nonnegative
+    )
+    found = (
+        torch.from_numpy(chosen.astype(np.int64)),
+        torch.from_numpy(values),
+        torch.from_numpy(atoms) * size,
+    )
     support, weights, dictionary = (part.to(matrix.device) for part in found)
     return support, weights.to(matrix.dtype), dictionary.to(matrix.dtype)
 
@@ -156,7 +178,9 @@ def shared_atoms(
     return solution.to(matrix.dtype)
 
 
-def quotient_remainder(matrix: Tensor, divisor: int, rounds: int = 20) -> Tensor:  # [V, d] -> [quotients + divisor, d]
+def quotient_remainder(
+    matrix: Tensor, divisor: int, rounds: int = 20
+) -> Tensor:  # [V, d] -> [quotients + divisor, d]
     """Return Q over R with Q[i // divisor] * R[i mod divisor] near row i: in every column the best rank-one factors.
 
     >>> quotient_remainder(torch.full((6, 1), 4.0), 3).prod(0).round()
@@ -168,12 +192,16 @@ def quotient_remainder(matrix: Tensor, divisor: int, rounds: int = 20) -> Tensor
     seen = grid.new_zeros(quotients * divisor, 1)
     grid[: len(matrix)], seen[: len(matrix)] = wide, 1
     grid, seen = grid.reshape(quotients, divisor, -1), seen.reshape(quotients, divisor, 1)
-    strongest = (grid.square().sum(1) * seen.all(1)).argmax(0)  # in each column, the fullest quotient of most energy
+    strongest = (grid.square().sum(1) * seen.all(1)).argmax(
+        0
+    )  # in each column, the fullest quotient of most energy
     right = grid[strongest, :, torch.arange(matrix.shape[1])].T.clone()  # [divisor, d]
     left = grid.new_zeros(quotients, matrix.shape[1])
     for _ in range(rounds):
         left = (grid * right).sum(1) / (seen * right.square()).sum(1).clamp(min=1e-12)
-        right = (grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(min=1e-12)
+        right = (grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(
+            min=1e-12
+        )
     balance = ((right.square().mean(0) + 1e-12) / (left.square().mean(0) + 1e-12)) ** 0.25
     return torch.cat([left * balance, right / balance]).to(matrix.dtype)
 

@@ -54,13 +54,17 @@ class GradedTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= MOST_BITS:
-            raise ArgumentError(f"bits={bits!r}: give the mean bits of an element, more than 0 and at most {MOST_BITS}")
+            raise ArgumentError(
+                f"bits={bits!r}: give the mean bits of an element, more than 0 and at most {MOST_BITS}"
+            )
         if positive("grades", grades) > MOST_GRADES:
             raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
         self.bits, self.grades, self.sparse = bits, grades, bool(sparse)
         ends = grade_ends(num_embeddings, grades)
         weights = _weights(counts, ends, num_embeddings)
-        fresh = new_parameter((num_embeddings, embedding_dim), normal(1.0, generator), dtype=dtype, device=device)
+        fresh = new_parameter(
+            (num_embeddings, embedding_dim), normal(1.0, generator), dtype=dtype, device=device
+        )
         self.rows = new_rows(fresh, self.sparse)
         shape, where = (len(ends), embedding_dim), self.rows.device
         self.scale = nn.Parameter(torch.ones(shape, dtype=self.rows.dtype, device=where))
@@ -93,16 +97,24 @@ class GradedTable(Table):
         exact = torch.minimum(torch.clamp(rows / scale + top / 2, min=0), top)
         levels = exact + (torch.round(exact) - exact).detach()
         clipped = ((rows / scale).abs() > top / 2) & (top > 0)
-        back = torch.where(clipped, rows - rows.detach(), 0.0)  # worth 0: lets a clipped element find its way back
+        back = torch.where(
+            clipped, rows - rows.detach(), 0.0
+        )  # worth 0: lets a clipped element find its way back
         return Codes(None, scale * (levels - top / 2) + back, None)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
         """One stream of levels, and the scales as ``values`` says."""
         if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
-            raise ArgumentError("the table holds NaN or infinite rows, which have no levels: training has diverged")
-        grade = torch.bucketize(torch.arange(self.num_embeddings, device=self.device), self.ends, right=True)
+            raise ArgumentError(
+                "the table holds NaN or infinite rows, which have no levels: training has diverged"
+            )
+        grade = torch.bucketize(
+            torch.arange(self.num_embeddings, device=self.device), self.ends, right=True
+        )
         top = self.tops[grade].to(self.rows.dtype)
-        levels = torch.minimum(torch.clamp(torch.round(self.rows / self.scale[grade] + top / 2), min=0), top)
+        levels = torch.minimum(
+            torch.clamp(torch.round(self.rows / self.scale[grade] + top / 2), min=0), top
+        )
         whole = levels.to(torch.uint8).cpu().numpy()
         kind = "float16" if values == "float16" else "float32"
         stored = Graded.encode(whole, self.widths, self.grade_rows, to_numpy(self.scale), kind)
@@ -117,7 +129,9 @@ class GradedTable(Table):
         """Keep the matrix; choose bits and scales by the squared error they leave."""
         self.rows.copy_(matrix)
         dense, rows = to_numpy(matrix).astype(np.float32), self.grade_rows
-        sums = np.add.reduceat(np.square(dense, dtype=np.float64), np.cumsum([0, *rows[:-1]]), axis=0)
+        sums = np.add.reduceat(
+            np.square(dense, dtype=np.float64), np.cumsum([0, *rows[:-1]]), axis=0
+        )
         spread = sums / np.array(rows)[:, None] * self.weights.double().cpu().numpy()[:, None]
         widths = allot(spread, rows, int(self.bits * matrix.numel()))
         self.tops.copy_(torch.from_numpy(((1 << widths.astype(np.int64)) - 1).astype(np.uint8)))
@@ -133,7 +147,9 @@ def grade_ends(rows: int, grades: int) -> list[int]:
     return sorted({-(-rows * (2**g - 1) // (2**grades - 1)) for g in range(1, grades + 1)})
 
 
-def allot(spread: NDArray[np.floating], rows: list[int], budget: int) -> NDArray[np.uint8]:  # [G, m], [G] -> [G, m]
+def allot(
+    spread: NDArray[np.floating], rows: list[int], budget: int
+) -> NDArray[np.uint8]:  # [G, m], [G] -> [G, m]
     """Spend ``budget`` bits where each saves most: of Σ_g r_g Σ_k spread_gk left(b_gk), by falling gain for a bit.
 
     ``spread`` is the mean square of a column within a grade, times what an error there counts. Gains fall with every bit of

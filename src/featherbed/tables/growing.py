@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,10 @@ from featherbed.tables.anchor import AnchorTable
 from featherbed.tables.table import positive
 
 FORGET = 0.8  # how much of the gradients' second moment stays from one batch to the next
+
+
+def _select(tensor: Tensor, _: str | None, *, axis: int, index: Tensor) -> Tensor:
+    return tensor.index_select(axis, index)
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,15 @@ class GrowingAnchorTable(AnchorTable):
         self.on_training: Callable[[], None] | None = None
         self.on_gradient: Callable[[Tensor], None] | None = None
         if positive("anchors", anchors) > positive("max_anchors", max_anchors):
-            raise ArgumentError(f"anchors={anchors}: there may be at most max_anchors={max_anchors}")
-        settings: dict[str, Any] = {"padding_idx": padding_idx, "init": init, "generator": generator, "dtype": dtype}
+            raise ArgumentError(
+                f"anchors={anchors}: there may be at most max_anchors={max_anchors}"
+            )
+        settings: dict[str, Any] = {
+            "padding_idx": padding_idx,
+            "init": init,
+            "generator": generator,
+            "dtype": dtype,
+        }
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -90,7 +102,9 @@ class GrowingAnchorTable(AnchorTable):
 
     def related(self, graph: Any) -> Any:  # noqa: ARG002 - for tables whose anchors stay
         """Refuse: the anchors of this table come and go, so no entry stands for two objects."""
-        raise ArgumentError("the anchors of a growing table come and go and stand for no objects: use fb.AnchorTable")
+        raise ArgumentError(
+            "the anchors of a growing table come and go and stand for no objects: use fb.AnchorTable"
+        )
 
     @property
     def anchor_count(self) -> int:
@@ -119,38 +133,63 @@ class GrowingAnchorTable(AnchorTable):
         A fresh preconditioner in the midst of training would take steps many times as large: where the optimizer keeps scales
         (tensors that are never negative, such as squares of gradients), new anchors begin with the mean of the others'.
         """
-        columns = self.transform.new_zeros(self.num_embeddings, len(atoms)) if columns is None else columns
+        columns = (
+            self.transform.new_zeros(self.num_embeddings, len(atoms))
+            if columns is None
+            else columns
+        )
         states = []
         for parameter, axis in ((self.atoms, 0), (self.transform, 1)):
-            scales = {name: kept for name, kept in kept_for(parameter, optimizer).items() if bool((kept >= 0).all())}
+            scales = {
+                name: kept
+                for name, kept in kept_for(parameter, optimizer).items()
+                if bool((kept >= 0).all())
+            }
             states.append({name: kept.mean(axis, keepdim=True) for name, kept in scales.items()})
         self.put_anchors(Anchors(atoms.to(self.atoms), columns, *states), optimizer)
 
-    def put_anchors(self, anchors: Anchors, optimizer: Optimizer | None = None, place: int | None = None) -> None:
+    def put_anchors(
+        self, anchors: Anchors, optimizer: Optimizer | None = None, place: int | None = None
+    ) -> None:
         """Put anchors in, with what an optimizer kept for them: as the last ones, or from ``place`` on.
 
         Rows that came after their weights were taken have none for them.
         """
-        count, place, rows = len(anchors.atoms), self.anchor_count if place is None else place, len(anchors.columns)
-        fit = anchors.columns.dim() == 2 and anchors.columns.shape[1] == count and rows <= self.num_embeddings
+        count, place, rows = (
+            len(anchors.atoms),
+            self.anchor_count if place is None else place,
+            len(anchors.columns),
+        )
+        fit = (
+            anchors.columns.dim() == 2
+            and anchors.columns.shape[1] == count
+            and rows <= self.num_embeddings
+        )
         if anchors.atoms.shape != (count, self.embedding_dim) or not fit:
             raise ArgumentError(
                 f"anchors of shape {tuple(anchors.atoms.shape)} with weights of shape {tuple(anchors.columns.shape)}: "
                 f"give [n, {self.embedding_dim}] and [{self.num_embeddings}, n]"
             )
         if self.anchor_count + count > self.max_anchors:
-            raise ArgumentError(f"{self.anchor_count} + {count} anchors: there may be at most max_anchors={self.max_anchors}")
+            raise ArgumentError(
+                f"{self.anchor_count} + {count} anchors: there may be at most max_anchors={self.max_anchors}"
+            )
         for parameter, axis, values, state in self._sides(anchors):
 
             def longer(tensor: Tensor, fill: float, axis: int = axis) -> Tensor:
-                shape = [count if side == axis else length for side, length in enumerate(tensor.shape)]
+                shape = [
+                    count if side == axis else length for side, length in enumerate(tensor.shape)
+                ]
                 before, after = tensor.split([place, tensor.shape[axis] - place], axis)  # type: ignore[no-untyped-call]
                 return torch.cat([before, tensor.new_full(shape, fill), after], axis)
 
             resize(parameter, longer, optimizer)
             kept = kept_for(parameter, optimizer)
             with torch.no_grad():
-                for tensor, part in [(parameter, values), *((kept[name], value) for name, value in state.items())]:
+                for tensor, part in [
+                    (parameter, values),
+                    *((kept[name], value) for name, value in state.items()),
+                ]:
                     there = tensor.narrow(axis, place, count)
                     (there[:rows] if axis else there).copy_(part)
         self.anchors = self.anchor_count
@@ -158,23 +197,36 @@ class GrowingAnchorTable(AnchorTable):
     def take_anchors(self, places: list[int], optimizer: Optimizer | None = None) -> Anchors:
         """Take anchors out and return them with what the optimizer kept for them; at least one stays."""
         gone = sorted(set(places))
-        if not gone or gone[0] < 0 or gone[-1] >= self.anchor_count or len(gone) >= self.anchor_count:
+        if (
+            not gone
+            or gone[0] < 0
+            or gone[-1] >= self.anchor_count
+            or len(gone) >= self.anchor_count
+        ):
             raise ArgumentError(
                 f"places={places}: of the {self.anchor_count} anchors some are taken out and at least one stays"
             )
         out = torch.tensor(gone, device=self.device)
-        stay = torch.tensor([k for k in range(self.anchor_count) if k not in gone], device=self.device)
+        stay = torch.tensor(
+            [k for k in range(self.anchor_count) if k not in gone], device=self.device
+        )
         taken: list[tuple[Tensor, dict[str, Tensor]]] = []
         for parameter, axis in ((self.transform, 1), (self.atoms, 0)):
             values = parameter.detach().index_select(axis, out)
-            state = {name: value.index_select(axis, out) for name, value in kept_for(parameter, optimizer).items()}
+            state = {
+                name: value.index_select(axis, out)
+                for name, value in kept_for(parameter, optimizer).items()
+            }
             taken.append((values, state))
-            resize(parameter, lambda tensor, _, axis=axis: tensor.index_select(axis, stay), optimizer)  # type: ignore[misc]
+            select = partial(_select, axis=axis, index=stay)
+            resize(parameter, select, optimizer)
         self.anchors = self.anchor_count
         return Anchors(taken[1][0], taken[0][0], taken[1][1], taken[0][1])
 
     @torch.no_grad()
-    def start_over(self, optimizer: Optimizer | None = None, generator: torch.Generator | None = None) -> Before:
+    def start_over(
+        self, optimizer: Optimizer | None = None, generator: torch.Generator | None = None
+    ) -> Before:
         """Start weights and optimizer state anew, the anchors in the directions they have; return what was before."""
         sides = (self.transform, self.atoms)
         for owner in owners(optimizer):
@@ -184,7 +236,9 @@ class GrowingAnchorTable(AnchorTable):
         before = Before([side.detach().clone() for side in sides], states)
         atoms = torch.empty_like(self.atoms)
         self.init.fill(atoms, self.transform, self.nonnegative, generator)
-        self.atoms.mul_(atoms.norm(dim=1, keepdim=True) / self.atoms.norm(dim=1, keepdim=True).clamp(min=1e-12))
+        self.atoms.mul_(
+            atoms.norm(dim=1, keepdim=True) / self.atoms.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        )
         return before
 
     def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
@@ -199,7 +253,10 @@ class GrowingAnchorTable(AnchorTable):
         for owner, states in zip(owners(optimizer), before.states, strict=True):
             for side, state, new in zip(sides, states, now, strict=True):
                 if state is not None:
-                    longer = {k: torch.cat([v, new[k][len(v) :]]) if k in new else v for k, v in state.items()}
+                    longer = {
+                        k: torch.cat([v, new[k][len(v) :]]) if k in new else v
+                        for k, v in state.items()
+                    }
                     owner.state[side] = longer
         self.anchors = self.anchor_count
 
@@ -212,7 +269,9 @@ class GrowingAnchorTable(AnchorTable):
         atoms = state_dict.get(prefix + "atoms")
         if isinstance(atoms, Tensor) and atoms.dim() == 2 and len(atoms) != self.anchor_count:
             if len(atoms) > self.max_anchors:
-                raise ArgumentError(f"the state has {len(atoms)} anchors: there may be at most max_anchors={self.max_anchors}")
+                raise ArgumentError(
+                    f"the state has {len(atoms)} anchors: there may be at most max_anchors={self.max_anchors}"
+                )
             resize(self.atoms, lambda tensor, _: tensor.new_zeros(len(atoms), tensor.shape[1]))
             resize(self.transform, lambda tensor, _: tensor.new_zeros(len(tensor), len(atoms)))
             self.anchors = self.anchor_count
@@ -258,13 +317,23 @@ class Departure:
         before, after = self.handed
         heir = self.table.transform[: len(before), self.heir - (self.heir > self.place)]
         less = heir - self.share * self.anchors.columns[:, 0]
-        heir.copy_(torch.where(heir == after, before, less.clamp(min=0) if self.table.nonnegative else less))
+        heir.copy_(
+            torch.where(
+                heir == after, before, less.clamp(min=0) if self.table.nonnegative else less
+            )
+        )
         self.table.put_anchors(self.anchors, optimizer, self.place)
 
     def state(self) -> dict[str, Any]:
         """Return it as plain tensors and numbers, for a checkpoint."""
         anchors = None if self.anchors is None else vars(self.anchors)
-        return {"place": self.place, "heir": self.heir, "share": self.share, "anchors": anchors, "handed": self.handed}
+        return {
+            "place": self.place,
+            "heir": self.heir,
+            "share": self.share,
+            "anchors": anchors,
+            "handed": self.handed,
+        }
 
     @classmethod
     def of_state(cls, table: GrowingAnchorTable, state: dict[str, Any]) -> Departure:
@@ -289,7 +358,11 @@ def departures(table: GrowingAnchorTable) -> list[Departure]:
     left.fill_diagonal_(torch.inf)
     least, heirs = left.min(dim=1)
     cost = table.transform.double().square().sum(0) * least.clamp(min=0)
-    pairs = [(k, int(heirs[k])) for k in torch.argsort(cost, stable=True).tolist()] if len(atoms) > 1 else []
+    pairs = (
+        [(k, int(heirs[k])) for k in torch.argsort(cost, stable=True).tolist()]
+        if len(atoms) > 1
+        else []
+    )
     return [Departure(table, k, j, float(shares[k, j])) for k, j in pairs]
 
 
@@ -297,7 +370,10 @@ class Asked:
     """What the rows of a table ask for: the second moment of their gradients, over the last batches."""
 
     def __init__(self, table: GrowingAnchorTable) -> None:
-        self.table, self.moment = table, table.atoms.new_zeros(table.embedding_dim, table.embedding_dim).detach()
+        self.table, self.moment = (
+            table,
+            table.atoms.new_zeros(table.embedding_dim, table.embedding_dim).detach(),
+        )
         self.mean = self.moment.new_zeros(table.embedding_dim)
         table.on_gradient = self.see
 
@@ -311,9 +387,13 @@ class Asked:
 
     def directions(self, count: int) -> Tensor:  # [count, d]
         """Return the directions of most need, as long as the table's anchors are."""
-        vectors = torch.linalg.eigh(self.moment.double()).eigenvectors.flip(1).T.to(self.mean)  # [d, d], the top one first
+        vectors = (
+            torch.linalg.eigh(self.moment.double()).eigenvectors.flip(1).T.to(self.mean)
+        )  # [d, d], the top one first
         found = vectors[torch.arange(count) % len(vectors)]
-        sign = torch.where(found @ self.mean > 0, -1.0, 1.0).to(found)  # rows move against their gradients
+        sign = torch.where(found @ self.mean > 0, -1.0, 1.0).to(
+            found
+        )  # rows move against their gradients
         length = self.table.atoms.detach().norm(dim=1).median()
         asked: Tensor = found * (sign * length)[:, None]
         return asked

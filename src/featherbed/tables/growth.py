@@ -18,7 +18,16 @@ from featherbed.tables.table import positive
 from featherbed.theory.objective import check_lambdas, nbant_objective
 
 RULES = ("trial", "trend")
-PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_pause", "_due")  # what a state keeps as it is
+PLAIN = (
+    "restarts",
+    "_young",
+    "_trial",
+    "_direction",
+    "_failed",
+    "_rest",
+    "_pause",
+    "_due",
+)  # what a state keeps as it is
 OVER = 1 << 30  # a change that starts over
 CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to cost least
 
@@ -85,33 +94,59 @@ class Growth:
         generator: torch.Generator | None = None,
     ) -> None:
         self.tables = list(tables) if isinstance(tables, Iterable) else [tables]
-        if not self.tables or not all(isinstance(table, GrowingAnchorTable) for table in self.tables):
+        if not self.tables or not all(
+            isinstance(table, GrowingAnchorTable) for table in self.tables
+        ):
             raise ArgumentError(f"tables={tables!r}: give one or several fb.GrowingAnchorTable")
         if len({id(table) for table in self.tables}) < len(self.tables):
             raise ArgumentError("a table is given twice: give each once")
         if len({table.anchor_count for table in self.tables}) > 1:
-            raise ArgumentError(f"tied tables start with as many anchors each, not {[t.anchor_count for t in self.tables]}")
+            raise ArgumentError(
+                f"tied tables start with as many anchors each, not {[t.anchor_count for t in self.tables]}"
+            )
         if rule not in RULES:
             raise ArgumentError(f"rule={rule!r}: use {' or '.join(RULES)}")
         if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
             raise ArgumentError(f"restarts={restarts!r}: give a whole number of at least 0")
-        steps = [id(p) for owner in owners(optimizer) for group in owner.param_groups for p in group["params"]]
+        steps = [
+            id(p)
+            for owner in owners(optimizer)
+            for group in owner.param_groups
+            for p in group["params"]
+        ]
         if steps and any(id(table.transform) not in steps for table in self.tables):
-            raise ArgumentError("the optimizer does not hold the transform of every table: pass it the parameters of all")
+            raise ArgumentError(
+                "the optimizer does not hold the transform of every table: pass it the parameters of all"
+            )
         if rule == "trend" and positive("window", window) < 2:
             raise ArgumentError(f"window={window}: a trend takes at least 2 objectives")
         check_lambdas(lambda1, lambda2)
-        self.optimizer, self.lambda1, self.lambda2, self.rule = optimizer, float(lambda1), float(lambda2), rule
+        self.optimizer, self.lambda1, self.lambda2, self.rule = (
+            optimizer,
+            float(lambda1),
+            float(lambda2),
+            rule,
+        )
         self.delta, self.window = positive("delta", delta), positive("window", window)
         self.restarts, self.generator = restarts, generator
         self.history: list[Measured] = []
-        self.removed: list[list[Departure]] = []  # what took anchors out, the last one last: a departure for each table
+        self.removed: list[
+            list[Departure]
+        ] = []  # what took anchors out, the last one last: a departure for each table
         self._asked = [Asked(table) for table in self.tables]
-        self._young: list[int] = []  # for how many epochs each of the last anchors is still left to learn
-        self._trial: tuple[float, int] | None = None  # the objective before, and by how many anchors K has changed
-        self._before: list[Before] = []  # what tables were that started over, while that is on trial
+        self._young: list[
+            int
+        ] = []  # for how many epochs each of the last anchors is still left to learn
+        self._trial: tuple[float, int] | None = (
+            None  # the objective before, and by how many anchors K has changed
+        )
+        self._before: list[
+            Before
+        ] = []  # what tables were that started over, while that is on trial
         self._direction, self._failed, self._rest = 1, 0, 0
-        self._pause = self.window  # epochs without a trial after trials both ways have failed: longer each time
+        self._pause = (
+            self.window
+        )  # epochs without a trial after trials both ways have failed: longer each time
         self._due = 0  # by how many anchors K is to change with the next look-up in training
 
     @property
@@ -126,7 +161,9 @@ class Growth:
     def step(self, evaluate: Callable[[], float] | float) -> Measured:
         """Measure the objective and decide: ``evaluate()`` returns the mean validation loss of the tables as they stand."""
         if not callable(evaluate) and self.rule != "trend":
-            raise ArgumentError("rule='trial' evaluates more than once: give a function that returns the validation loss")
+            raise ArgumentError(
+                "rule='trial' evaluates more than once: give a function that returns the validation loss"
+            )
         self._change()  # what was due, in case nothing was trained since
         self._young = [left - 1 for left in self._young if left > 1]
         found = self._measured(evaluate)
@@ -142,9 +179,13 @@ class Growth:
         try:
             loss = float("no" if isinstance(given, bool | str) else given)
         except (TypeError, ValueError):
-            raise ArgumentError(f"the validation loss is {given!r}: give or return one number") from None
+            raise ArgumentError(
+                f"the validation loss is {given!r}: give or return one number"
+            ) from None
         if not math.isfinite(loss):
-            raise ArgumentError(f"the validation loss is {loss}: is the validation set empty, or has training diverged?")
+            raise ArgumentError(
+                f"the validation loss is {loss}: is the validation set empty, or has training diverged?"
+            )
         nonzeros, anchors = self.nonzeros(), self.anchor_count * len(self.tables)
         value = nbant_objective(loss, nonzeros, anchors, self.lambda1, self.lambda2)
         return Measured(self.anchor_count, loss, nonzeros, float(value), "keep")
@@ -163,7 +204,9 @@ class Growth:
     def _by_trial(self, found: Measured, evaluate: Any) -> Measured:
         decision = "keep"
         fell = self.history[-1].objective - found.objective if self.history else math.inf
-        slow = fell < (self.lambda1 - self.lambda2) * len(self.tables)  # an epoch teaches less than an anchor costs
+        slow = fell < (self.lambda1 - self.lambda2) * len(
+            self.tables
+        )  # an epoch teaches less than an anchor costs
         if self._before:
             self._rest = max(0, self._rest - 1)
             if self._rest or not slow:
@@ -194,7 +237,9 @@ class Growth:
         """Keep the change that was on trial, or undo it."""
         assert self._trial is not None
         (before, change), self._trial = self._trial, None
-        if change > 0:  # are the tables better off without the new anchors, now that these have learnt for an epoch?
+        if (
+            change > 0
+        ):  # are the tables better off without the new anchors, now that these have learnt for an epoch?
             new = [*range(self.anchor_count - change, self.anchor_count)]
             taken = [table.take_anchors(new, self.optimizer) for table in self.tables]
             try:
@@ -263,7 +308,9 @@ class Growth:
         for table in self.tables:
             table.on_training = None
         if due == OVER:
-            self._before = [table.start_over(self.optimizer, self.generator) for table in self.tables]
+            self._before = [
+                table.start_over(self.optimizer, self.generator) for table in self.tables
+            ]
             return
         for _ in range(-due):
             self._take_out([(self._ripe(table) or departures(table))[0] for table in self.tables])
@@ -277,7 +324,9 @@ class Growth:
 
     def _ripe(self, table: GrowingAnchorTable) -> list[Departure]:
         """Return how anchors that have had time to learn would leave."""
-        return [one for one in departures(table) if one.place < table.anchor_count - len(self._young)]
+        return [
+            one for one in departures(table) if one.place < table.anchor_count - len(self._young)
+        ]
 
     def _take_out(self, leaving: list[Departure]) -> None:
         for one in leaving:

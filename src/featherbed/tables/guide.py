@@ -32,9 +32,19 @@ class Online:
     def __post_init__(self) -> None:
         _check_weight("weight", self.weight)
         if not is_number(self.keep) or not 0 < self.keep <= 1:
-            raise ArgumentError(f"keep={self.keep!r}: the probability that the coded row is used is above 0, at most 1")
+            raise ArgumentError(
+                f"keep={self.keep!r}: the probability that the coded row is used is above 0, at most 1"
+            )
 
-    def module(self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any) -> Guidance:  # noqa: ARG002
+    def module(
+        self,
+        rows: int,
+        dim: int,
+        parts: int,  # noqa: ARG002
+        choices: int,  # noqa: ARG002
+        generator: Any,
+        **where: Any,
+    ) -> Guidance:
         """Return what a table trains with."""
         return OnlineGuidance(self, rows, dim, generator, **where)
 
@@ -61,10 +71,14 @@ class Pretrained:
         for name in ("weight", "reconstruct", "agree"):
             _check_weight(name, getattr(self, name))
 
-    def module(self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any) -> Guidance:
+    def module(
+        self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any
+    ) -> Guidance:
         """Return what a table trains with."""
         if tuple(self.matrix.shape) != (rows, dim):
-            raise ArgumentError(f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, {dim}]")
+            raise ArgumentError(
+                f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, {dim}]"
+            )
         return PretrainedGuidance(self, dim, parts * choices, generator, **where)
 
 
@@ -77,10 +91,14 @@ def _matrix(given: Any) -> Tensor:
         matrix = torch.as_tensor(given).detach()
     except (TypeError, ValueError, RuntimeError):
         kind = type(given).__name__
-        raise ArgumentError(f"a guide is a matrix [V, d] of floats, got {kind} (of a module, give its weight)") from None
+        raise ArgumentError(
+            f"a guide is a matrix [V, d] of floats, got {kind} (of a module, give its weight)"
+        ) from None
     if not matrix.is_floating_point() or not bool(torch.isfinite(matrix).all()):
         what = "NaN or infinity" if matrix.is_floating_point() else str(matrix.dtype)
-        raise ArgumentError(f"a guide is a matrix [V, d] of floats, this one holds {what}: mend it first")
+        raise ArgumentError(
+            f"a guide is a matrix [V, d] of floats, this one holds {what}: mend it first"
+        )
     return matrix
 
 
@@ -124,14 +142,20 @@ class PretrainedGuidance(Guidance):
 
     matrix: Tensor
 
-    def __init__(self, guide: Pretrained, dim: int, choices: int, generator: Any, **where: Any) -> None:
+    def __init__(
+        self, guide: Pretrained, dim: int, choices: int, generator: Any, **where: Any
+    ) -> None:
         super().__init__()
         self.guide = guide
-        where_to = {"dtype": torch.get_default_dtype()} | {k: v for k, v in where.items() if v is not None}
+        where_to = {"dtype": torch.get_default_dtype()} | {
+            k: v for k, v in where.items() if v is not None
+        }
         self.register_buffer("matrix", guide.matrix.to(**where_to), False)
         self.encoder: nn.Parameter | None = None
         if guide.autoencode:
-            self.encoder = new_parameter((dim, choices), normal(1 / math.sqrt(dim), generator), **where)
+            self.encoder = new_parameter(
+                (dim, choices), normal(1 / math.sqrt(dim), generator), **where
+            )
 
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
         """Draw the coded rows to the matrix; with auto-encoding, the matrix's own codes to them too."""
@@ -141,4 +165,8 @@ class PretrainedGuidance(Guidance):
             return total
         own = (target @ self.encoder).reshape(logits.shape).to(logits.dtype)
         again = compose(own)
-        return total + self.guide.reconstruct * F.mse_loss(again, target) + self.guide.agree * F.mse_loss(own, logits)
+        return (
+            total
+            + self.guide.reconstruct * F.mse_loss(again, target)
+            + self.guide.agree * F.mse_loss(own, logits)
+        )

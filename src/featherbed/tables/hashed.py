@@ -56,12 +56,15 @@ class HashedTable(Table):
         self.buckets, self.hashes = positive("buckets", buckets), positive("hashes", hashes)
         self.values, self.seed = values, seed
         spread = normal(share_of_unit_rows(hashes), generator)
-        self.atoms = new_parameter((buckets, embedding_dim), spread, dtype=dtype, device=device)  # [m, d]
+        self.atoms = new_parameter(
+            (buckets, embedding_dim), spread, dtype=dtype, device=device
+        )  # [m, d]
         self.sparse = bool(sparse)
         if values == "learnt":
             shape = (num_embeddings, hashes)
             self.weights = new_rows(
-                new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device), self.sparse
+                new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device),
+                self.sparse,
             )
 
     def get_extra_state(self) -> dict[str, int]:
@@ -71,7 +74,9 @@ class HashedTable(Table):
     def set_extra_state(self, state: dict[str, int]) -> None:
         """Refuse the state of a table that hashes otherwise."""
         if state["seed"] != self.seed:
-            raise ArgumentError(f"this state belongs to a HashedTable with seed={state['seed']}, this one has seed={self.seed}")
+            raise ArgumentError(
+                f"this state belongs to a HashedTable with seed={state['seed']}, this one has seed={self.seed}"
+            )
 
     def codes(self, ids: Tensor) -> Codes:
         """The buckets of an id, and its weights if they are learnt."""

@@ -71,7 +71,14 @@ class KDTable(ComposedTable):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, parts=parts, choices=choices, unique=unique, padding_idx=padding_idx)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            parts=parts,
+            choices=choices,
+            unique=unique,
+            padding_idx=padding_idx,
+        )
         self.choose_composer(code_dim, composer, pool, shared)
         self.relax: Softmax = StraightThrough() if relax is None else relax
         if not isinstance(self.relax, Softmax):
@@ -83,13 +90,23 @@ class KDTable(ComposedTable):
         self.logit_norm, self.output_norm = bool(logit_norm), bool(output_norm)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         flat = (self.num_embeddings, self.parts * self.choices)
-        self.code_logits = new_rows(new_parameter(flat, normal(1.0, generator), **where), self.sparse)
+        self.code_logits = new_rows(
+            new_parameter(flat, normal(1.0, generator), **where), self.sparse
+        )
         self.new_composer(generator, **where)
-        self.norm = Normalise(self.choices, learnt=not self.relax.schedule.falls, **where) if self.logit_norm else None
-        self.last = Normalise(self.embedding_dim, learnt=True, **where) if self.output_norm else None
+        self.norm = (
+            Normalise(self.choices, learnt=not self.relax.schedule.falls, **where)
+            if self.logit_norm
+            else None
+        )
+        self.last = (
+            Normalise(self.embedding_dim, learnt=True, **where) if self.output_norm else None
+        )
         self.guidance: Guidance | None = None
         if guide is not None:
-            self.guidance = guide.module(num_embeddings, embedding_dim, self.parts, self.choices, generator, **where)
+            self.guidance = guide.module(
+                num_embeddings, embedding_dim, self.parts, self.choices, generator, **where
+            )
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=device))
         self.steps: Tensor
         if self.unique and self.code_logits.device.type != "meta":
@@ -118,11 +135,15 @@ class KDTable(ComposedTable):
             if self.relax.entropy:
                 self.pending.add(self.relax.entropy * entropy)
             if self.guidance is not None:
-                self.pending.add(self.guidance.loss(ids, rows, logits, lambda own: self._relaxed(own)[0]))
+                self.pending.add(
+                    self.guidance.loss(ids, rows, logits, lambda own: self._relaxed(own)[0])
+                )
                 rows = self.guidance.mix(ids, rows)
         return self.mask_padding(ids, rows)
 
-    def _relaxed(self, logits: Tensor) -> tuple[Tensor, Tensor]:  # [..., D, K] -> rows [..., d], entropy
+    def _relaxed(
+        self, logits: Tensor
+    ) -> tuple[Tensor, Tensor]:  # [..., D, K] -> rows [..., d], entropy
         weights, entropy = self.relax(logits, self.steps)
         vectors = torch.einsum("...jk,jkd->...jd", weights.to(self.dtype), self.dictionary)
         rows = self.compose(vectors)

@@ -45,10 +45,15 @@ class LowRankTable(Table):
         self.rank = positive("rank", rank)
         self.sparse = bool(sparse)
         self.values = new_rows(
-            new_parameter((num_embeddings, rank), normal(1.0, generator), dtype=dtype, device=device), self.sparse
+            new_parameter(
+                (num_embeddings, rank), normal(1.0, generator), dtype=dtype, device=device
+            ),
+            self.sparse,
         )
         spread = normal(share_of_unit_rows(rank), generator)
-        self.atoms = new_parameter((rank, embedding_dim), spread, dtype=dtype, device=device)  # [r, d]
+        self.atoms = new_parameter(
+            (rank, embedding_dim), spread, dtype=dtype, device=device
+        )  # [r, d]
 
     def codes(self, ids: Tensor) -> Codes:
         """Every atom, weighted by the row of B."""
@@ -57,7 +62,14 @@ class LowRankTable(Table):
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its values are dense
         """Dense values over the atoms."""
         stored = Matrix.encode(to_numpy(self.values), values)
-        return [Band(self.num_embeddings, Every(), stored, Matrix.encode(to_numpy(self.atoms), dictionary))]
+        return [
+            Band(
+                self.num_embeddings,
+                Every(),
+                stored,
+                Matrix.encode(to_numpy(self.atoms), dictionary),
+            )
+        ]
 
     def parameter_count(self) -> int:
         """V r + r d."""

@@ -62,11 +62,15 @@ class MixedTable(Table):
         self.sparse = bool(sparse)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         for number, (size, width) in enumerate(zip(self.blocks, self.dims, strict=True)):
-            rows = new_rows(new_parameter((size, width), normal(1.0, generator), **where), self.sparse)
+            rows = new_rows(
+                new_parameter((size, width), normal(1.0, generator), **where), self.sparse
+            )
             setattr(self, f"rows{number}", rows)  # [n_b, d_b]
             spread = normal(share_of_unit_rows(width), generator)
             wide = width == self.embedding_dim
-            projection = None if wide else new_parameter((width, self.embedding_dim), spread, **where)
+            projection = (
+                None if wide else new_parameter((width, self.embedding_dim), spread, **where)
+            )
             self.register_parameter(f"projection{number}", projection)  # [d_b, d]
         block = torch.empty(self.num_embeddings, dtype=torch.int64)
         block[order] = torch.arange(len(self.dims)).repeat_interleave(torch.tensor(self.blocks))
@@ -83,7 +87,9 @@ class MixedTable(Table):
         total: Tensor | None = None
         for number in range(len(self.dims)):
             inside = block == number
-            rows = self._projected(number, row_parameter(self, f"rows{number}")(torch.where(inside, place, 0)))
+            rows = self._projected(
+                number, row_parameter(self, f"rows{number}")(torch.where(inside, place, 0))
+            )
             total = rows if total is None else torch.where(inside[..., None], rows, total)
         return Codes(None, total, None)
 
@@ -97,10 +103,19 @@ class MixedTable(Table):
             block = block[block != number]
             projection = self._parameters[f"projection{number}"]
             if projection is None:
-                found.append(Band(size, Identity(), dictionary=Matrix.encode(rows, dictionary, "column"), members=members))
+                found.append(
+                    Band(
+                        size,
+                        Identity(),
+                        dictionary=Matrix.encode(rows, dictionary, "column"),
+                        members=members,
+                    )
+                )
                 continue
             atoms = Matrix.encode(to_numpy(projection), dictionary)
-            found.append(Band(size, Every(), Matrix.encode(rows, values, "column"), atoms, members=members))
+            found.append(
+                Band(size, Every(), Matrix.encode(rows, values, "column"), atoms, members=members)
+            )
         return found
 
     def parameter_count(self) -> int:
@@ -134,13 +149,17 @@ def places_within(block: Tensor) -> Tensor:  # int64 [V] -> int64 [V]
     return place
 
 
-def most_popular(rows: int, counts: Any) -> tuple[Tensor, Tensor]:  # -> ids [V], counts [V], both by falling counts
+def most_popular(
+    rows: int, counts: Any
+) -> tuple[Tensor, Tensor]:  # -> ids [V], counts [V], both by falling counts
     """Return the ids from the most popular to the least, and their counts (ones where none are given)."""
     if counts is None:
         return torch.arange(rows), torch.ones(rows, dtype=torch.float64)
     counts = torch.as_tensor(counts).cpu()
     if counts.shape != (rows,):
-        raise ArgumentError(f"counts have shape {tuple(counts.shape)}; give one for each of the {rows} ids")
+        raise ArgumentError(
+            f"counts have shape {tuple(counts.shape)}; give one for each of the {rows} ids"
+        )
     if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
         raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
     order = torch.argsort(counts, descending=True, stable=True)
@@ -150,7 +169,9 @@ def most_popular(rows: int, counts: Any) -> tuple[Tensor, Tensor]:  # -> ids [V]
 def checked_dims(dims: Any, dim: int) -> tuple[int, ...]:
     """Return the widths of the blocks, or say what is wrong with them."""
     if isinstance(dims, int | str) or not len(dims):
-        raise ArgumentError(f"dims={dims!r}: give the width of each block, for example dims=[{dim}, {max(1, dim // 4)}]")
+        raise ArgumentError(
+            f"dims={dims!r}: give the width of each block, for example dims=[{dim}, {max(1, dim // 4)}]"
+        )
     widths = tuple(positive("dims", width) for width in dims)
     if max(widths) > dim:
         raise ArgumentError(f"dims={list(widths)}: a block is at most as wide as the rows, {dim}")
@@ -173,7 +194,11 @@ def checked_blocks(given: Any, popularity: Tensor, count: int) -> tuple[int, ...
         for number, cut in enumerate(cuts.tolist(), 1):
             edges.append(min(max(cut, edges[-1] + 1), rows - count + number))
         return tuple(int(size) for size in np.diff([*edges, rows]))
-    sizes = () if isinstance(given, int | str) else tuple(positive("blocks", size) for size in given)
+    sizes = (
+        () if isinstance(given, int | str) else tuple(positive("blocks", size) for size in given)
+    )
     if len(sizes) != count or sum(sizes) != rows:
-        raise ArgumentError(f"blocks={given!r}: give the ids of each of the {count} blocks, {rows} together")
+        raise ArgumentError(
+            f"blocks={given!r}: give the ids of each of the {count} blocks, {rows} together"
+        )
     return sizes

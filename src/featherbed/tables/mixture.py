@@ -73,21 +73,33 @@ class MixtureTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.set_sizes = sizes_of(anchors, sets)
-        self.sets, self.anchors = len(self.set_sizes), anchors if isinstance(anchors, int) else self.set_sizes
+        self.sets, self.anchors = (
+            len(self.set_sizes),
+            anchors if isinstance(anchors, int) else self.set_sizes,
+        )
         if combine not in ("softmax", "linear"):
             raise ArgumentError(f"combine={combine!r}: sets are combined by softmax or linear")
         self.combine, self.nonnegative, self.sparse = combine, bool(nonnegative), bool(sparse)
         self.inits = inits_of(inits, self.sets)
         total = sum(self.set_sizes)
-        self.atoms = nn.Parameter(torch.empty(total, embedding_dim, dtype=dtype, device=device))  # [Σ K_m, d]
+        self.atoms = nn.Parameter(
+            torch.empty(total, embedding_dim, dtype=dtype, device=device)
+        )  # [Σ K_m, d]
         transform = torch.empty(num_embeddings, total, dtype=dtype, device=device)
-        blocks = zip(self.inits, self._by_set(self.atoms.detach(), 0), self._by_set(transform, 1), strict=True)
+        blocks = zip(
+            self.inits,
+            self._by_set(self.atoms.detach(), 0),
+            self._by_set(transform, 1),
+            strict=True,
+        )
         for number, (init, atoms, block) in enumerate(blocks):
             ids = init.fill(atoms, block, self.nonnegative, generator)
             if ids is not None:
                 start_as_themselves(ids, block, None)
                 block[ids] *= own_weight(len(atoms)) if combine == "softmax" else 1.0
-            self.register_buffer(f"anchor_ids_{number}", None if ids is None else ids.to(device))  # [K_m]
+            self.register_buffer(
+                f"anchor_ids_{number}", None if ids is None else ids.to(device)
+            )  # [K_m]
         self.transform = new_rows(transform, self.sparse)
 
     @property
@@ -153,7 +165,9 @@ def sizes_of(anchors: Any, sets: int | None) -> tuple[int, ...]:
         return (positive("anchors", anchors),) * (2 if sets is None else positive("sets", sets))  # type: ignore[arg-type]
     sizes = tuple(positive("anchors", size) for size in anchors)
     if not sizes or (sets is not None and positive("sets", sets) != len(sizes)):
-        raise ArgumentError(f"anchors={anchors!r}, sets={sets!r}: give one size for every set, or one number for all")
+        raise ArgumentError(
+            f"anchors={anchors!r}, sets={sets!r}: give one size for every set, or one number for all"
+        )
     return sizes
 
 
@@ -161,11 +175,17 @@ def inits_of(inits: Any, sets: int) -> tuple[AnchorInit, ...]:
     """Return the start of every set, or say what is wrong with what was given."""
     one = inits is None or hasattr(inits, "fill")
     if not one and (not isinstance(inits, Sequence) or len(inits) != sets):
-        raise ArgumentError(f"inits={inits!r}: give one object such as fb.HalfNormal() for all {sets} sets, or one for each")
-    found = tuple(HalfNormal() if init is None else init for init in ((inits,) * sets if one else inits))
+        raise ArgumentError(
+            f"inits={inits!r}: give one object such as fb.HalfNormal() for all {sets} sets, or one for each"
+        )
+    found = tuple(
+        HalfNormal() if init is None else init for init in ((inits,) * sets if one else inits)
+    )
     for init in found:
         if not hasattr(init, "fill"):
-            raise ArgumentError(f"inits hold {init!r}: give objects such as fb.HalfNormal() or fb.Frequency(counts)")
+            raise ArgumentError(
+                f"inits hold {init!r}: give objects such as fb.HalfNormal() or fb.Frequency(counts)"
+            )
     return found
 
 
@@ -179,7 +199,9 @@ def own_weight(anchors: int) -> float:
     return math.log(max(1, anchors - 1) * OWN_SHARE / (1 - OWN_SHARE))
 
 
-def sparse_softmax(transform: NDArray[np.floating], sizes: Sequence[int]) -> Floats:  # [V, Σ K_m] -> [V, Σ K_m + M]
+def sparse_softmax(
+    transform: NDArray[np.floating], sizes: Sequence[int]
+) -> Floats:  # [V, Σ K_m] -> [V, Σ K_m + M]
     """Return softmax weights that are 0 where the transform is: over the anchors, then over the sum of each set's anchors.
 
     row = Σ_k (e^t_k - 1) / Z a_k + 1 / Z Σ_k a_k with Z = Σ_k e^t_k, where only the non-zero t_k count in the first sum; a set
@@ -217,7 +239,9 @@ def enclosing_simplex(points: Tensor) -> tuple[Tensor, Tensor]:  # [V, K - 1] ->
     helmert = points.new_ones(count - 1, count).tril()
     helmert.diagonal(1).copy_(-torch.arange(1.0, count))
     helmert /= helmert.norm(dim=1, keepdim=True)
-    spread = points.abs().amax(0).clamp(min=1e-30)  # each coordinate is brought to one scale, and back in the corners
+    spread = (
+        points.abs().amax(0).clamp(min=1e-30)
+    )  # each coordinate is brought to one scale, and back in the corners
     across = points / spread @ helmert
     radius = MARGIN * count * (-across).amax().clamp(min=1e-3) if count > 1 else 1.0
     return 1 / count + across / radius, radius * helmert.T * spread

@@ -23,6 +23,11 @@ def split_codes(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter
     >>> [len(part) for part in split_codes(nn.Linear(2, 2))]
     [0, 2]
     """
-    codes = [p for module in model.modules() if isinstance(module, Table) for p in module.code_parameters()]
+    codes = [
+        p
+        for module in model.modules()
+        if isinstance(module, Table)
+        for p in module.code_parameters()
+    ]
     known = {id(p) for p in codes}
     return codes, [p for p in model.parameters() if id(p) not in known]

@@ -23,7 +23,12 @@ class Normalise(nn.Module):
     var: Tensor
 
     def __init__(
-        self, width: int, *, learnt: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        width: int,
+        *,
+        learnt: bool,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         wide = torch.float64 if dtype == torch.float64 else torch.float32

@@ -73,30 +73,51 @@ class ProductTable(CodedTable):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, parts=parts, choices=choices, unique=False, padding_idx=padding_idx)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            parts=parts,
+            choices=choices,
+            unique=False,
+            padding_idx=padding_idx,
+        )
         if variant not in VARIANTS:
             raise ArgumentError(f"variant={variant!r}: use one of {', '.join(VARIANTS)}")
         if not additive and self.embedding_dim % self.parts:
             fitting = [n for n in range(1, self.embedding_dim + 1) if self.embedding_dim % n == 0]
-            raise ArgumentError(f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or additive=True")
+            raise ArgumentError(
+                f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or additive=True"
+            )
         if not is_number(temperature) or temperature <= 0:
-            raise ArgumentError(f"temperature={temperature!r}: give a number above 0 (at 0 the softmax is not defined)")
+            raise ArgumentError(
+                f"temperature={temperature!r}: give a number above 0 (at 0 the softmax is not defined)"
+            )
         if not is_number(commitment, 0) or (commitment and variant != "centroid"):
-            raise ArgumentError(f"commitment={commitment!r}: a number of at least 0, and with variant='centroid' only")
+            raise ArgumentError(
+                f"commitment={commitment!r}: a number of at least 0, and with variant='centroid' only"
+            )
         self.variant, self.shared, self.additive = variant, bool(shared), bool(additive)
         self.temperature, self.commitment = float(temperature), float(commitment)
         self.normalise = variant == "softmax" if normalise is None else bool(normalise)
         self.width = self.embedding_dim if additive else self.embedding_dim // self.parts
-        self.query_dim = self.width if query_dim is None or variant == "centroid" else positive("query_dim", query_dim)
+        self.query_dim = (
+            self.width
+            if query_dim is None or variant == "centroid"
+            else positive("query_dim", query_dim)
+        )
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         sets, query = 1 if self.shared else self.parts, self.query_dim
         self.sparse = bool(sparse)
         flat = (self.num_embeddings, self.parts * query)
         self.queries = new_rows(new_parameter(flat, normal(1.0, generator), **where), self.sparse)
         spread = math.sqrt(self.parts) if self.additive else 1.0
-        self.values = new_parameter((sets * self.choices, self.width), normal(spread, generator), **where)
+        self.values = new_parameter(
+            (sets * self.choices, self.width), normal(spread, generator), **where
+        )
         shape = (sets * self.choices, query)
-        self.keys = new_parameter(shape, normal(1.0, generator), **where) if variant == "softmax" else None
+        self.keys = (
+            new_parameter(shape, normal(1.0, generator), **where) if variant == "softmax" else None
+        )
         self.norm = Normalise(self.choices, learnt=False, **where) if self.normalise else None
 
     def _sets(self, flat: Tensor) -> Tensor:  # [sets * K, n] -> [D, K, n]
@@ -110,7 +131,9 @@ class ProductTable(CodedTable):
     def _responses(self, asked: Tensor) -> Tensor:  # [..., D, query_dim] -> [..., D, K]
         keys = self._sets(self.values if self.keys is None else self.keys).to(asked.dtype)
         match = torch.einsum("...jq,jkq->...jk", asked, keys)
-        return match if self.keys is not None else 2 * match - keys.square().sum(-1)  # -||q - k||², but for ||q||²
+        return (
+            match if self.keys is not None else 2 * match - keys.square().sum(-1)
+        )  # -||q - k||², but for ||q||²
 
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
         """Return how well each key answers the queries of rows."""
@@ -135,13 +158,17 @@ class ProductTable(CodedTable):
             found = found if self.norm is None else self.norm(found)
             if self.keys is not None:
                 weights = harden((found / self.temperature).softmax(-1))
-                chosen = torch.einsum("...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.values))
+                chosen = torch.einsum(
+                    "...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.values)
+                )
             else:
                 chosen = self._centroids(asked.to(self.dtype), found.argmax(-1))
         rows = chosen.mean(-2) if self.additive else chosen.reshape(*ids.shape, self.embedding_dim)
         return self.mask_padding(ids, rows)
 
-    def _centroids(self, asked: Tensor, codes: Tensor) -> Tensor:  # [..., D, w], [..., D] -> [..., D, w]
+    def _centroids(
+        self, asked: Tensor, codes: Tensor
+    ) -> Tensor:  # [..., D, w], [..., D] -> [..., D, w]
         values = self._sets(self.values)[torch.arange(self.parts, device=codes.device), codes]
         loss = F.mse_loss(values, asked.detach())
         if self.commitment:
@@ -152,7 +179,9 @@ class ProductTable(CodedTable):
     def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
         """Give rows codes: their queries become the keys of these, all keys of one length; running means begin anew."""
         with torch.no_grad():
-            if self.keys is not None:  # or a longer key would answer louder than the one that is asked
+            if (
+                self.keys is not None
+            ):  # or a longer key would answer louder than the one that is asked
                 self.keys.div_(self.keys.norm(dim=1, keepdim=True).clamp(min=1e-6))
             keys = self._sets(self.values if self.keys is None else self.keys)
             chosen = keys[torch.arange(self.parts, device=codes.device), codes]
@@ -166,10 +195,14 @@ class ProductTable(CodedTable):
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - codes have no values
         """Store bit-packed codes and values; queries and keys stay behind."""
-        coded = Fixed.encode(to_numpy(self.codes_of()).astype(np.int64), None, self.choices, parts=not self.shared)
+        coded = Fixed.encode(
+            to_numpy(self.codes_of()).astype(np.int64), None, self.choices, parts=not self.shared
+        )
         stored = self.values / self.parts if self.additive else self.values
         how = "sum" if self.additive else "concat"
-        return [Band(self.num_embeddings, coded, None, Matrix.encode(to_numpy(stored), dictionary), how)]
+        return [
+            Band(self.num_embeddings, coded, None, Matrix.encode(to_numpy(stored), dictionary), how)
+        ]
 
     def parameter_count(self) -> int:
         """Count the values, K d (K d / D when shared); the codes are bits (``code_bits``)."""
@@ -183,14 +216,25 @@ class ProductTable(CodedTable):
             centroids, codes = learn(target, self.parts, self.choices, 0)
             centroids = self.parts * centroids
         else:
-            pieces = np.ascontiguousarray(target.reshape(len(target), self.parts, self.width).transpose(1, 0, 2))
+            pieces = np.ascontiguousarray(
+                target.reshape(len(target), self.parts, self.width).transpose(1, 0, 2)
+            )
             groups = [pieces.reshape(-1, self.width)] if self.shared else list(pieces)
-            centroids = np.stack([kmeans(group, self.choices, number, rounds=25) for number, group in enumerate(groups)])
+            centroids = np.stack(
+                [
+                    kmeans(group, self.choices, number, rounds=25)
+                    for number, group in enumerate(groups)
+                ]
+            )
             every = np.repeat(centroids, self.parts, axis=0) if self.shared else centroids
-            codes = np.stack([nearest(piece, atoms) for piece, atoms in zip(pieces, every, strict=True)], axis=1)
+            codes = np.stack(
+                [nearest(piece, atoms) for piece, atoms in zip(pieces, every, strict=True)], axis=1
+            )
         self.values.copy_(torch.from_numpy(centroids.reshape(-1, self.width)))
         if self.keys is not None and self.query_dim == self.width:
             around = self.values - self.values.mean(0)
-            self.keys.copy_(around + 0.01 * around.std() * self.keys)  # a little apart even where directions are the same
+            self.keys.copy_(
+                around + 0.01 * around.std() * self.keys
+            )  # a little apart even where directions are the same
         ids = torch.arange(self.num_embeddings, device=self.device)
         self.assign(ids, torch.from_numpy(codes.astype(np.int64)).to(self.device))

@@ -54,7 +54,9 @@ class QuantizedTable(Table):
         self.bits, self.scales = bits, scales
         shape = (num_embeddings, embedding_dim)
         self.sparse = bool(sparse)
-        self.rows = new_rows(new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse)
+        self.rows = new_rows(
+            new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse
+        )
         scale_shape = (num_embeddings, 1) if scales == "row" else (1, embedding_dim)
         ones = torch.ones(scale_shape, dtype=self.rows.dtype, device=self.rows.device)
         self.scale = new_rows(ones, self.sparse) if scales == "row" else nn.Parameter(ones)
@@ -70,19 +72,25 @@ class QuantizedTable(Table):
         exact = torch.clamp(rows / scale + top / 2, 0, top)
         levels = exact + (torch.round(exact) - exact).detach()
         clipped = (rows / scale).abs() > top / 2
-        back = torch.where(clipped, rows - rows.detach(), 0.0)  # worth 0: lets a clipped element find its way back
+        back = torch.where(
+            clipped, rows - rows.detach(), 0.0
+        )  # worth 0: lets a clipped element find its way back
         return Codes(None, scale * (levels - top / 2) + back, None)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
         """Packed levels with their scales."""
         if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
-            raise ArgumentError("the table holds NaN or infinite rows, which have no levels: training has diverged")
+            raise ArgumentError(
+                "the table holds NaN or infinite rows, which have no levels: training has diverged"
+            )
         top = 2**self.bits - 1
         levels = torch.clamp(torch.round(self.rows / self.scale + top / 2), 0, top)
         data = pack_levels(levels.to(torch.uint8).cpu().numpy(), self.bits)
         axis = 0 if self.scales == "row" else 1
         scale = to_numpy(self.scale).reshape(-1)
-        stored = Matrix(f"int{self.bits}", (self.num_embeddings, self.embedding_dim), data, scale, axis)
+        stored = Matrix(
+            f"int{self.bits}", (self.num_embeddings, self.embedding_dim), data, scale, axis
+        )
         return [Band(self.num_embeddings, Every(), stored)]
 
     def parameter_count(self) -> int:

@@ -20,7 +20,12 @@ def is_number(value: object, least: float = -math.inf) -> bool:
     >>> is_number(0.5), is_number(0.5, least=1), is_number("0.5"), is_number(math.nan)
     (True, False, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= least
+    return (
+        isinstance(value, Real)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and float(value) >= least
+    )
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,13 @@ class Temperature:
         for name in ("start", "floor"):
             value = getattr(self, name)
             if not is_number(value) or value <= 0:
-                raise ArgumentError(f"temperature {name}={value!r}: give a number above 0 (at 0 the softmax is not defined)")
+                raise ArgumentError(
+                    f"temperature {name}={value!r}: give a number above 0 (at 0 the softmax is not defined)"
+                )
         if self.floor > self.start:
-            raise ArgumentError(f"a temperature falls from start={self.start} to floor={self.floor}: the floor is above")
+            raise ArgumentError(
+                f"a temperature falls from start={self.start} to floor={self.floor}: the floor is above"
+            )
         if (
             not is_number(self.every, 1)
             or not is_number(self.rate, 0)
@@ -67,7 +76,11 @@ class Temperature:
         if not self.falls:
             return torch.full((), self.start, device=steps.device)
         stairs = torch.div(steps, self.every, rounding_mode="floor").float()
-        fallen = self.start / (1 + self.rate * stairs) if self.kind == "inverse" else self.start * self.rate**stairs
+        fallen = (
+            self.start / (1 + self.rate * stairs)
+            if self.kind == "inverse"
+            else self.start * self.rate**stairs
+        )
         return fallen.clamp(self.floor, self.start)
 
 
@@ -90,20 +103,30 @@ class Softmax:
     straight = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float | Temperature):
-            raise ArgumentError(f"temperature={self.temperature!r}: give a number above 0 or a fb.Temperature")
+        if isinstance(self.temperature, bool) or not isinstance(
+            self.temperature, int | float | Temperature
+        ):
+            raise ArgumentError(
+                f"temperature={self.temperature!r}: give a number above 0 or a fb.Temperature"
+            )
         _ = self.schedule  # refuses what is no temperature
         if not is_number(self.entropy, 0):
-            raise ArgumentError(f"entropy={self.entropy!r}: the weight of the entropy is a number of at least 0")
+            raise ArgumentError(
+                f"entropy={self.entropy!r}: the weight of the entropy is a number of at least 0"
+            )
 
     @property
     def schedule(self) -> Temperature:
         """The temperature as a schedule."""
         if isinstance(self.temperature, Temperature):
             return self.temperature
-        return Temperature(start=float(self.temperature), kind="constant", floor=min(0.01, self.temperature))
+        return Temperature(
+            start=float(self.temperature), kind="constant", floor=min(0.01, self.temperature)
+        )
 
-    def __call__(self, logits: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:  # [..., K] -> weights [..., K], mean entropy
+    def __call__(
+        self, logits: Tensor, steps: Tensor
+    ) -> tuple[Tensor, Tensor]:  # [..., K] -> weights [..., K], mean entropy
         """Return the weights of the choices and the mean entropy of the relaxed code."""
         cooled = logits / self.schedule(steps).to(logits.dtype)
         logs = cooled.log_softmax(-1)

@@ -47,7 +47,9 @@ class RemainderTable(Table):
         self.quotients = -(-num_embeddings // divisor)
         std = 1.0 if combine == "product" else share_of_unit_rows(2)
         shape = (self.quotients + divisor, embedding_dim)
-        self.atoms = new_parameter(shape, normal(std, generator), dtype=dtype, device=device)  # [V/r + r, d]
+        self.atoms = new_parameter(
+            shape, normal(std, generator), dtype=dtype, device=device
+        )  # [V/r + r, d]
 
     def codes(self, ids: Tensor) -> Codes:
         """Quotient and remainder of the id."""

@@ -51,7 +51,9 @@ def replace_embeddings(
     torch.Size([2, 2])
     """
     if isinstance(model, Embedding):
-        raise ArgumentError("the model is itself an embedding: make the table with from_dense(module.weight, ...) instead")
+        raise ArgumentError(
+            "the model is itself an embedding: make the table with from_dense(module.weight, ...) instead"
+        )
     if isinstance(spec, str):
         parse_spec(spec)
     chosen = {
@@ -64,7 +66,9 @@ def replace_embeddings(
     }
     for name, module in chosen.items():
         _refuse(name, module, model)
-    tables: dict[tuple[int, int | None], Swap] = {}  # one for each weight (and padding): what was shared stays shared
+    tables: dict[
+        tuple[int, int | None], Swap
+    ] = {}  # one for each weight (and padding): what was shared stays shared
     new: dict[int, nn.Module] = {}
     for name, module in chosen.items():
         weight = (id(module.weight), module.padding_idx)
@@ -80,11 +84,17 @@ def replace_embeddings(
 
 def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
     if getattr(module, "max_norm", None) is not None:
-        raise ArgumentError(f"{name} has max_norm, which rewrites rows in place: compact tables cannot; leave it out by where=")
+        raise ArgumentError(
+            f"{name} has max_norm, which rewrites rows in place: compact tables cannot; leave it out by where="
+        )
     if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
-        raise ArgumentError(f"{name} pools by max, which compact tables do not offer: leave it out by where=")
+        raise ArgumentError(
+            f"{name} pools by max, which compact tables do not offer: leave it out by where="
+        )
     if module.weight.is_meta:
-        raise ArgumentError(f"{name} is on the meta device and has no rows to start from: load the model first, then replace")
+        raise ArgumentError(
+            f"{name} is on the meta device and has no rows to start from: load the model first, then replace"
+        )
     for other, holder in model.named_modules():
         tied = any(parameter is module.weight for parameter in holder.parameters(recurse=False))
         if tied and not isinstance(holder, Embedding):
@@ -97,12 +107,18 @@ def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
 def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None], Table]) -> Swap:
     weight, padding = module.weight.detach(), module.padding_idx
     try:
-        table = table_from_dense(spec, weight, padding_idx=padding) if isinstance(spec, str) else spec(weight, padding)
+        table = (
+            table_from_dense(spec, weight, padding_idx=padding)
+            if isinstance(spec, str)
+            else spec(weight, padding)
+        )
     except ArgumentError as error:
         raise ArgumentError(f"{name}: {error}") from None
     if (table.num_embeddings, table.embedding_dim) != tuple(weight.shape):
         made = (table.num_embeddings, table.embedding_dim)
-        raise ArgumentError(f"{name}: the callable made a table of {made}, the module has {tuple(weight.shape)}")
+        raise ArgumentError(
+            f"{name}: the callable made a table of {made}, the module has {tuple(weight.shape)}"
+        )
     table.requires_grad_(module.weight.requires_grad)
     table.train(module.training)
     return Swap(name, weight.nbytes, table.sizes(), table)
@@ -110,4 +126,8 @@ def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None
 
 def _dressed(module: Embedding, table: Table) -> nn.Module:
     """Return what stands in the module's place: the table, or a bag over it."""
-    return Bag(table, module.mode, module.include_last_offset) if isinstance(module, nn.EmbeddingBag) else table
+    return (
+        Bag(table, module.mode, module.include_last_offset)
+        if isinstance(module, nn.EmbeddingBag)
+        else table
+    )

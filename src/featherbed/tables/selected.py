@@ -51,7 +51,9 @@ class SelectedTable(Table):
         if keep > num_embeddings:
             raise ArgumentError(f"keep={keep}: there are only {num_embeddings} ids to keep")
         shape = (keep + rest, embedding_dim)
-        self.atoms = new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device)  # [keep + rest, d]
+        self.atoms = new_parameter(
+            shape, normal(1.0, generator), dtype=dtype, device=device
+        )  # [keep + rest, d]
         index = keep + hash_ids(torch.arange(num_embeddings), 0, rest)
         kept = torch.sort(self._most_frequent(counts)).values
         index[kept] = torch.arange(keep)
@@ -62,7 +64,9 @@ class SelectedTable(Table):
             return torch.arange(self.keep)
         counts = torch.as_tensor(counts)
         if counts.shape != (self.num_embeddings,):
-            raise ArgumentError(f"counts have shape {tuple(counts.shape)}; give one for each of the {self.num_embeddings} ids")
+            raise ArgumentError(
+                f"counts have shape {tuple(counts.shape)}; give one for each of the {self.num_embeddings} ids"
+            )
         if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
             raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
         return torch.argsort(counts, descending=True, stable=True)[: self.keep].cpu()
@@ -76,7 +80,12 @@ class SelectedTable(Table):
         kept = np.flatnonzero(self.index.cpu().numpy() < self.keep)
         atoms = to_numpy(self.atoms)
         members = Members.of(kept, self.num_embeddings)
-        hot = Band(self.keep, Identity(), dictionary=Matrix.encode(atoms[: self.keep], dictionary), members=members)
+        hot = Band(
+            self.keep,
+            Identity(),
+            dictionary=Matrix.encode(atoms[: self.keep], dictionary),
+            members=members,
+        )
         shared = Matrix.encode(atoms[self.keep :], dictionary)
         return [hot, Band(self.num_embeddings - self.keep, Hash(0, 1), None, shared)]
 
@@ -86,7 +95,9 @@ class SelectedTable(Table):
 
     def fit_dense(self, matrix: Tensor) -> None:
         """Copy the kept rows; a shared row becomes the mean of those that share it."""
-        self.atoms.copy_(shared_atoms(matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx))
+        self.atoms.copy_(
+            shared_atoms(matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx)
+        )
 
 
 def selected_rows(table: DenseTable) -> SelectedTable:
@@ -102,4 +113,6 @@ def selected_rows(table: DenseTable) -> SelectedTable:
     rows = table.rows.detach()
     used = rows.any(1)
     keep = max(1, int(used.sum()))
-    return SelectedTable.from_dense(rows, keep=keep, counts=used.long(), padding_idx=table.padding_idx)
+    return SelectedTable.from_dense(
+        rows, keep=keep, counts=used.long(), padding_idx=table.padding_idx
+    )

@@ -23,7 +23,9 @@ class Sizes:
     training: int | None
     parameters: int
     dense: int  # bytes of the dense float32 table
-    code_bits: float | None = None  # N D log2 K of learnt codes, as their papers count (packed: ceil(log2 K) bits a code)
+    code_bits: float | None = (
+        None  # N D log2 K of learnt codes, as their papers count (packed: ceil(log2 K) bits a code)
+    )
 
     @property
     def ratio(self) -> float:
@@ -42,7 +44,11 @@ def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     A row-sparse gradient counts as what it is; what tells how far each row has come counts too.
     """
     total = sum(buffer.nbytes for buffer in module.buffers())
-    total += sum(m.ledger.stamps.nbytes for m in module.modules() if isinstance(m, RowParameter) and m.ledger is not None)
+    total += sum(
+        m.ledger.stamps.nbytes
+        for m in module.modules()
+        if isinstance(m, RowParameter) and m.ledger is not None
+    )
     for parameter in module.parameters():
         grad = parameter.grad
         if grad is not None and grad.is_sparse:

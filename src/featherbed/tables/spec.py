@@ -23,7 +23,15 @@ from featherbed.tables import METHODS, Table
 from featherbed.tables.guide import Online
 from featherbed.tables.relax import Softmax, StraightThrough, Temperature
 
-_KINDS: tuple[Any, ...] = (HalfNormal, Xavier, RandomBasis, Softmax, StraightThrough, Temperature, Online)
+_KINDS: tuple[Any, ...] = (
+    HalfNormal,
+    Xavier,
+    RandomBasis,
+    Softmax,
+    StraightThrough,
+    Temperature,
+    Online,
+)
 BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -48,22 +56,42 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
     methods = {method_name(method): method for method in METHODS}
     method = methods.get(name.strip().lower())
     if method is None:
-        raise ArgumentError(f"{name!r} in spec {spec!r} is no table: use one of {', '.join(sorted(methods))}")
+        raise ArgumentError(
+            f"{name!r} in spec {spec!r} is no table: use one of {', '.join(sorted(methods))}"
+        )
     try:
         call = ast.parse(f"f({rest})", mode="eval").body
     except SyntaxError:
-        raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas") from None
-    whole = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.end_col_offset == len(f"f({rest})".encode())
+        raise ArgumentError(
+            f"spec {spec!r}: write settings as keyword=value, separated by commas"
+        ) from None
+    whole = (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.end_col_offset == len(f"f({rest})".encode())
+    )
     if not isinstance(call, ast.Call) or not whole or "#" in rest:
         raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas")
     settings = _keywords(call, spec)
-    unwritable = ("self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts")
+    unwritable = (
+        "self",
+        "num_embeddings",
+        "embedding_dim",
+        "generator",
+        "dtype",
+        "device",
+        "counts",
+    )
     parameters = inspect.signature(method.__init__).parameters
     accepted = [name for name in parameters if name not in unwritable]
     for keyword, value in settings.items():
         if keyword not in accepted:
-            raise ArgumentError(f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes {', '.join(accepted)}")
-        if str(parameters[keyword].annotation).startswith("bool") and not isinstance(value, bool | None):
+            raise ArgumentError(
+                f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes {', '.join(accepted)}"
+            )
+        if str(parameters[keyword].annotation).startswith("bool") and not isinstance(
+            value, bool | None
+        ):
             raise ArgumentError(f"{keyword}={value} in spec {spec!r}: write true or false")
     return method, settings
 
@@ -93,9 +121,13 @@ def _value(node: ast.expr, spec: str) -> Any:
             return tuple(_value(part, spec) for part in parts)
         case ast.Call(func=ast.Name(id=word)):
             if word.lower() not in BEHAVIOURS:
-                raise ArgumentError(f"{word!r} in spec {spec!r} is not known: use one of {', '.join(sorted(BEHAVIOURS))}")
+                raise ArgumentError(
+                    f"{word!r} in spec {spec!r} is not known: use one of {', '.join(sorted(BEHAVIOURS))}"
+                )
             return _behaviour(word, _keywords(node, spec), spec)
-    raise ArgumentError(f"{ast.unparse(node)!r} in spec {spec!r}: a value is a number, a word, a list or a behaviour")
+    raise ArgumentError(
+        f"{ast.unparse(node)!r} in spec {spec!r}: a value is a number, a word, a list or a behaviour"
+    )
 
 
 def _behaviour(word: str, settings: dict[str, Any], spec: str) -> Any:
@@ -132,4 +164,6 @@ def _missing(method: type[Table], spec: str, settings: dict[str, Any]) -> None:
     for name, parameter in inspect.signature(method.__init__).parameters.items():
         needed = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if needed and name not in settings:
-            raise ArgumentError(f"spec {spec!r} needs {name}=...: for example {method_name(method)}:{name}=50")
+            raise ArgumentError(
+                f"spec {spec!r} needs {name}=...: for example {method_name(method)}:{name}=50"
+            )

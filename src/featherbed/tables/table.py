@@ -42,14 +42,18 @@ class Table(nn.Module):
     example: ClassVar[dict[str, Any]] = {}  # keywords a small table of this class can be made with
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None
+    ) -> None:
         super().__init__()
         self.num_embeddings = positive("num_embeddings", num_embeddings)
         self.embedding_dim = positive("embedding_dim", embedding_dim)
         if padding_idx is not None:
             whole = isinstance(padding_idx, int | np.integer) and not isinstance(padding_idx, bool)
             if not whole or not -num_embeddings <= padding_idx < num_embeddings:
-                raise ArgumentError(f"padding_idx={padding_idx!r}: give an id from 0 to {num_embeddings - 1}, or None")
+                raise ArgumentError(
+                    f"padding_idx={padding_idx!r}: give an id from 0 to {num_embeddings - 1}, or None"
+                )
             padding_idx = int(padding_idx) % num_embeddings
         self.padding_idx = padding_idx
 
@@ -78,7 +82,9 @@ class Table(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
         """Return the rows of ids."""
         if not isinstance(ids, Tensor):
-            raise IdError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)")
+            raise IdError(
+                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)"
+            )
         return self.seen(check_ids(ids, self.num_embeddings))
 
     def seen(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
@@ -132,19 +138,29 @@ class Table(nn.Module):
             )
         if ids.dim() == 2:
             if offsets is not None:
-                raise ArgumentError("offsets go with 1-D ids; for 2-D ids each row is a bag already")
+                raise ArgumentError(
+                    "offsets go with 1-D ids; for 2-D ids each row is a bag already"
+                )
             bags = ids.shape[0]
-            owner = torch.arange(bags, device=ids.device).repeat_interleave(ids.shape[1], output_size=ids.numel())
+            owner = torch.arange(bags, device=ids.device).repeat_interleave(
+                ids.shape[1], output_size=ids.numel()
+            )
         elif ids.dim() == 1 and offsets is not None:
             bags = offsets.shape[0] - include_last_offset
             owner = bag_of(offsets, ids.shape[0], include_last_offset)
         else:
-            raise ArgumentError(f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.dim()}-D ids")
+            raise ArgumentError(
+                f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.dim()}-D ids"
+            )
         ids = check_ids(ids, self.num_embeddings).reshape(-1)
-        pooled = self.pooled(ids, owner, bags, None if per_sample_weights is None else per_sample_weights.reshape(-1))
+        pooled = self.pooled(
+            ids, owner, bags, None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        )
         if mode == "sum":
             return pooled
-        counted = torch.ones_like(ids) if self.padding_idx is None else (ids != self.padding_idx).long()
+        counted = (
+            torch.ones_like(ids) if self.padding_idx is None else (ids != self.padding_idx).long()
+        )
         sizes = torch.zeros(bags, dtype=torch.int64, device=ids.device).index_add(0, owner, counted)
         return pooled / sizes.clamp(min=1)[:, None].to(pooled.dtype)
 
@@ -162,7 +178,9 @@ class Table(nn.Module):
         in blocks of rows, recomputed for the backward pass, so that a block is all that is ever dense.
         """
         if hidden.shape[-1] != self.embedding_dim:
-            raise ArgumentError(f"hidden vectors have width {hidden.shape[-1]}, rows have {self.embedding_dim}")
+            raise ArgumentError(
+                f"hidden vectors have width {hidden.shape[-1]}, rows have {self.embedding_dim}"
+            )
         flat = hidden.reshape(-1, self.embedding_dim)
         block = max(1, BLOCK_ELEMENTS // self.embedding_dim)
         if self._through_atoms(flat.shape[0]):
@@ -171,7 +189,10 @@ class Table(nn.Module):
             scores = flat @ self.weight.to(flat.dtype).T
         else:
             starts = range(0, self.num_embeddings, block)
-            scores = torch.cat([self._block_logits(flat, s, min(s + block, self.num_embeddings)) for s in starts], dim=1)
+            scores = torch.cat(
+                [self._block_logits(flat, s, min(s + block, self.num_embeddings)) for s in starts],
+                dim=1,
+            )
         return scores.reshape(*hidden.shape[:-1], self.num_embeddings)
 
     def _through_atoms(self, count: int) -> bool:
@@ -191,10 +212,14 @@ class Table(nn.Module):
             total = flat.new_zeros(flat.shape[0], self.num_embeddings)
             for j in range(codes.indices.shape[1]):
                 part = scores.index_select(1, codes.indices[:, j])
-                total = total + (part if codes.values is None else part * codes.values[:, j].to(flat.dtype))
+                total = total + (
+                    part if codes.values is None else part * codes.values[:, j].to(flat.dtype)
+                )
         return self.mask_padding(ids, total.T).T if self.padding_idx is not None else total
 
-    def _block_logits(self, flat: Tensor, start: int, stop: int) -> Tensor:  # [n, d] -> [n, stop - start]
+    def _block_logits(
+        self, flat: Tensor, start: int, stop: int
+    ) -> Tensor:  # [n, d] -> [n, stop - start]
         def score(queries: Tensor) -> Tensor:
             rows = self.lookup(torch.arange(start, stop, device=queries.device))
             return queries @ rows.to(queries.dtype).T
@@ -204,7 +229,9 @@ class Table(nn.Module):
         scores: Tensor = checkpoint(score, flat, use_reentrant=False, preserve_rng_state=False)
         return scores
 
-    def pack(self, values: str = "float32", dictionary: str = "float32", layout: str = "auto") -> PackedTable:
+    def pack(
+        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+    ) -> PackedTable:
         """Return the packed form; without arguments it holds every row exactly.
 
         ``values`` and ``dictionary``: float32, float16, int8, int4, int3 or int2. ``layout`` of sparse values: auto (the
@@ -212,7 +239,9 @@ class Table(nn.Module):
         """
         with torch.no_grad():
             bands = self.bands(values, dictionary, layout)
-        return PackedTable(bands, self.embedding_dim, padding_idx=self.padding_idx, made_by=self.described())
+        return PackedTable(
+            bands, self.embedding_dim, padding_idx=self.padding_idx, made_by=self.described()
+        )
 
     def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
         """Return the four sizes: file, resident, training (with an optimizer's state, if given) and parameters."""
@@ -233,9 +262,13 @@ class Table(nn.Module):
         if isinstance(matrix, np.ndarray):
             matrix = torch.from_numpy(matrix)
         if not isinstance(matrix, Tensor):
-            raise ArgumentError(f"from_dense takes a matrix [V, d], got {type(matrix).__name__} (of a module, give its weight)")
+            raise ArgumentError(
+                f"from_dense takes a matrix [V, d], got {type(matrix).__name__} (of a module, give its weight)"
+            )
         if matrix.dim() != 2:
-            raise ArgumentError(f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}")
+            raise ArgumentError(
+                f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}"
+            )
         if not matrix.is_floating_point():
             raise ArgumentError(f"from_dense takes a float matrix, got {matrix.dtype}")
         if not bool(torch.isfinite(matrix).all()):
@@ -250,7 +283,9 @@ class Table(nn.Module):
                 target[table.padding_idx] = 0
             table.fit_dense(target)
         if not all(bool(torch.isfinite(parameter).all()) for parameter in table.parameters()):
-            raise ArgumentError(f"the fit does not fit into {table.dtype}: pass dtype=torch.float32")
+            raise ArgumentError(
+                f"the fit does not fit into {table.dtype}: pass dtype=torch.float32"
+            )
         return table
 
     @abstractmethod
@@ -260,12 +295,27 @@ class Table(nn.Module):
     def settings(self) -> dict[str, Any]:
         """Return the constructor's keywords with their values, as repr and the file's metadata show them."""
         names = inspect.signature(type(self).__init__).parameters
-        hidden = ("self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts")
-        return {name: getattr(self, name) for name in names if name not in hidden and hasattr(self, name)}
+        hidden = (
+            "self",
+            "num_embeddings",
+            "embedding_dim",
+            "generator",
+            "dtype",
+            "device",
+            "counts",
+        )
+        return {
+            name: getattr(self, name)
+            for name in names
+            if name not in hidden and hasattr(self, name)
+        }
 
     def described(self) -> dict[str, Any]:
         """Return class and settings as plain text, for a file's metadata."""
-        plain = {k: v if isinstance(v, int | float | str | bool | None) else repr(v) for k, v in self.settings().items()}
+        plain = {
+            k: v if isinstance(v, int | float | str | bool | None) else repr(v)
+            for k, v in self.settings().items()
+        }
         return {"table": type(self).__name__} | plain
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -284,7 +334,11 @@ class Table(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the call that makes this table."""
-        shown = "".join(f", {n}={v!r}" for n, v in self.settings().items() if v is not None and (n, v) != ("sparse", False))
+        shown = "".join(
+            f", {n}={v!r}"
+            for n, v in self.settings().items()
+            if v is not None and (n, v) != ("sparse", False)
+        )
         return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
 
 

@@ -69,7 +69,9 @@ class TensorTrainTable(Table):
         spread = (std / math.sqrt(math.prod(self.ranks))) ** (1 / len(self.shape))
         sizes = zip(self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)
         for k, (n, left, m, right) in enumerate(sizes):
-            core = new_parameter((n, left * m * right), normal(spread, generator), dtype=dtype, device=device)
+            core = new_parameter(
+                (n, left * m * right), normal(spread, generator), dtype=dtype, device=device
+            )
             self.register_parameter(f"core{k}", core)
 
     @property
@@ -101,9 +103,15 @@ class TensorTrainTable(Table):
         if ids.numel() < math.prod(self.shape[:-1]):
             return super().lookup(ids)
         flat, last = ids.reshape(-1), self.shape[-1]
-        before = F.embedding(torch.div(flat, last, rounding_mode="floor"), self._products(len(self.shape) - 1))
-        chosen = F.embedding(flat % last, self.cores[-1]).reshape(len(flat), self.ranks[-2], self.dims[-1])
-        rows = before.reshape(len(flat), self.embedding_dim // self.dims[-1], self.ranks[-2]) @ chosen
+        before = F.embedding(
+            torch.div(flat, last, rounding_mode="floor"), self._products(len(self.shape) - 1)
+        )
+        chosen = F.embedding(flat % last, self.cores[-1]).reshape(
+            len(flat), self.ranks[-2], self.dims[-1]
+        )
+        rows = (
+            before.reshape(len(flat), self.embedding_dim // self.dims[-1], self.ranks[-2]) @ chosen
+        )
         return self.mask_padding(ids, rows.reshape(*ids.shape, self.embedding_dim))
 
     @property
@@ -136,7 +144,9 @@ class TensorTrainTable(Table):
         """Return the four sizes; there is no file, so file and resident are the cores in float32."""
         count = self.parameter_count()
         training = None if optimizer is None else measure(self, optimizer)
-        return Sizes(4 * count, 4 * count, training, count, self.num_embeddings * self.embedding_dim * 4)
+        return Sizes(
+            4 * count, 4 * count, training, count, self.num_embeddings * self.embedding_dim * 4
+        )
 
     def parameter_count(self) -> int:
         """Σ_k n_k m_k r_(k-1) r_k."""
@@ -162,7 +172,9 @@ class TensorTrainTable(Table):
             rest = basis.T @ rest
             found.append(basis)
         parts = zip([*found, rest], self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)
-        cores = [part.reshape(left, n, m * right).transpose(0, 1) for part, n, left, m, right in parts]
+        cores = [
+            part.reshape(left, n, m * right).transpose(0, 1) for part, n, left, m, right in parts
+        ]
         sizes = [float(core.square().mean().sqrt()) for core in cores]
         even = math.prod(sizes) ** (1 / count)  # 0 for a matrix of zeros
         for core, held, size in zip(cores, self.cores, sizes, strict=True):
@@ -182,17 +194,27 @@ def _factors(
     rows: int, width: int, shape: Sequence[int] | None, dims: Sequence[int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for name, given in (("shape", shape), ("dims", dims)):
-        if given is not None and (isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2):
-            raise ArgumentError(f"{name}={given!r}: give at least two whole numbers, or leave it out")
+        if given is not None and (
+            isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2
+        ):
+            raise ArgumentError(
+                f"{name}={given!r}: give at least two whole numbers, or leave it out"
+            )
     cores = len(shape if shape is not None else dims if dims is not None else range(CORES))
     ids = tuple(positive("shape", n) for n in (balanced(rows, cores) if shape is None else shape))
     columns = tuple(positive("dims", m) for m in (factored(width, cores) if dims is None else dims))
     if math.prod(ids) < rows:
-        raise ArgumentError(f"shape={ids} holds {math.prod(ids)} ids: its product must be {rows} or more")
+        raise ArgumentError(
+            f"shape={ids} holds {math.prod(ids)} ids: its product must be {rows} or more"
+        )
     if math.prod(columns) != width:
-        raise ArgumentError(f"dims={columns} have the product {math.prod(columns)}: it must be the row width, {width}")
+        raise ArgumentError(
+            f"dims={columns} have the product {math.prod(columns)}: it must be the row width, {width}"
+        )
     if len(ids) != len(columns):
-        raise ArgumentError(f"shape={ids} and dims={columns} differ in length: give as many of one as of the other")
+        raise ArgumentError(
+            f"shape={ids} and dims={columns} differ in length: give as many of one as of the other"
+        )
     return ids, columns
 
 

@@ -18,7 +18,11 @@ from featherbed.tables.codes import Codes
 from featherbed.tables.relax import is_number
 from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
 
-STARTS = {"row": 1.5, "weight": -6.0, "both": -6.0}  # of log alpha: Chen et al. draw it from 0 to 3; log sigma is -3 elsewhere
+STARTS = {
+    "row": 1.5,
+    "weight": -6.0,
+    "both": -6.0,
+}  # of log alpha: Chen et al. draw it from 0 to 3; log sigma is -3 elsewhere
 LOUDEST = 8.0  # log alpha of the noise that is drawn, at most
 FLOOR = 1e-8  # added to squared means, so that an entry at 0 has a log alpha
 
@@ -78,13 +82,17 @@ class VariationalTable(Table):
         if noise not in STARTS:
             raise ArgumentError(f"noise={noise!r}: use row, weight or both")
         if not is_number(kl, 0):
-            raise ArgumentError(f"kl={kl!r}: the weight of the divergence is a number of at least 0")
+            raise ArgumentError(
+                f"kl={kl!r}: the weight of the divergence is a number of at least 0"
+            )
         self.noise, self.kl, self.share = noise, float(kl), 1.0
         self.samples = self.num_embeddings if samples is None else positive("samples", samples)
         self.threshold, self.start = threshold, STARTS[noise] if start is None else start
         for name in ("threshold", "start"):
             if not is_number(getattr(self, name)):
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: log alpha is a number, from about -8 to 8")
+                raise ArgumentError(
+                    f"{name}={getattr(self, name)!r}: log alpha is a number, from about -8 to 8"
+                )
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         whole, column = (self.num_embeddings, self.embedding_dim), (self.num_embeddings, 1)
         self.rows = new_parameter(whole, normal(1.0, generator), **where)  # θ, [V, d]
@@ -102,7 +110,9 @@ class VariationalTable(Table):
     def warm(self, share: float) -> None:
         """Weigh the divergence by ``share`` (0 to 1) from now on, for a loop that lets it come in slowly."""
         if not is_number(share, 0):
-            raise ArgumentError(f"share={share!r}: give a number of at least 0; 1 is the whole divergence")
+            raise ArgumentError(
+                f"share={share!r}: give a number of at least 0; 1 is the whole divergence"
+            )
         self.share = float(share)
 
     def auxiliary(self) -> Tensor | None:
@@ -111,10 +121,14 @@ class VariationalTable(Table):
         if not self.training or weight == 0:
             return None
         with torch.autocast(self.device.type, enabled=False):
-            parts = [divergence(part).sum() for part in self._log_alphas(slice(None)) if part is not None]
+            parts = [
+                divergence(part).sum() for part in self._log_alphas(slice(None)) if part is not None
+            ]
             return weight * torch.stack(parts).sum()
 
-    def _log_alphas(self, ids: Tensor | slice) -> tuple[Tensor | None, Tensor | None]:  # -> [..., d], [..., 1]
+    def _log_alphas(
+        self, ids: Tensor | slice
+    ) -> tuple[Tensor | None, Tensor | None]:  # -> [..., d], [..., 1]
         """Return log α of entries and of words, each where the noise has it."""
         if self.noise == "row":
             return None, self.log_alpha[ids]
@@ -129,7 +143,9 @@ class VariationalTable(Table):
         if self.noise == "both":
             rows = rows * F.embedding(ids, self.gates)
         with torch.no_grad():
-            cuts = [_wide(part) >= self.threshold for part in self._log_alphas(ids) if part is not None]
+            cuts = [
+                _wide(part) >= self.threshold for part in self._log_alphas(ids) if part is not None
+            ]
         for cut in cuts:
             rows = rows.masked_fill(cut, 0.0)
         return Codes(None, rows, None)
@@ -141,12 +157,16 @@ class VariationalTable(Table):
         rows = F.embedding(ids, self.rows)
         if self.noise == "row":
             log_alpha = F.embedding(ids, self.log_alpha)
-            log_alpha = log_alpha - (log_alpha.detach() - LOUDEST).clamp(min=0)  # its gradient stays
+            log_alpha = log_alpha - (log_alpha.detach() - LOUDEST).clamp(
+                min=0
+            )  # its gradient stays
             rows = rows * (1 + _noise(log_alpha))
         else:
             rows = rows + _noise(F.embedding(ids, self.log_variance))
         if self.noise == "both":
-            rows = rows * (F.embedding(ids, self.gates) + _noise(F.embedding(ids, self.gate_log_variance)))
+            rows = rows * (
+                F.embedding(ids, self.gates) + _noise(F.embedding(ids, self.gate_log_variance))
+            )
         return self.mask_padding(ids, rows)
 
     @property
@@ -168,7 +188,9 @@ class VariationalTable(Table):
     def keep(self, count: int) -> None:
         """Move the threshold so that the ``count`` rows of the smallest log alpha are left (those of equal ones too)."""
         if self.noise != "row":
-            raise ArgumentError(f"keep goes with noise='row', where a row has one log alpha; set threshold with {self.noise!r}")
+            raise ArgumentError(
+                f"keep goes with noise='row', where a row has one log alpha; set threshold with {self.noise!r}"
+            )
         with torch.no_grad():
             order = self.log_alpha[:, 0].double()
             if self.padding_idx is not None:
@@ -190,7 +212,9 @@ class VariationalTable(Table):
         if not len(kept):
             return [rest]
         members = Members.of(kept, self.num_embeddings)
-        whole = Band(len(kept), Identity(), dictionary=Matrix.encode(rows[kept], dictionary), members=members)
+        whole = Band(
+            len(kept), Identity(), dictionary=Matrix.encode(rows[kept], dictionary), members=members
+        )
         if layout == "all" or self.embedding_dim > MOST_CODES:
             return [whole, rest]
         sparse = self._sparse(rows[kept], "ragged" if layout == "auto" else layout, values, members)

@@ -69,7 +69,10 @@ class AwdModel(WordModel):
         widths = [first, *[hidden] * (layers - 1), first if tied else hidden]
         super().__init__(words, width=widths[-1], tied=tied, samples=samples, drop_words=drop_words)
         self.layers = nn.ModuleList(nn.LSTM(a, b) for a, b in pairwise(widths))
-        self.dropout, self.drop_input = check_share("dropout", dropout), check_share("drop_input", drop_input)
+        self.dropout, self.drop_input = (
+            check_share("dropout", dropout),
+            check_share("drop_input", drop_input),
+        )
         self.drop_layers = check_share("drop_layers", drop_layers)
         self.drop_weights = check_share("drop_weights", drop_weights)
         self.ar, self.tar = ar, tar
@@ -78,14 +81,18 @@ class AwdModel(WordModel):
         """Return the weights of the layers."""
         return [cast(Cell, tuple(cast(nn.LSTM, layer).all_weights[0])) for layer in self.layers]
 
-    def _run(self, rows: Tensor, cell: Cell, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _run(
+        self, rows: Tensor, cell: Cell, state: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run one layer with a share of its hidden-to-hidden weights left out."""
         into, across, *biases = cell
         if state is None:
             nothing = rows.new_zeros(1, rows.shape[1], across.shape[1])
             state = nothing, nothing
         weights = [into, F.dropout(across, self.drop_weights, self.training), *biases]
-        out, hidden, memory = torch.lstm(rows, state, weights, True, 1, 0.0, self.training, False, False)
+        out, hidden, memory = torch.lstm(
+            rows, state, weights, True, 1, 0.0, self.training, False, False
+        )
         return out, (hidden, memory)
 
     def read(self, rows: Tensor, state: State | None) -> Read:  # [T, B, d]

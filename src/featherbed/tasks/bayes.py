@@ -50,7 +50,9 @@ class Posterior:
     user_prior: Doubles  # [d], variances
     item_prior: Doubles  # [d], variances
 
-    def predict(self, users: NDArray[np.integer], items: NDArray[np.integer]) -> Doubles:  # [B], [B] -> [B]
+    def predict(
+        self, users: NDArray[np.integer], items: NDArray[np.integer]
+    ) -> Doubles:  # [B], [B] -> [B]
         """Return the expected ratings."""
         return predicted(self.mean, self.users, self.items, users, items)
 
@@ -60,7 +62,11 @@ class Posterior:
 
 
 def predicted(
-    mean: float, left: NDArray[Any], right: NDArray[Any], users: NDArray[np.integer], items: NDArray[np.integer]
+    mean: float,
+    left: NDArray[Any],
+    right: NDArray[Any],
+    users: NDArray[np.integer],
+    items: NDArray[np.integer],
 ) -> Doubles:  # [Vu, d], [Vi, d], [B], [B] -> [B]
     """Return mean + U_0 + V_0 + Σ_{k>=1} U_k V_k of pairs.
 
@@ -79,7 +85,11 @@ def squared_error(mean: float, left: NDArray[Any], right: NDArray[Any], ratings:
     """Return the mean squared error of rows whose first column is the bias."""
     if len(ratings) == 0:
         raise ArgumentError("there are no ratings to measure the error on")
-    return float(np.mean(np.square(predicted(mean, left, right, ratings.users, ratings.items) - ratings.values)))
+    return float(
+        np.mean(
+            np.square(predicted(mean, left, right, ratings.users, ratings.items) - ratings.values)
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -91,10 +101,18 @@ class Meetings:
     values: Doubles  # [N]
 
     @classmethod
-    def of(cls, rows: NDArray[np.integer], others: NDArray[np.integer], values: NDArray[np.floating], count: int) -> Meetings:
+    def of(
+        cls,
+        rows: NDArray[np.integer],
+        others: NDArray[np.integer],
+        values: NDArray[np.floating],
+        count: int,
+    ) -> Meetings:
         """Sort ratings by row, within a row by the other side: neighbours in memory are met one after the other."""
         order = np.lexsort((others, rows))
-        starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]).astype(
+            np.int64
+        )
         return cls(starts, others[order].astype(np.int32), values[order].astype(np.float64))
 
     @property
@@ -128,7 +146,9 @@ def both_sides(train: Ratings) -> tuple[Meetings, Meetings]:
     return users, Meetings.of(train.items, train.users, train.values, train.num_items)
 
 
-def moments(rows: Doubles, covariances: Doubles) -> tuple[Doubles, Doubles]:  # [V, d], [V, T] -> [V, T], [V, d]
+def moments(
+    rows: Doubles, covariances: Doubles
+) -> tuple[Doubles, Doubles]:  # [V, d], [V, T] -> [V, T], [V, d]
     """Return E[f f'] (lower triangles) and E[f y_0] of rows y, where f is y with a 1 in the place of the bias."""
     i, j = np.tril_indices(rows.shape[1])
     features = rows.copy()
@@ -212,15 +232,32 @@ def _start(train: Ratings, dim: int, seed: int) -> tuple[Posterior, float]:
         fresh[:, 0] = 0.0
         rows.append(fresh)
         sure.append(np.where(i == j, 0.1 * prior[i], 0.0) + np.zeros((count, 1)))
-    return Posterior(mean, rows[0], rows[1], sure[0], sure[1], spread**2, prior, prior), 1e-6 * spread**2
+    return Posterior(
+        mean, rows[0], rows[1], sure[0], sure[1], spread**2, prior, prior
+    ), 1e-6 * spread**2
 
 
-def _round(now: Posterior, sides: tuple[Meetings, Meetings], floor: float, learn: bool) -> Posterior:
+def _round(
+    now: Posterior, sides: tuple[Meetings, Meetings], floor: float, learn: bool
+) -> Posterior:
     """Find users' rows, then items'; then (not yet in the first round) move the columns and learn the priors."""
-    users, user_covariances, _ = solved(sides[0].less(now.mean), now.items, now.item_covariances, now.user_prior, now.noise)
-    items, item_covariances, error = solved(sides[1].less(now.mean), users, user_covariances, now.item_prior, now.noise)
+    users, user_covariances, _ = solved(
+        sides[0].less(now.mean), now.items, now.item_covariances, now.user_prior, now.noise
+    )
+    items, item_covariances, error = solved(
+        sides[1].less(now.mean), users, user_covariances, now.item_prior, now.noise
+    )
     noise = max(error / len(sides[0].values), floor)
-    now = Posterior(now.mean, users, items, user_covariances, item_covariances, noise, now.user_prior, now.item_prior)
+    now = Posterior(
+        now.mean,
+        users,
+        items,
+        user_covariances,
+        item_covariances,
+        noise,
+        now.user_prior,
+        now.item_prior,
+    )
     if not learn:
         return now
     now = balanced(now, np.ones(len(users)), np.ones(len(items)))
@@ -236,13 +273,18 @@ def solved(
     from featherbed.kernels.bayes import solve_rows
 
     known = moments(others, covariances)
-    means, found = np.empty((len(side.counts), others.shape[1])), np.empty((len(side.counts), covariances.shape[1]))
+    means, found = (
+        np.empty((len(side.counts), others.shape[1])),
+        np.empty((len(side.counts), covariances.shape[1])),
+    )
     arrays = (side.starts, side.others, side.values, others, *known, 1.0 / prior, noise)
     error = side.share_out(lambda first, last: solve_rows(*arrays, first, last, means, found))
     return means, found, error
 
 
-def balanced(posterior: Posterior, user_weights: NDArray[Any], item_weights: NDArray[Any]) -> Posterior:  # [Vu], [Vi]
+def balanced(
+    posterior: Posterior, user_weights: NDArray[Any], item_weights: NDArray[Any]
+) -> Posterior:  # [Vu], [Vi]
     """Shift, turn and scale the columns so that both sides' second moments are diagonal, equal and falling, means 0.
 
     Predictions stay as they are. Weights are those of rows in the moments: how often each is used, for instance.
@@ -254,11 +296,17 @@ def balanced(posterior: Posterior, user_weights: NDArray[Any], item_weights: NDA
     True
     """
     dim = posterior.users.shape[1]
-    users, items = (posterior.users, posterior.user_covariances), (posterior.items, posterior.item_covariances)
+    users, items = (
+        (posterior.users, posterior.user_covariances),
+        (posterior.items, posterior.item_covariances),
+    )
     users, items, first = _centred(users, items, user_weights)
     items, users, second = _centred(items, users, item_weights)
     if dim > 1:
-        a, b = (_second(*side, weights)[1:, 1:] for side, weights in ((users, user_weights), (items, item_weights)))
+        a, b = (
+            _second(*side, weights)[1:, 1:]
+            for side, weights in ((users, user_weights), (items, item_weights))
+        )
         lower = np.linalg.cholesky(_firm(a))
         values, vectors = np.linalg.eigh(lower.T @ _firm(b) @ lower)
         turn, back = np.eye(dim), np.eye(dim)
@@ -266,7 +314,15 @@ def balanced(posterior: Posterior, user_weights: NDArray[Any], item_weights: NDA
         back[1:, 1:] = np.linalg.inv(turn[1:, 1:]).T
         users, items = _mapped(*users, turn), _mapped(*items, back)
     priors = (np.diag(_second(*side, np.ones(len(side[0])))).copy() for side in (users, items))
-    return Posterior(posterior.mean + first + second, users[0], items[0], users[1], items[1], posterior.noise, *priors)
+    return Posterior(
+        posterior.mean + first + second,
+        users[0],
+        items[0],
+        users[1],
+        items[1],
+        posterior.noise,
+        *priors,
+    )
 
 
 Side = tuple[Doubles, Doubles]  # means [V, d], covariances [V, T]

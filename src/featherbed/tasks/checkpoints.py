@@ -35,7 +35,9 @@ class Checkpoints:
         return Checkpoints(self.folder / name, self.keep)
 
     def _steps(self) -> list[int]:
-        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.pt"))
+        return sorted(
+            int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.pt")
+        )
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.pt"
@@ -69,7 +71,9 @@ class Checkpoints:
             "step": step,
             "model": model.state_dict(),
             "optimizer": None if optimizer is None else optimizer.state_dict(),
-            "generators": {name: generator.get_state() for name, generator in (generators or {}).items()},
+            "generators": {
+                name: generator.get_state() for name, generator in (generators or {}).items()
+            },
             "default_generator": torch.get_rng_state(),
             "extra": extra,
         }

@@ -18,7 +18,9 @@ from featherbed.tables import AnchorTable, LowRankTable, MixtureTable, Table
 TEXTS = 32  # whose windows are looked at together, so that they stay in the cache
 
 
-def distinct_words(words: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:  # [...] -> [U], places [...]
+def distinct_words(
+    words: nn.Module, ids: Tensor
+) -> tuple[Tensor, Tensor]:  # [...] -> [U], places [...]
     """Return the distinct ids of a batch, and which of them stands where.
 
     Ids are shared first where an SSE stands before the table. Of tables whose rows differ from one occurrence to the next while
@@ -34,8 +36,15 @@ def distinct_words(words: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:  # [
 
 def times(table: Table, ids: Tensor, matrix: Tensor) -> Tensor:  # [U], [d, n] -> [U, n]
     """Return row(i) @ matrix: through the atoms where rows weigh a few of them all, which is much less work."""
-    codes = table.codes(ids) if isinstance(table, AnchorTable | MixtureTable | LowRankTable) else None
-    if codes is None or codes.indices is not None or codes.values is None or codes.dictionary is None:
+    codes = (
+        table.codes(ids) if isinstance(table, AnchorTable | MixtureTable | LowRankTable) else None
+    )
+    if (
+        codes is None
+        or codes.indices is not None
+        or codes.values is None
+        or codes.dictionary is None
+    ):
         product: Tensor = table(ids) @ matrix
         return product
     return table.mask_padding(ids, codes.values) @ (codes.dictionary @ matrix)
@@ -57,11 +66,18 @@ class TextCNN(nn.Module):
     """
 
     def __init__(
-        self, table: nn.Module, classes: int, widths: Sequence[int] = (3, 4, 5), channels: int = 100, dropout: float = 0.5
+        self,
+        table: nn.Module,
+        classes: int,
+        widths: Sequence[int] = (3, 4, 5),
+        channels: int = 100,
+        dropout: float = 0.5,
     ) -> None:
         super().__init__()
         if not widths or min(widths) < 1 or channels < 1:
-            raise ArgumentError(f"widths={tuple(widths)}, channels={channels}: give whole numbers of at least 1")
+            raise ArgumentError(
+                f"widths={tuple(widths)}, channels={channels}: give whole numbers of at least 1"
+            )
         self.words, self.widths, self.channels = table, tuple(widths), channels
         dim = bare(table).embedding_dim
         self.windows = nn.ModuleList(nn.Conv1d(dim, channels, width) for width in self.widths)
@@ -70,19 +86,25 @@ class TextCNN(nn.Module):
 
     def filters(self) -> Tensor:  # [d, Σ widths * channels]
         """Return all filters side by side: of each width, of each place in the window, the channels."""
-        return torch.cat([window.weight.permute(1, 2, 0).flatten(1) for window in self._windows()], dim=1)
+        return torch.cat(
+            [window.weight.permute(1, 2, 0).flatten(1) for window in self._windows()], dim=1
+        )
 
     def _windows(self) -> list[nn.Conv1d]:
         return [window for window in self.windows if isinstance(window, nn.Conv1d)]
 
-    def answers(self, ids: Tensor) -> tuple[Tensor, Tensor]:  # [B, L] -> [U * Σ widths, channels], places [B, L]
+    def answers(
+        self, ids: Tensor
+    ) -> tuple[Tensor, Tensor]:  # [B, L] -> [U * Σ widths, channels], places [B, L]
         """Return what every place of every filter says to each distinct word, and which word stands where."""
         distinct, places = distinct_words(self.words, ids)
         said = times(bare(self.words), distinct, self.filters())
         return said.view(-1, self.channels), places
 
     @torch.no_grad()
-    def strongest(self, said: Tensor, places: Tensor, first: int, width: int) -> Tensor:  # [B, L] -> [B, channels]
+    def strongest(
+        self, said: Tensor, places: Tensor, first: int, width: int
+    ) -> Tensor:  # [B, L] -> [B, channels]
         """Return where the strongest window of each channel begins."""
         count, found = places.shape[1] - width + 1, []
         for some in torch.split(places * sum(self.widths) + first, TEXTS):
@@ -103,13 +125,18 @@ class TextCNN(nn.Module):
             steps = torch.arange(width)
             begin = self.strongest(said, places, first, width)[..., None]  # [B, channels, 1]
             words = places[:, None, :].expand(-1, self.channels, -1).gather(2, begin + steps)
-            at.append(((words * sum(self.widths) + first + steps) * self.channels + channel).flatten(1))
+            at.append(
+                ((words * sum(self.widths) + first + steps) * self.channels + channel).flatten(1)
+            )
             first += width
         index = torch.cat(at, dim=1)  # one gather: its gradient is as large as what was said
         answers = said.reshape(-1).gather(0, index.reshape(-1)).view(index.shape)
         parts = torch.split(answers, [self.channels * width for width in self.widths], dim=1)
         sums = [part.view(len(ids), self.channels, -1).sum(2) for part in parts]
-        return (torch.cat(sums, dim=1) + torch.cat([cast(Tensor, window.bias) for window in self._windows()])).relu()
+        return (
+            torch.cat(sums, dim=1)
+            + torch.cat([cast(Tensor, window.bias) for window in self._windows()])
+        ).relu()
 
     def forward(self, ids: Tensor) -> Tensor:  # int64 [B, L], padded -> [B, classes]
         """Return the logits of the classes."""
@@ -130,16 +157,24 @@ class BagClassifier(nn.Module):
     (torch.Size([2, 3]), torch.Size([2, 3]))
     """
 
-    def __init__(self, table: nn.Module, classes: int, dropout: float = 0.0, hidden: int | None = None) -> None:
+    def __init__(
+        self, table: nn.Module, classes: int, dropout: float = 0.0, hidden: int | None = None
+    ) -> None:
         super().__init__()
         if hidden is not None and hidden < 1:
-            raise ArgumentError(f"hidden={hidden}: give a whole number of at least 1, or None for no layer between")
+            raise ArgumentError(
+                f"hidden={hidden}: give a whole number of at least 1, or None for no layer between"
+            )
         self.words, self.dropout = table, nn.Dropout(dropout)
         dim = bare(table).embedding_dim
         self.between = nn.Sequential()
         if hidden is not None:
             self.between = nn.Sequential(
-                nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU()
+                nn.BatchNorm1d(dim),
+                nn.ReLU(),
+                nn.Linear(dim, hidden),
+                nn.BatchNorm1d(hidden),
+                nn.ReLU(),
             )
         self.output = nn.Linear(dim if hidden is None else hidden, classes)
 

@@ -33,7 +33,12 @@ def refuse_odd(file: Columns, roles: dict[str, int]) -> None:
 
 
 def open_columns(
-    path: str | Path, *, encoding: str | None = None, progress: Progress | None = None, least: int = 3, lenient: bool = False
+    path: str | Path,
+    *,
+    encoding: str | None = None,
+    progress: Progress | None = None,
+    least: int = 3,
+    lenient: bool = False,
 ) -> Columns:
     """Look at a file and return its columns: delimited text, JSON lines or Parquet, plain or packed.
 
@@ -114,7 +119,11 @@ def judge(frame: pl.DataFrame, *, decimal_comma: bool = False, strip: bool = Tru
 def _empty(column: pl.Series) -> NDArray[np.bool_]:
     import polars as pl
 
-    empty = column.is_null() if column.dtype != pl.String else column.str.strip_chars().fill_null("") == ""
+    empty = (
+        column.is_null()
+        if column.dtype != pl.String
+        else column.str.strip_chars().fill_null("") == ""
+    )
     return empty.to_numpy()
 
 
@@ -166,7 +175,9 @@ def _plain_numbers(column: pl.Series) -> pl.Series | None:
     return None if odd.any() else numbers
 
 
-def ratings(column: pl.Series, *, decimal_comma: bool = False) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+def ratings(
+    column: pl.Series, *, decimal_comma: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Return ratings, 0 where there is none, and the verdict on each."""
     import polars as pl
 
@@ -202,11 +213,15 @@ def seconds(column: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         if numbers.null_count():
             texts = column.str.strip_chars()
             missing = missing | (texts == "").fill_null(True)
-            numbers = _coalesced(texts.cast(pl.Int64, strict=False), _floored(texts.cast(pl.Float64, strict=False)))
+            numbers = _coalesced(
+                texts.cast(pl.Int64, strict=False), _floored(texts.cast(pl.Float64, strict=False))
+            )
             if numbers.null_count():
                 numbers = _coalesced(numbers, _dates(texts))
     else:
-        numbers = _floored(column) if column.dtype.is_float() else column.cast(pl.Int64, strict=False)
+        numbers = (
+            _floored(column) if column.dtype.is_float() else column.cast(pl.Int64, strict=False)
+        )
     verdict = np.full(len(column), GOOD, dtype=np.uint8)
     verdict[numbers.is_null().to_numpy()] = UNPARSABLE
     verdict[missing.to_numpy()] = MISSING
@@ -229,12 +244,20 @@ def _dates(texts: pl.Series) -> pl.Series:
     """Return dates as ISO 8601 writes them, with or without a time of day and an offset, in seconds; UTC where none is said."""
     import polars as pl
 
-    texts = texts.str.replace_all("/", "-", literal=True).str.replace(" UTC", "Z").str.replace(r"(\d) (\d)", "${1}T${2}")
+    texts = (
+        texts.str.replace_all("/", "-", literal=True)
+        .str.replace(" UTC", "Z")
+        .str.replace(r"(\d) (\d)", "${1}T${2}")
+    )
     texts = texts.str.replace(r"[zZ]$", "+0000").str.replace(r"([+-]\d\d):?(\d\d)$", "${1}${2}")
     found = pl.Series([None] * len(texts), dtype=pl.Int64)
     for form in TIMES:
         if found.null_count() == 0:
             break
-        read = texts.str.to_date(form, strict=False) if form == "%Y-%m-%d" else texts.str.to_datetime(form, strict=False)
+        read = (
+            texts.str.to_date(form, strict=False)
+            if form == "%Y-%m-%d"
+            else texts.str.to_datetime(form, strict=False)
+        )
         found = _coalesced(found, read.cast(pl.Datetime("us")).dt.epoch("s"))
     return found

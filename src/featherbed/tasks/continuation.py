@@ -18,7 +18,13 @@ SPECIAL = ("<pad>", UNKNOWN)
 
 @torch.no_grad()
 def continuation(
-    model: WordModel, words: Sequence[str], start: str, count: int = 30, *, seed: int = 0, temperature: float = 0.8
+    model: WordModel,
+    words: Sequence[str],
+    start: str,
+    count: int = 30,
+    *,
+    seed: int = 0,
+    temperature: float = 0.8,
 ) -> str:
     """Return ``count`` words that the model draws after ``start``, words between blanks; an end of line begins a new one.
 
@@ -71,5 +77,7 @@ def word_ids(words: Sequence[str], text: str) -> NDArray[np.int64]:  # -> [n], n
     found = [id_of.get(word, unknown) for word in text.split()] or [id_of.get(END, 0)]
     if None in found:
         missing = next(word for word in text.split() if word not in id_of)
-        raise ArgumentError(f"{missing!r} is no word of this model, which has no {UNKNOWN}: use words it knows")
+        raise ArgumentError(
+            f"{missing!r} is no word of this model, which has no {UNKNOWN}: use words it knows"
+        )
     return np.array(found, dtype=np.int64)

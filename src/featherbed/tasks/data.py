@@ -25,7 +25,9 @@ def find_data(name: str) -> Path:
         if (base / name).is_dir():
             return base / name
     looked = ", ".join(str(base / name) for base in bases)
-    raise DataError(f"data set {name!r} was not found (looked in {looked}): set {VARIABLE} to the folder that holds it")
+    raise DataError(
+        f"data set {name!r} was not found (looked in {looked}): set {VARIABLE} to the folder that holds it"
+    )
 
 
 def open_text(path: Path, encoding: str = "utf-8") -> Iterator[str]:
@@ -34,7 +36,11 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     if found is None:
         raise DataError(f"{path}: no such file, plain or gzipped")
     try:
-        with gzip.open(found, "rt", encoding=encoding) if found.suffix == ".gz" else found.open(encoding=encoding) as file:
+        with (
+            gzip.open(found, "rt", encoding=encoding)
+            if found.suffix == ".gz"
+            else found.open(encoding=encoding) as file
+        ):
             yield from file
     except UnicodeDecodeError as error:
         raise DataError(f"{found} is not {encoding} text: {error}") from None
@@ -75,9 +81,18 @@ class Ratings:
     def take(self, index: NDArray[np.int64]) -> Ratings:
         """Return the triples at ``index``; users and items keep their ids."""
         times = None if self.times is None else self.times[index]
-        return Ratings(self.users[index], self.items[index], self.values[index], self.user_keys, self.item_keys, times)
+        return Ratings(
+            self.users[index],
+            self.items[index],
+            self.values[index],
+            self.user_keys,
+            self.item_keys,
+            times,
+        )
 
-    def split(self, seed: int, validation: float = 0.1, test: float = 0.1) -> tuple[Ratings, Ratings, Ratings]:
+    def split(
+        self, seed: int, validation: float = 0.1, test: float = 0.1
+    ) -> tuple[Ratings, Ratings, Ratings]:
         """Return train, validation and test triples, drawn at random by ``seed``."""
         order = np.random.default_rng(seed).permutation(len(self))
         cuts = [int(len(self) * (1 - validation - test)), int(len(self) * (1 - test))]
@@ -94,7 +109,9 @@ def read_movielens(folder: str | Path) -> Ratings:
         try:
             user, item, value = fields[0], fields[1], float(fields[2])
         except (IndexError, ValueError):
-            raise DataError(f"{path}, line {number}: expected User::Item::Rating::Time, found {line.strip()[:60]!r}") from None
+            raise DataError(
+                f"{path}, line {number}: expected User::Item::Rating::Time, found {line.strip()[:60]!r}"
+            ) from None
         columns[0].append(user)
         columns[1].append(item)
         columns[2].append(value)
@@ -129,12 +146,22 @@ def read_corpus(train: str | Path, validation: str | Path, test: str | Path) -> 
     unknown = id_of["<unk>"]
 
     def encode(path: str | Path) -> NDArray[np.int64]:
-        found = [id_of.get(word, unknown) for line in open_text(Path(path)) for word in [*line.split(), "<eos>"]]
+        found = [
+            id_of.get(word, unknown)
+            for line in open_text(Path(path))
+            for word in [*line.split(), "<eos>"]
+        ]
         if not found:
             raise DataError(f"{path} holds no words")
         return np.array(found, dtype=np.int64)
 
-    return Corpus(words, np.array([counts[word] for word in words]), encode(train), encode(validation), encode(test))
+    return Corpus(
+        words,
+        np.array([counts[word] for word in words]),
+        encode(train),
+        encode(validation),
+        encode(test),
+    )
 
 
 def read_ptb(folder: str | Path) -> Corpus:
@@ -144,7 +171,12 @@ def read_ptb(folder: str | Path) -> Corpus:
 
 
 def planted_ratings(
-    num_users: int = 2000, num_items: int = 1000, count: int = 260_000, groups: int = 12, dim: int = 12, seed: int = 0
+    num_users: int = 2000,
+    num_items: int = 1000,
+    count: int = 260_000,
+    groups: int = 12,
+    dim: int = 12,
+    seed: int = 0,
 ) -> Ratings:
     """Generate ratings with planted structure: users and items belong to groups with a taste each, popularity is Zipf's.
 
@@ -165,6 +197,12 @@ def planted_ratings(
     items = rng.choice(num_items, size=count, p=popularity / popularity.sum())
     pairs = np.unique(users * num_items + items)
     users, items = pairs // num_items, pairs % num_items
-    scores = 3.5 + 1.2 * np.einsum("nd,nd->n", tastes[users], styles[items]) + rng.normal(0, 0.4, len(users))
+    scores = (
+        3.5
+        + 1.2 * np.einsum("nd,nd->n", tastes[users], styles[items])
+        + rng.normal(0, 0.4, len(users))
+    )
     values = np.clip(scores, 1, 5).astype(np.float32)
-    return Ratings(users, items, values, tuple(map(str, range(num_users))), tuple(map(str, range(num_items))))
+    return Ratings(
+        users, items, values, tuple(map(str, range(num_users))), tuple(map(str, range(num_items)))
+    )

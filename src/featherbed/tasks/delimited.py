@@ -42,18 +42,38 @@ def delimited(lines: Lines, text: bytes, least: int) -> Columns:
         )
     lines.lenient |= delimiter == "::"
     header = _is_header(rows)
-    width = Counter(len(row) for row in rows[header:]).most_common(1)[0][0] if rows[header:] else len(rows[0])
+    width = (
+        Counter(len(row) for row in rows[header:]).most_common(1)[0][0]
+        if rows[header:]
+        else len(rows[0])
+    )
     names = [name.strip() or str(place) for place, name in enumerate(rows[0], 1)] if header else []
-    if header and width > len(names) and any(cell.strip() for row in rows[1:] for cell in row[len(names) :]):
+    if (
+        header
+        and width > len(names)
+        and any(cell.strip() for row in rows[1:] for cell in row[len(names) :])
+    ):
         lines.close()
-        raise DataError(f"{lines.path}: the header names {len(names)} columns, but the lines have {width}: {', '.join(names)}")
+        raise DataError(
+            f"{lines.path}: the header names {len(names)} columns, but the lines have {width}: {', '.join(names)}"
+        )
     names += [str(place) for place in range(len(names) + 1, width + 1)]
-    skipped = 1 + next(n for n, line in enumerate(sample.split("\n")) if line.strip()) if header else 0
+    skipped = (
+        1 + next(n for n, line in enumerate(sample.split("\n")) if line.strip()) if header else 0
+    )
     quotes = _has_quotes(sample, delimiter)
-    shown: list[list[str | None]] = [[*row, *[None] * len(names)][: len(names)] for row in rows[header:]]
-    numbers = tuple(at for at in range(len(names)) if sum(is_number(row[at]) for row in shown) * 10 > 9 * len(shown))
+    shown: list[list[str | None]] = [
+        [*row, *[None] * len(names)][: len(names)] for row in rows[header:]
+    ]
+    numbers = tuple(
+        at
+        for at in range(len(names))
+        if sum(is_number(row[at]) for row in shown) * 10 > 9 * len(shown)
+    )
     spaced = quotes and f'{delimiter} "' in sample
-    reader = _Reader(lines, delimiter, len(names), skipped, quotes, spaced, numbers or None, spanning)
+    reader = _Reader(
+        lines, delimiter, len(names), skipped, quotes, spaced, numbers or None, spanning
+    )
     return Columns(lines.path, "text", names, shown, reader.blocks, header, delimiter)
 
 
@@ -86,7 +106,9 @@ def _csv_rows(lines: list[str], delimiter: str, quoted: bool) -> Iterator[list[s
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     for line in lines:
         try:
-            yield next(csv.reader([line], delimiter=delimiter, quoting=quoting, skipinitialspace=True), [])
+            yield next(
+                csv.reader([line], delimiter=delimiter, quoting=quoting, skipinitialspace=True), []
+            )
         except csv.Error:
             yield []
 
@@ -114,7 +136,9 @@ def _is_header(rows: list[list[str]]) -> bool:
         return True
     below = rows[1:20]
     return any(
-        sum(is_number(row[at]) for row in below if at < len(row)) * 2 > len(below) for at in range(len(rows[0])) if below
+        sum(is_number(row[at]) for row in below if at < len(row)) * 2 > len(below)
+        for at in range(len(rows[0]))
+        if below
     )
 
 
@@ -175,7 +199,11 @@ class _Reader:
             block = self._unescaped(block)
             held = quotes.held(block)
             block = quotes.one_line_each(block, held, UNCLOSED.encode())
-        return Block(self._frame(block, quoted, wanted), lambda row: first + _line_of(held, row), lambda: _blanks(block))
+        return Block(
+            self._frame(block, quoted, wanted),
+            lambda row: first + _line_of(held, row),
+            lambda: _blanks(block),
+        )
 
     def _frame(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
         """Return the cells, piece by piece if the whole cannot be read fast."""
@@ -212,7 +240,9 @@ class _Reader:
             return None
         if quoted and len(frame) != block.count(b"\n"):
             return None
-        return frame.select(*(pl.col(str(at)).alias(str(n)) for n, at in enumerate(wanted)), pl.col(BROKEN))
+        return frame.select(
+            *(pl.col(str(at)).alias(str(n)) for n, at in enumerate(wanted)), pl.col(BROKEN)
+        )
 
     def _slow(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
         import polars as pl
@@ -225,7 +255,9 @@ class _Reader:
             if line and not row:
                 columns[-1][-1] = "x"
         names = [*map(str, range(len(wanted))), BROKEN]
-        return pl.DataFrame(dict(zip(names, columns, strict=True)), schema=dict.fromkeys(names, pl.String))
+        return pl.DataFrame(
+            dict(zip(names, columns, strict=True)), schema=dict.fromkeys(names, pl.String)
+        )
 
 
 def _line_of(held: Held | None, row: int) -> int:

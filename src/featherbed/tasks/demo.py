@@ -70,14 +70,18 @@ def run(seed: int = 0, folder: Path | None = None) -> list[Line]:
                 low = {"values": "int8", "dictionary": "float16"}
                 lines.append(_measure("the same, weights int8", model, None, low, parts, keep))
         stems = [str(path.with_suffix("")) for path in sorted(keep.glob("*.safetensors"))]
-        proof = subprocess.run([sys.executable, "-c", _CHECK, *stems], capture_output=True, text=True, check=False)
+        proof = subprocess.run(
+            [sys.executable, "-c", _CHECK, *stems], capture_output=True, text=True, check=False
+        )
         for stem in stems:
             Path(stem + ".npy").unlink()
     console.print(_grid(lines))
     if proof.returncode:
         console.print(f"[red]the files read back without torch differ:[/]\n{proof.stderr}")
         raise SystemExit(1)
-    console.print(f"{proof.stdout.strip()} files were read back by a process that cannot import torch: every row is equal.")
+    console.print(
+        f"{proof.stdout.strip()} files were read back by a process that cannot import torch: every row is equal."
+    )
     console.print(_verdict(lines))
     if folder is not None:
         console.print(f"Packed files: {folder}")
@@ -89,7 +93,9 @@ def _tables(method: str, ratings: Ratings, seed: int) -> tuple[Table, Table]:
     counts = (ratings.num_users, ratings.num_items)
     if method == "anchor":
         start = HalfNormal(transform_std=0.3)
-        users, items = (AnchorTable(n, DIM, anchors=12, init=start, generator=generator) for n in counts)
+        users, items = (
+            AnchorTable(n, DIM, anchors=12, init=start, generator=generator) for n in counts
+        )
         return users, items
     dim = 4 if method == "small" else DIM
     users_, items_ = (DenseTable(n, dim, generator=generator) for n in counts)
@@ -115,16 +121,39 @@ def _trained(
 ) -> list[tuple[str, MatrixFactorization, torch.optim.Optimizer | None]]:
     mean = float(parts[0].values.mean())
     made: list[tuple[str, MatrixFactorization, torch.optim.Optimizer | None]] = []
-    for name, method in ((f"dense d={DIM}", "dense"), ("dense d=4", "small"), ("12 anchors", "anchor")):
+    for name, method in (
+        (f"dense d={DIM}", "dense"),
+        ("dense d=4", "small"),
+        ("12 anchors", "anchor"),
+    ):
         users, items = _tables(method, ratings, seed)
         model = MatrixFactorization(users, items, mean=mean)
-        penalties = {t.transform: NonNegativeL1(5e-5) for t in (users, items) if isinstance(t, AnchorTable)}
-        optimizer = Yogi(model.parameters(), lr=0.03, weight_decay=0.0 if penalties else 3e-5, penalties=penalties)
+        penalties = {
+            t.transform: NonNegativeL1(5e-5) for t in (users, items) if isinstance(t, AnchorTable)
+        }
+        optimizer = Yogi(
+            model.parameters(),
+            lr=0.03,
+            weight_decay=0.0 if penalties else 3e-5,
+            penalties=penalties,
+        )
         with one_thread():
-            train(model, optimizer, parts[0], parts[1], epochs=20, batch=1024, seed=seed, name=f"{name:<12}")
+            train(
+                model,
+                optimizer,
+                parts[0],
+                parts[1],
+                epochs=20,
+                batch=1024,
+                seed=seed,
+                name=f"{name:<12}",
+            )
         made.append((name, model, optimizer))
     dense = made[0][1]
-    rows = (QuantizedTable.from_dense(table.weight.detach(), bits=4, scales="column") for table in (dense.users, dense.items))
+    rows = (
+        QuantizedTable.from_dense(table.weight.detach(), bits=4, scales="column")
+        for table in (dense.users, dense.items)
+    )
     low = MatrixFactorization(*rows, mean=mean)
     made.insert(2, (f"dense d={DIM} as int4", low, None))
     return made
@@ -144,7 +173,10 @@ def _measure(
         path = folder / f"{stem}-{side}.safetensors"
         save(table.pack(**storage), path)
         packed[side] = load(path)
-        np.save(path.with_suffix(".npy"), table.weight.detach().numpy() if not storage else packed[side][:])
+        np.save(
+            path.with_suffix(".npy"),
+            table.weight.detach().numpy() if not storage else packed[side][:],
+        )
     sizes = [table.sizes(optimizer) for table in (model.users, model.items)]
     return Line(
         name,
@@ -177,18 +209,29 @@ def _lookup_time(packed: PackedTable) -> float:
 def _verdict(lines: list[Line]) -> str:
     best = min(line.error for line in lines)
     near = min((line for line in lines if line.error <= 1.1 * best), key=lambda line: line.file)
-    size = f"{near.file / 1000:.0f} KB, {lines[0].file / near.file:.1f}x smaller than {lines[0].name}"
+    size = (
+        f"{near.file / 1000:.0f} KB, {lines[0].file / near.file:.1f}x smaller than {lines[0].name}"
+    )
     return f"Smallest file within 10 % of the best error here: {near.name}, {size}."
 
 
 def _grid(lines: list[Line]) -> Grid:
     # narrow enough for 80 columns
-    title = "both tables together; error on ratings never trained on; sizes in KB, look-ups in ns a row"
-    grid = Grid(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    title = (
+        "both tables together; error on ratings never trained on; sizes in KB, look-ups in ns a row"
+    )
+    grid = Grid(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for column in ("table", "test MSE", "file", "resident", "training", "parameters", "ns"):
         grid.add_column(column, justify="left" if column == "table" else "right", no_wrap=True)
     for line in lines:
         training = "-" if line.training is None else f"{line.training / 1000:,.0f}"
-        sizes = (f"{line.file / 1000:,.1f}", f"{line.resident / 1000:,.1f}", training, f"{line.parameters:,}")
+        sizes = (
+            f"{line.file / 1000:,.1f}",
+            f"{line.resident / 1000:,.1f}",
+            training,
+            f"{line.parameters:,}",
+        )
         grid.add_row(line.name, f"{line.error:.4f}", *sizes, f"{line.nanoseconds:.0f}")
     return grid

@@ -66,7 +66,9 @@ class Documents:
         flat, lengths = self._places(index)
         return self.ids[flat].astype(np.int64), np.cumsum(lengths) - lengths
 
-    def padded(self, index: Ids, least: int = 5, slack: int = 5, length: int = LENGTH) -> Ids:  # -> [B, L]
+    def padded(
+        self, index: Ids, least: int = 5, slack: int = 5, length: int = LENGTH
+    ) -> Ids:  # -> [B, L]
         """Return the texts at ``index`` side by side, filled up with 0 to L = min(length, longest + slack), L >= least."""
         flat, lengths = self._places(index)
         width = max(least, min(length, int(lengths.max(initial=0)) + slack))
@@ -141,27 +143,56 @@ def prepare(
     (('<pad>', '<unk>'), 3, 1)
     """
     _check(train, test, validation, min_count, most, subwords, long)
-    checksum = _checksum(train, test, [checked_length(length), validation, min_count, most, subwords, seed, long])
+    checksum = _checksum(
+        train, test, [checked_length(length), validation, min_count, most, subwords, seed, long]
+    )
     file = None if cache is None else Path(cache) / f"texts-{checksum[:32]}.safetensors"
     made = None if file is None else _stored_prepared(file, checksum)
     if made is None:
         order = np.random.default_rng(seed).permutation(len(train))
         share = min(len(train) - 1, max(1, round(validation * len(train))))
         held, kept = np.sort(order[:share]), np.sort(order[share:])
-        tokenizer = None if subwords is None else learn_subwords([train.texts[at] for at in kept.tolist()], subwords, length)
+        tokenizer = (
+            None
+            if subwords is None
+            else learn_subwords([train.texts[at] for at in kept.tolist()], subwords, length)
+        )
         cut = _Cutter(tokenizer, length, long)
         tokens, lengths = cut(train, kept)
-        words, ids = vocabulary(tokens, min_count=min_count, most=most) if tokenizer is None else (pieces_of(tokenizer), tokens)
+        words, ids = (
+            vocabulary(tokens, min_count=min_count, most=most)
+            if tokenizer is None
+            else (pieces_of(tokenizer), tokens)
+        )
         if len(words) < 4:
             found = f"{len(words) - 2} different words (min_count={min_count}, most={most})"
-            raise DataError(f"{train.path or 'train'}: the training part has {found}: a vocabulary needs two or more")
-        own, counts = _documents(ids, lengths, train.labels[kept]), np.bincount(ids, minlength=len(words))
+            raise DataError(
+                f"{train.path or 'train'}: the training part has {found}: a vocabulary needs two or more"
+            )
+        own, counts = (
+            _documents(ids, lengths, train.labels[kept]),
+            np.bincount(ids, minlength=len(words)),
+        )
         other = cut.encoded(train, held, words)
         last = None if test is None else cut.encoded(test, np.arange(len(test)), words)
-        made = Prepared(words, counts, own, other, last, train.names, length, tokenizer, cut.notes(), checksum, held)
+        made = Prepared(
+            words,
+            counts,
+            own,
+            other,
+            last,
+            train.names,
+            length,
+            tokenizer,
+            cut.notes(),
+            checksum,
+            held,
+        )
         if file is not None:
             _store_prepared(file, made)
-    return replace(made, notes=tuple(dict.fromkeys((*train.notes, *(test.notes if test else ()), *made.notes))))
+    return replace(
+        made, notes=tuple(dict.fromkeys((*train.notes, *(test.notes if test else ()), *made.notes)))
+    )
 
 
 class _Cutter:
@@ -178,18 +209,27 @@ class _Cutter:
         if self._pieces is None:
             found: list[list[Any]] = [tokenize(text, self.length + 1) for text in chosen]
         else:
-            found = [item.ids for item in self._pieces.encode_batch_fast(chosen, add_special_tokens=False)]
+            found = [
+                item.ids
+                for item in self._pieces.encode_batch_fast(chosen, add_special_tokens=False)
+            ]
         sizes = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
         if len(sizes) and not sizes.all():
-            raise DataError(f"{texts.where(int(index[sizes.argmin()]))}: the text holds no word: leave it out")
+            raise DataError(
+                f"{texts.where(int(index[sizes.argmin()]))}: the text holds no word: leave it out"
+            )
         over = np.flatnonzero(sizes > self.length)
         if len(over) and self.long == "error":
             at = int(over[0])
             size = sizes[at] if self._pieces else len(tokenize(chosen[at]))
             place = texts.where(int(index[at]))
-            raise DataError(f"{place}: a text of {size:,} words, the limit is {self.length:,}: give a larger length, or cut")
+            raise DataError(
+                f"{place}: a text of {size:,} words, the limit is {self.length:,}: give a larger length, or cut"
+            )
         self._cut, self._texts = self._cut + len(over), self._texts + len(sizes)
-        return list(chain.from_iterable(words[: self.length] for words in found)), np.minimum(sizes, self.length)
+        return list(chain.from_iterable(words[: self.length] for words in found)), np.minimum(
+            sizes, self.length
+        )
 
     def encoded(self, texts: Texts, index: Ids, words: Sequence[str]) -> Documents:
         """Return the texts at ``index`` over a vocabulary."""
@@ -201,7 +241,13 @@ class _Cutter:
 
     def notes(self) -> tuple[str, ...]:
         """Say how many texts were cut."""
-        return (f"{self._cut:,} of {self._texts:,} texts were cut to their first {self.length:,} words",) if self._cut else ()
+        return (
+            (
+                f"{self._cut:,} of {self._texts:,} texts were cut to their first {self.length:,} words",
+            )
+            if self._cut
+            else ()
+        )
 
 
 def cooccurring(
@@ -227,31 +273,58 @@ def cooccurring(
         objects, given = len(given.words), given.train
     if objects is None:
         raise ArgumentError("objects=None: give the size of the vocabulary")
-    flat, cuts = (given.ids, given.offsets) if isinstance(given, Documents) else (given, np.zeros(0, np.int64))
-    checksum = _digest(json.dumps([objects, window, least]), {"ids": flat.astype(np.int64), "cuts": cuts}).hex()
+    flat, cuts = (
+        (given.ids, given.offsets)
+        if isinstance(given, Documents)
+        else (given, np.zeros(0, np.int64))
+    )
+    checksum = _digest(
+        json.dumps([objects, window, least]), {"ids": flat.astype(np.int64), "cuts": cuts}
+    ).hex()
     file = None if cache is None else Path(cache) / f"cooccurrence-{checksum[:32]}.safetensors"
-    if file is not None and (found := _stored(file, "cooccurrence", checksum, {"pairs": "U32"})) is not None:
+    if (
+        file is not None
+        and (found := _stored(file, "cooccurrence", checksum, {"pairs": "U32"})) is not None
+    ):
         return Graph.from_edges(objects, found["pairs"].reshape(-1, 2).astype(np.int64))
-    graph = cooccurrence(np.split(flat, cuts[1:-1]) if len(cuts) else flat, objects, window=window, min_count=least)
+    graph = cooccurrence(
+        np.split(flat, cuts[1:-1]) if len(cuts) else flat, objects, window=window, min_count=least
+    )
     if file is not None:
-        _store(file, "cooccurrence", checksum, {"pairs": graph.pairs().astype(np.uint32).reshape(-1)})
+        _store(
+            file, "cooccurrence", checksum, {"pairs": graph.pairs().astype(np.uint32).reshape(-1)}
+        )
     return graph
 
 
 def _check(
-    train: Texts, test: Texts | None, validation: float, least: int, most: int | None, size: int | None, long: str
+    train: Texts,
+    test: Texts | None,
+    validation: float,
+    least: int,
+    most: int | None,
+    size: int | None,
+    long: str,
 ) -> None:
     if not 0 < validation < 1 or least < 1:
-        raise ArgumentError(f"validation={validation}, min_count={least}: give a share between 0 and 1, and a count from 1 on")
+        raise ArgumentError(
+            f"validation={validation}, min_count={least}: give a share between 0 and 1, and a count from 1 on"
+        )
     for name, value in (("most", most), ("subwords", size)):
         if value is not None and value < 4:
-            raise ArgumentError(f"{name}={value}: give 4 words or more (<pad> and <unk> are two of them)")
+            raise ArgumentError(
+                f"{name}={value}: give 4 words or more (<pad> and <unk> are two of them)"
+            )
     if size is not None and (most is not None or least > 1):
-        raise ArgumentError(f"subwords={size} is a size of the vocabulary itself: leave min_count and most out")
+        raise ArgumentError(
+            f"subwords={size} is a size of the vocabulary itself: leave min_count and most out"
+        )
     if long not in ("cut", "error"):
         raise ArgumentError(f"long={long!r}: give 'cut' or 'error'")
     if len(train) < 2:
-        raise DataError(f"{train.path or 'train'} holds {len(train)} text: give two or more, one of them is held out")
+        raise DataError(
+            f"{train.path or 'train'} holds {len(train)} text: give two or more, one of them is held out"
+        )
     if test is not None and test.names != train.names:
         raise ArgumentError("the test texts have other classes: read them with names=train.names")
 
@@ -259,28 +332,53 @@ def _check(
 def _checksum(train: Texts, test: Texts | None, settings: Sequence[Any]) -> str:
     made = hashlib.sha256(json.dumps([_VERSION, *settings]).encode())
     for part in (train, test):
-        made.update(b"-" if part is None else json.dumps([len(part), part.names]).encode() + part.labels.tobytes())
+        made.update(
+            b"-"
+            if part is None
+            else json.dumps([len(part), part.names]).encode() + part.labels.tobytes()
+        )
         for text in () if part is None else part.texts:
             raw = text.encode("utf-8", "surrogatepass")
             made.update(len(raw).to_bytes(8, "little") + raw)
     return made.hexdigest()
 
 
-def _documents(ids: Sequence[int] | NDArray[np.integer], lengths: NDArray[np.integer], labels: Ids) -> Documents:
-    return Documents(np.asarray(ids, dtype=np.int32), np.append(0, np.cumsum(lengths, dtype=np.int64)), labels)
+def _documents(
+    ids: Sequence[int] | NDArray[np.integer], lengths: NDArray[np.integer], labels: Ids
+) -> Documents:
+    return Documents(
+        np.asarray(ids, dtype=np.int32), np.append(0, np.cumsum(lengths, dtype=np.int64)), labels
+    )
 
 
 _VERSION = 1  # of the tokenizer and of all else that makes ids from texts
-_ARRAYS = {"about": "U8", "counts": "U32", "held": "U32", "ids": "U32", "lengths": "U32", "labels": "U32"}
+_ARRAYS = {
+    "about": "U8",
+    "counts": "U32",
+    "held": "U32",
+    "ids": "U32",
+    "lengths": "U32",
+    "labels": "U32",
+}
 _ABOUT = ("words", "classes", "length", "tokenizer", "notes")
 
 
 def _store_prepared(file: Path, made: Prepared) -> None:
     parts = [part for part in (made.train, made.validation, made.test) if part is not None]
-    about = json.dumps({name: getattr(made, name) for name in _ABOUT} | {"sizes": [len(part) for part in parts]})
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths", "labels")}
-    arrays = {name: array.astype(np.uint32) for name, array in (joined | {"counts": made.counts, "held": made.held}).items()}
-    _store(file, "texts", made.checksum, arrays | {"about": np.frombuffer(about.encode(), np.uint8)})
+    about = json.dumps(
+        {name: getattr(made, name) for name in _ABOUT} | {"sizes": [len(part) for part in parts]}
+    )
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("ids", "lengths", "labels")
+    }
+    arrays = {
+        name: array.astype(np.uint32)
+        for name, array in (joined | {"counts": made.counts, "held": made.held}).items()
+    }
+    _store(
+        file, "texts", made.checksum, arrays | {"about": np.frombuffer(about.encode(), np.uint8)}
+    )
 
 
 def _stored_prepared(file: Path, checksum: str) -> Prepared | None:
@@ -289,24 +387,44 @@ def _stored_prepared(file: Path, checksum: str) -> Prepared | None:
         return None
     about = json.loads(found["about"].tobytes())
     whole = _documents(found["ids"], found["lengths"], found["labels"].astype(np.int64))
-    parts = [whole.take(np.arange(begin, end)) for begin, end in pairwise(np.cumsum([0, *about.pop("sizes")]).tolist())]
-    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
-    made |= {"train": parts[0], "validation": parts[1], "test": parts[2] if parts[2:] else None, "checksum": checksum}
-    return Prepared(counts=found["counts"].astype(np.int64), held=found["held"].astype(np.int64), **made)
+    parts = [
+        whole.take(np.arange(begin, end))
+        for begin, end in pairwise(np.cumsum([0, *about.pop("sizes")]).tolist())
+    ]
+    made: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in about.items()
+    }
+    made |= {
+        "train": parts[0],
+        "validation": parts[1],
+        "test": parts[2] if parts[2:] else None,
+        "checksum": checksum,
+    }
+    return Prepared(
+        counts=found["counts"].astype(np.int64), held=found["held"].astype(np.int64), **made
+    )
 
 
 def _store(file: Path, kind: str, checksum: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_arrays(file, kind, {**arrays, "digest": np.frombuffer(_digest(checksum, arrays), np.uint8)})
+        write_arrays(
+            file, kind, {**arrays, "digest": np.frombuffer(_digest(checksum, arrays), np.uint8)}
+        )
     except OSError as error:
-        raise ArgumentError(f"cache={str(file.parent)!r}: cannot be written to: {error.strerror}") from None
+        raise ArgumentError(
+            f"cache={str(file.parent)!r}: cannot be written to: {error.strerror}"
+        ) from None
 
 
-def _stored(file: Path, kind: str, checksum: str, kinds: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
+def _stored(
+    file: Path, kind: str, checksum: str, kinds: Mapping[str, str]
+) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of a stored file, None if there is none or it is not, to the bit, what was written."""
     try:
-        found = read_arrays(file, kind, {name: (form,) for name, form in (*kinds.items(), ("digest", "U8"))})
+        found = read_arrays(
+            file, kind, {name: (form,) for name, form in (*kinds.items(), ("digest", "U8"))}
+        )
     except (OSError, FormatError):
         return None
     digest = found.pop("digest").tobytes()
@@ -316,5 +434,7 @@ def _stored(file: Path, kind: str, checksum: str, kinds: Mapping[str, str]) -> d
 def _digest(checksum: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     made = hashlib.sha256(checksum.encode())
     for name in sorted(arrays):
-        made.update(f"{name} {len(arrays[name])} ".encode() + np.ascontiguousarray(arrays[name]).tobytes())
+        made.update(
+            f"{name} {len(arrays[name])} ".encode() + np.ascontiguousarray(arrays[name]).tobytes()
+        )
     return made.digest()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from featherbed.tasks.recommender import Outcome
 
 
-def write_folder(folder: Path, outcome: Outcome, name: str, command: str, settings: dict[str, Any]) -> None:
+def write_folder(
+    folder: Path, outcome: Outcome, name: str, command: str, settings: dict[str, Any]
+) -> None:
     """Write what ``featherbed recommend`` opens, then ``metrics.json``, ``history.parquet`` and ``report.html``."""
     learnt, split, titles = outcome.learnt, outcome.split, outcome.titles
     train = split.train
@@ -34,7 +36,11 @@ def write_folder(folder: Path, outcome: Outcome, name: str, command: str, settin
         user_bias=learnt.user_bias,
         item_bias=learnt.item_bias,
         titles=None if titles is None else titles.names,
-        about={"ratings": len(train), "test_mse": outcome.metrics["test"]["mse"], "settings": settings},
+        about={
+            "ratings": len(train),
+            "test_mse": outcome.metrics["test"]["mse"],
+            "settings": settings,
+        },
     )
     write_json(folder / "metrics.json", {**outcome.metrics, **made_by()})
     write_history(folder / "history.parquet", learnt.history)
@@ -43,7 +49,10 @@ def write_folder(folder: Path, outcome: Outcome, name: str, command: str, settin
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, atomically."""
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+    with (
+        replacing(path) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
+    ):
         file.write(page)
 
 
@@ -55,9 +64,17 @@ def write_history(path: Path, history: list[dict[str, float]]) -> None:
         pl.DataFrame(history, infer_schema_length=None).write_parquet(file)
 
 
-def report_of(outcome: Outcome, name: str, command: str, settings: dict[str, Any]) -> dict[str, Any]:
+def report_of(
+    outcome: Outcome, name: str, command: str, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Return what the page shows."""
-    learnt, reading, split, titles, metrics = outcome.learnt, outcome.reading, outcome.split, outcome.titles, outcome.metrics
+    learnt, reading, split, titles, metrics = (
+        outcome.learnt,
+        outcome.reading,
+        outcome.split,
+        outcome.titles,
+        outcome.metrics,
+    )
     guess = np.concatenate(list(learnt.predictions(split.test)))
     names, groups = (None, None) if titles is None else (titles.names, titles.groups)
     kinds = {side: str(table.made_by.get("table", "rows")) for side, table in _sides(outcome)}
@@ -70,7 +87,11 @@ def report_of(outcome: Outcome, name: str, command: str, settings: dict[str, Any
         "insight": insight(learnt.users, learnt.items, split, guess, names, groups),
         "model": {"dim": learnt.users.dim, **kinds},
         "input": {"columns": reading.columns, "counts": reading.counts, "notes": reading.notes},
-        "split": {"how": split.how, "seed": split.seed, **{p: metrics[p]["ratings"] for p in ("train", "validation", "test")}},
+        "split": {
+            "how": split.how,
+            "seed": split.seed,
+            **{p: metrics[p]["ratings"] for p in ("train", "validation", "test")},
+        },
         "settings": {key: value for key, value in settings.items() if value is not None},
         "notes": list(learnt.notes),
         "command": command,

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 BROKEN = "broken"  # the name of the column that marks broken lines
-UNCLOSED, NO_OBJECT = "a quotation mark is not closed", "it is no JSON object"  # what that column says
+UNCLOSED, NO_OBJECT = (
+    "a quotation mark is not closed",
+    "it is no JSON object",
+)  # what that column says
 NESTED, NO_TEXT = "a list or an object is no key", "bytes that are not UTF-8"
 FAULTS = (UNCLOSED, NO_OBJECT, NESTED, NO_TEXT)
 SAMPLE = 200  # lines looked at before reading
@@ -63,7 +66,10 @@ def looks_like_json(text: bytes) -> bool:
     """Whether a text is made of JSON objects, one a line or in a list."""
     start = text.lstrip()
     listed = start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b"")
-    return listed or (start[:1] == b"{" and any(_json_row(line) is not None for line in start.splitlines()[:SAMPLE]))
+    return listed or (
+        start[:1] == b"{"
+        and any(_json_row(line) is not None for line in start.splitlines()[:SAMPLE])
+    )
 
 
 def json_lines(lines: Lines, text: bytes) -> Columns:
@@ -71,7 +77,9 @@ def json_lines(lines: Lines, text: bytes) -> Columns:
     rows = [row for line in text.splitlines() if (row := _json_row(line)) is not None]
     if not rows:
         lines.close()
-        raise DataError(f'{lines.path} is not JSON lines: one object such as {{"user": 1, "item": 2, "rating": 5}} a line')
+        raise DataError(
+            f'{lines.path} is not JSON lines: one object such as {{"user": 1, "item": 2, "rating": 5}} a line'
+        )
     names = list(dict.fromkeys(name for row in rows for name in row))
     sample = [[_json_text(row.get(name)) for name in names] for row in rows]
     later: set[str] = set()
@@ -98,7 +106,9 @@ def _json_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and math.isfinite(value):
-        return str(int(value)) if value.is_integer() else np.format_float_positional(value, trim="-")
+        return (
+            str(int(value)) if value.is_integer() else np.format_float_positional(value, trim="-")
+        )
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -114,7 +124,9 @@ def _json_block(data: bytes, first: int, names: Sequence[str]) -> Block:
         frame = pl.read_ndjson(data, schema=dict.fromkeys(names, pl.String))
     except pl.exceptions.PolarsError:
         return Block(_json_slow(data, names), line)
-    if any(frame[name].str.contains(r"^[\[{]").any() for name in names[:2]):  # keys that may be lists or objects, not texts
+    if any(
+        frame[name].str.contains(r"^[\[{]").any() for name in names[:2]
+    ):  # keys that may be lists or objects, not texts
         return Block(_json_slow(data, names), line)
     chosen = [pl.col(name).alias(place) for place, name in zip(places, names, strict=True)]
     return Block(frame.select(*chosen, pl.lit(None, dtype=pl.String).alias(BROKEN)), line)
@@ -130,7 +142,9 @@ def _json_slow(data: bytes, names: Sequence[str]) -> pl.DataFrame:
             row = _json_row(text)
             for column, name in zip(columns[:-1], names, strict=True):
                 column.append(None if row is None else _json_text(row.get(name)))
-            nested = row is not None and any(isinstance(row.get(name), list | dict) for name in names[:2])
+            nested = row is not None and any(
+                isinstance(row.get(name), list | dict) for name in names[:2]
+            )
             columns[-1].append(NO_OBJECT if row is None else NESTED if nested else None)
     schema = dict.fromkeys((*map(str, range(len(names))), BROKEN), pl.String)
     return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
@@ -155,7 +169,10 @@ def parquet_file(path: Path, progress: Progress | None) -> Columns:
         raise DataError(f"{path} is not a readable Parquet file: {str(error)[:100]}") from None
     if start is None or not start.num_rows:
         raise DataError(f"{path} is empty: give a file with ratings")
-    cells = [[None if cell is None else str(cell) for cell in column.to_pylist()] for column in start.columns]
+    cells = [
+        [None if cell is None else str(cell) for cell in column.to_pylist()]
+        for column in start.columns
+    ]
     sample = [list(row) for row in zip(*cells, strict=True)]
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
@@ -167,7 +184,9 @@ def parquet_file(path: Path, progress: Progress | None) -> Columns:
                 if progress is not None:
                     progress(first - 1, total)
         except (arrow.ArrowException, OSError) as error:
-            raise DataError(f"{path}, row {first} or later, cannot be read: {str(error)[:100]}") from None
+            raise DataError(
+                f"{path}, row {first} or later, cannot be read: {str(error)[:100]}"
+            ) from None
 
     odd = {at: str(kind) for at, kind in enumerate(file.schema_arrow.types) if _is_odd(kind)}
     return Columns(path, "Parquet", names, sample, blocks, unit="row", odd=odd)
@@ -180,8 +199,20 @@ def _is_odd(kind: Any) -> bool:
     if types.is_dictionary(kind):
         return _is_odd(kind.value_type)
     known = (
-        *(types.is_boolean, types.is_integer, types.is_floating, types.is_decimal128, types.is_null),
-        *(types.is_string, types.is_large_string, types.is_string_view, types.is_date, types.is_timestamp),
+        *(
+            types.is_boolean,
+            types.is_integer,
+            types.is_floating,
+            types.is_decimal128,
+            types.is_null,
+        ),
+        *(
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+            types.is_date,
+            types.is_timestamp,
+        ),
         *(types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
     )
     return not any(check(kind) for check in known)
@@ -194,7 +225,10 @@ def _parquet_block(batch: Any, names: Sequence[str], first: int) -> Block:
     frame = pl.DataFrame([column.alias(str(place)) for place, (column, _) in enumerate(columns)])
     broken = [wrong for _, wrong in columns if wrong is not None]
     marks = pl.any_horizontal(*broken) if broken else pl.lit(False)
-    return Block(frame.with_columns(pl.when(marks).then(pl.lit(NO_TEXT)).alias(BROKEN)), lambda row: first + row)
+    return Block(
+        frame.with_columns(pl.when(marks).then(pl.lit(NO_TEXT)).alias(BROKEN)),
+        lambda row: first + row,
+    )
 
 
 def _from_arrow(column: Any) -> tuple[pl.Series, pl.Series | None]:
@@ -210,7 +244,9 @@ def _from_arrow(column: Any) -> tuple[pl.Series, pl.Series | None]:
     if str(column.type) == "fixed_size_binary[16]":
         digits = series.bin.encode("hex")
         cuts = ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12))
-        return pl.select(pl.concat_str([digits.str.slice(*cut) for cut in cuts], separator="-")).to_series(), None
+        return pl.select(
+            pl.concat_str([digits.str.slice(*cut) for cut in cuts], separator="-")
+        ).to_series(), None
     try:
         return series.cast(pl.String), None
     except pl.exceptions.PolarsError:

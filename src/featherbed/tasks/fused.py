@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 Triples = tuple[Tensor, Tensor, Tensor]
 Integers = NDArray[np.int32]
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+)
 
 
 def fits(model: MatrixFactorization, optimizer: torch.optim.Optimizer) -> bool:
@@ -49,23 +55,40 @@ def fits(model: MatrixFactorization, optimizer: torch.optim.Optimizer) -> bool:
     tables = [bare(model.users), bare(model.items)]
     if any(type(table) not in (AnchorTable, GrowingAnchorTable, DenseTable) for table in tables):
         return False
-    if any(table.sparse or table.padding_idx is not None or table.embedding_dim > WIDEST for table in tables):
+    if any(
+        table.sparse or table.padding_idx is not None or table.embedding_dim > WIDEST
+        for table in tables
+    ):
         return False
     if model.biases == "apart" and (isinstance(model.users, SSE) or isinstance(model.items, SSE)):
         return False
     parameters, stored = list(model.parameters()), {id(_stored(table)) for table in tables}
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    if len(stored) < 2 or {id(p) for p in parameters} != {id(p) for p in held} or not all(p.requires_grad for p in held):
+    if (
+        len(stored) < 2
+        or {id(p) for p in parameters} != {id(p) for p in held}
+        or not all(p.requires_grad for p in held)
+    ):
         return False
-    known = all(id(p) in stored and penalty.kind in KINDS for p, penalty in optimizer.penalties.items())
+    known = all(
+        id(p) in stored and penalty.kind in KINDS for p, penalty in optimizer.penalties.items()
+    )
     sound = all(optimizer.coefficients(group, 1).decay > 0 for group in optimizer.param_groups)
-    return known and sound and not _watched(model, optimizer) and in_kernels(*(p.detach() for p in held))
+    return (
+        known
+        and sound
+        and not _watched(model, optimizer)
+        and in_kernels(*(p.detach() for p in held))
+    )
 
 
 def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody wants to see what happens inside a step."""
     seen = [*model.modules(), *model.parameters()]
-    steps = (getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+    steps = (
+        getattr(optimizer, name, None)
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    )
     return any(getattr(one, name, None) for one in seen for name in _HOOKS) or any(steps)
 
 
@@ -80,7 +103,9 @@ class Stepped:
 
     def __init__(self, parameter: nn.Parameter, optimizer: RowOptimizer) -> None:
         self.parameter, self.optimizer = parameter, optimizer
-        self.group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        self.group = next(
+            g for g in optimizer.param_groups if any(p is parameter for p in g["params"])
+        )
         self.state = optimizer._state_of(parameter, self.group)
         self.penalty = optimizer.penalties.get(parameter)
         self.kept: NDArray[np.uint8] | None = None
@@ -93,7 +118,11 @@ class Stepped:
 
     def moments(self) -> list[int]:
         """Return the addresses of m and v, each followed by the bytes from row to row."""
-        return [word for name in ("m", "v") for word in (self.state[name].data_ptr(), 4 * self.state[name].stride(0))]
+        return [
+            word
+            for name in ("m", "v")
+            for word in (self.state[name].data_ptr(), 4 * self.state[name].stride(0))
+        ]
 
     def next_numbers(self) -> list[float]:
         """Count a step and return its numbers (see ``kernels.arithmetic.step``)."""
@@ -115,7 +144,9 @@ class Stepped:
 class Side:
     """One table of the two, its bias, and the memory the loops need for it, as a block of words."""
 
-    def __init__(self, table: Any, bias: nn.Parameter | None, optimizer: RowOptimizer, batch: int, loops: Any) -> None:
+    def __init__(
+        self, table: Any, bias: nn.Parameter | None, optimizer: RowOptimizer, batch: int, loops: Any
+    ) -> None:
         self.table, self.loops = table, loops
         self.stored = Stepped(_stored(table), optimizer)
         self.atoms = None if isinstance(table, DenseTable) else Stepped(table.atoms, optimizer)
@@ -145,7 +176,11 @@ class Side:
             loops.turn(self.block, dim)
         if self.bias is not None:
             m, _, v, _ = self.bias.moments()
-            self.block[[loops.BIAS, loops.BIAS_FIRST, loops.BIAS_SECOND]] = self.bias.parameter.data_ptr(), m, v
+            self.block[[loops.BIAS, loops.BIAS_FIRST, loops.BIAS_SECOND]] = (
+                self.bias.parameter.data_ptr(),
+                m,
+                v,
+            )
 
     def _lay(self, values: str, moments: str, one: Stepped) -> None:
         at = getattr(self.loops, moments)
@@ -155,7 +190,10 @@ class Side:
     def stands(self) -> bool:
         """Whether the parameters are still where they were."""
         held = [(self.stored, "STORED"), (self.atoms, "ATOMS"), (self.bias, "BIAS")]
-        return all(one is None or int(self.block[getattr(self.loops, name)]) == one.parameter.data_ptr() for one, name in held)
+        return all(
+            one is None or int(self.block[getattr(self.loops, name)]) == one.parameter.data_ptr()
+            for one, name in held
+        )
 
     def count_step(self) -> None:
         """Take in the numbers of the next step."""
@@ -172,30 +210,50 @@ class Steps:
         import featherbed.kernels.factors as loops
         from featherbed.kernels.pool import run
 
-        self.model, self.optimizer, self.batch, self.loops, self.run = model, optimizer, batch, loops, run
+        self.model, self.optimizer, self.batch, self.loops, self.run = (
+            model,
+            optimizer,
+            batch,
+            loops,
+            run,
+        )
         self.numbers = np.array([float(model.mean), 0.0], dtype=np.float32)  # type: ignore[arg-type]
         self.errors = np.zeros(batch, dtype=np.float32)
         self.sums = np.zeros(-(-batch // loops.PLACES), dtype=np.float64)
         self.column = int(model.biases == "column")
-        self.growing = [t for t in map(bare, (model.users, model.items)) if isinstance(t, GrowingAnchorTable)]
+        self.growing = [
+            t for t in map(bare, (model.users, model.items)) if isinstance(t, GrowingAnchorTable)
+        ]
         self._bind()
 
     def _bind(self) -> None:
         model, loops = self.model, self.loops
         halves = ((model.users, model.user_bias), (model.items, model.item_bias))
-        self.sides = [Side(bare(module), bias, self.optimizer, self.batch, loops) for module, bias in halves]
-        self.blocks = np.zeros((2, loops.WORDS), dtype=np.int64)  # of a batch; with its sides turned
+        self.sides = [
+            Side(bare(module), bias, self.optimizer, self.batch, loops) for module, bias in halves
+        ]
+        self.blocks = np.zeros(
+            (2, loops.WORDS), dtype=np.int64
+        )  # of a batch; with its sides turned
         for block, pair in zip(self.blocks, (self.sides, self.sides[::-1]), strict=True):
             block[:2] = [side.block.ctypes.data for side in pair]
             block[[loops.ERRORS, loops.SUMS, loops.NUMBERS]] = [
                 room.ctypes.data for room in (self.errors, self.sums, self.numbers)
             ]
-        dim, rule, metric = model.users.embedding_dim, RULES[self.optimizer.rule], int(self.optimizer.metric)
+        dim, rule, metric = (
+            model.users.embedding_dim,
+            RULES[self.optimizer.rule],
+            int(self.optimizer.metric),
+        )
         self.compose, self.find = loops.compose_rows(dim), loops.find_errors(dim, self.column)
         self.step_atoms, self.step_biases = loops.step_atoms(dim, rule), loops.step_biases(rule)
-        self.step_rows = [loops.step_side(dim, self.column, rule, side.stored.kind, metric) for side in self.sides]
+        self.step_rows = [
+            loops.step_side(dim, self.column, rule, side.stored.kind, metric) for side in self.sides
+        ]
 
-    def step(self, users: Integers, items: Integers, values: NDArray[np.float32]) -> float:  # [n] each
+    def step(
+        self, users: Integers, items: Integers, values: NDArray[np.float32]
+    ) -> float:  # [n] each
         """Predict, find gradients, and step every parameter."""
         self._ready(users, items, values)
         loops, run, count, held = self.loops, self.run, len(values), (users, items, values, self)
@@ -206,7 +264,9 @@ class Steps:
         run(self.find, self.blocks[0], pieces, 1, held)
         total = float(self.sums[:pieces].sum())
         if not math.isfinite(total):
-            raise ArgumentError("the predictions of a batch hold NaN or infinity; nothing was changed: lower the learning rate")
+            raise ArgumentError(
+                "the predictions of a batch hold NaN or infinity; nothing was changed: lower the learning rate"
+            )
         if self.growing:
             self._tell(users, items)
         for side in self.sides:
@@ -232,11 +292,16 @@ class Steps:
         self.numbers[1] = 2 / len(values)
         for side, ids in zip(self.sides, (users, items), strict=True):
             side.block[self.loops.IDS] = ids.ctypes.data
-        self.blocks[:, self.loops.COUNT], self.blocks[:, self.loops.VALUES] = len(values), values.ctypes.data
+        self.blocks[:, self.loops.COUNT], self.blocks[:, self.loops.VALUES] = (
+            len(values),
+            values.ctypes.data,
+        )
 
     def _tell(self, users: Integers, items: Integers) -> None:
         """Tell growing tables the gradients of the rows in the batch."""
-        for at, (table, others) in enumerate(zip((s.table for s in self.sides), (items, users), strict=True)):
+        for at, (table, others) in enumerate(
+            zip((s.table for s in self.sides), (items, users), strict=True)
+        ):
             if isinstance(table, GrowingAnchorTable) and table.on_gradient is not None:
                 rows = self.sides[1 - at].composed[others]
                 if self.column:
@@ -260,7 +325,9 @@ def epoch(
     steps = Steps(model, optimizer, batch)
     order = torch.randperm(len(triples[2]), generator=generator).numpy()
     halves = (model.users, model.items)
-    users, items = (_ordered(module, ids, order) for module, ids in zip(halves, triples, strict=False))
+    users, items = (
+        _ordered(module, ids, order) for module, ids in zip(halves, triples, strict=False)
+    )
     values = triples[2].numpy()[order]
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers of learning rates ask for it
     total = 0.0
@@ -272,7 +339,9 @@ def epoch(
     return total / len(values)
 
 
-def _ordered(module: nn.Module, ids: Tensor, order: NDArray[np.int64]) -> Callable[[slice], Integers]:
+def _ordered(
+    module: nn.Module, ids: Tensor, order: NDArray[np.int64]
+) -> Callable[[slice], Integers]:
     """Return a function that gives the ids of a batch as the table sees them."""
     rows, given = bare(module).num_embeddings, ids.numpy()
     if given.min() < 0 or given.max() >= rows:

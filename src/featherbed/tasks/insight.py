@@ -59,14 +59,22 @@ def insight(
     test = split.test
     guess = np.asarray(predictions)
     if guess.shape != (len(test),):
-        raise ArgumentError(f"predictions have shape {guess.shape}: give one for each of the {len(test)} test ratings")
+        raise ArgumentError(
+            f"predictions have shape {guess.shape}: give one for each of the {len(test)} test ratings"
+        )
     mean = float(split.train.values.mean(dtype=np.float64))
     plain = _biases_only(split.train, test, mean)
     ours, theirs = _squared(guess, test), _squared(plain, test)
     sides = {}
-    for side, table, ids, rated in (("users", users, "users", test.users), ("items", items, "items", test.items)):
+    for side, table, ids, rated in (
+        ("users", users, "users", test.users),
+        ("items", items, "items", test.items),
+    ):
         counts = _counts(getattr(split.train, ids), table.rows)
-        sides[side] = {**_cost(table, counts), "bands": _bands(counts, np.asarray(rated), ours, theirs)}
+        sides[side] = {
+            **_cost(table, counts),
+            "bands": _bands(counts, np.asarray(rated), ours, theirs),
+        }
     return {
         "test": _mean(ours),
         "baselines": {"mean": _mean(_squared(np.float64(mean), test)), "biases": _mean(theirs)},
@@ -97,7 +105,9 @@ def _counts(ids: NDArray[np.integer], rows: int) -> Counts:
     return total
 
 
-def _biases_only(train: Ratings, test: Ratings, mean: float) -> NDArray[np.float64]:  # [test ratings]
+def _biases_only(
+    train: Ratings, test: Ratings, mean: float
+) -> NDArray[np.float64]:  # [test ratings]
     """Return the predictions mean + b_u + b_i of biases fitted in turn: b = Σ residual / (ratings + SHRINK)."""
     own, other = np.zeros(train.num_users), np.zeros(train.num_items)
     sides = [(train.items, other, train.users, own), (train.users, own, train.items, other)]
@@ -130,7 +140,10 @@ def _named(low: int, high: int | None) -> str:
 
 
 def _bands(
-    counts: Counts, rated: NDArray[np.integer], ours: NDArray[np.float64], theirs: NDArray[np.float64]
+    counts: Counts,
+    rated: NDArray[np.integer],
+    ours: NDArray[np.float64],
+    theirs: NDArray[np.float64],
 ) -> list[dict[str, Any]]:
     """Return the test error by how often the rated object occurs in training; bands without test ratings are left out."""
     edges = edges_of(int(counts.max(initial=0)))
@@ -175,14 +188,21 @@ def _cost(table: PackedTable, counts: Counts) -> dict[str, Any]:
             | {"least": int(least[n]), "most": int(most[n])}
             for n in np.flatnonzero(number)
         ],
-        "points": {"ratings": counts[shown].tolist(), "cost": row_cost(table, shown, coded).tolist()},
+        "points": {
+            "ratings": counts[shown].tolist(),
+            "cost": row_cost(table, shown, coded).tolist(),
+        },
     }
 
 
 def _weighted(band: Band) -> bool:
     """Whether rows are sums of stored atoms with weights of their own."""
     dense = isinstance(band.codes, Every) and band.dictionary is not None
-    return dense or isinstance(band.codes, Ragged) or (isinstance(band.codes, Fixed) and band.codes.levels is not None)
+    return (
+        dense
+        or isinstance(band.codes, Ragged)
+        or (isinstance(band.codes, Fixed) and band.codes.levels is not None)
+    )
 
 
 def row_cost(table: PackedTable, ids: Ids, coded: bool) -> Counts:  # [B] -> [B]
@@ -202,20 +222,33 @@ def row_cost(table: PackedTable, ids: Ids, coded: bool) -> Counts:  # [B] -> [B]
 
 def _codes(band: Band, positions: Ids) -> Any:
     if isinstance(band.codes, Ragged):
-        return bits.unpack(band.codes.counts, positions * band.codes.count_bits, band.codes.count_bits).astype(np.int64)
+        return bits.unpack(
+            band.codes.counts, positions * band.codes.count_bits, band.codes.count_bits
+        ).astype(np.int64)
     if isinstance(band.codes, Fixed):
         values = band.codes.fetch(positions, band.atoms)[1]
         return band.codes.count if values is None else np.count_nonzero(values, axis=1)
-    return 1 if band.values is None else np.count_nonzero(np.abs(band.values.rows(positions)) >= NOTHING, axis=1)
+    return (
+        1
+        if band.values is None
+        else np.count_nonzero(np.abs(band.values.rows(positions)) >= NOTHING, axis=1)
+    )
 
 
 def _bits(band: Band, positions: Ids) -> Any:
     own: Any = 0
     if isinstance(band.codes, Ragged):
-        own = _codes(band, positions) * (band.codes.index_bits + band.codes.levels.bits) + band.codes.count_bits
+        own = (
+            _codes(band, positions) * (band.codes.index_bits + band.codes.levels.bits)
+            + band.codes.count_bits
+        )
     elif isinstance(band.codes, Fixed):
         own = band.codes.record_bits
-    matrices = [band.values, band.norms, band.dictionary if isinstance(band.codes, Identity) else None]
+    matrices = [
+        band.values,
+        band.norms,
+        band.dictionary if isinstance(band.codes, Identity) else None,
+    ]
     return own + sum(_matrix_bits(matrix, positions) for matrix in matrices if matrix is not None)
 
 
@@ -229,7 +262,9 @@ def _matrix_bits(matrix: Matrix | Graded, positions: Ids) -> Any:
     return level_bits(matrix.kind) * matrix.shape[1] + scale
 
 
-def _anchors(items: PackedTable, titles: Sequence[str | None] | None, groups: Sequence[Any] | None) -> dict[str, Any] | None:
+def _anchors(
+    items: PackedTable, titles: Sequence[str | None] | None, groups: Sequence[Any] | None
+) -> dict[str, Any] | None:
     """Return the anchors that most items lean on, each with the items it induces most; None for tables without anchors."""
     if "Anchor" not in str(items.made_by.get("table", "")) or not all(
         _weighted(b) or b.values is not None for b in items.bands
@@ -260,5 +295,9 @@ def _anchors(items: PackedTable, titles: Sequence[str | None] | None, groups: Se
         "total": total,
         "empty": int(np.count_nonzero(owner < 0)),
         "purity": pure,
-        "shown": [{"anchor": int(k), "leads": int(leads[k]), "top": tops[int(k)]} for k in shown if tops[int(k)]],
+        "shown": [
+            {"anchor": int(k), "leads": int(leads[k]), "top": tops[int(k)]}
+            for k in shown
+            if tops[int(k)]
+        ],
     }

@@ -25,7 +25,9 @@ def workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near)
     except OSError as error:
-        raise ArgumentError(f"{near} cannot be written into ({error.strerror}): give another folder for --out") from None
+        raise ArgumentError(
+            f"{near} cannot be written into ({error.strerror}): give another folder for --out"
+        ) from None
 
 
 class Clock:
@@ -51,7 +53,9 @@ def check_out(out: Path, mark: str, what: str, *, overwrite: bool, resume: bool)
     if out.is_file():
         raise ArgumentError(f"{out} is a file: give a folder for --out")
     if (out / mark).exists() and not (overwrite or resume):
-        raise ArgumentError(f"{out} holds a {what} already: give another folder, --overwrite or --resume")
+        raise ArgumentError(
+            f"{out} holds a {what} already: give another folder, --overwrite or --resume"
+        )
     if resume and not (out / CHECKPOINTS).is_dir():
         raise ArgumentError(f"{out} holds no checkpoints to resume from: leave --resume out")
 
@@ -114,7 +118,13 @@ def clear_checkpoints(out: Path) -> None:
 
 def with_keys(table: PackedTable, keys: Any) -> PackedTable:
     """Return the table with its rows named."""
-    return PackedTable(table.bands, table.dim, padding_idx=table.padding_idx, keys=Keys.of(keys), made_by=table.made_by)
+    return PackedTable(
+        table.bands,
+        table.dim,
+        padding_idx=table.padding_idx,
+        keys=Keys.of(keys),
+        made_by=table.made_by,
+    )
 
 
 def move_folder(made: Path, folder: Path, mark: str, optional: tuple[str, ...] = ()) -> None:

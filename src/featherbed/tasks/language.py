@@ -69,28 +69,45 @@ def lines_of(corpus: Corpus) -> csr_array:  # -> int64 [lines, V]
 def new_model(recipe: LanguageRecipe, made: WordsMade, seed: int) -> WordModel:
     """Make the net that a recipe asks for over a table."""
     torch.manual_seed(seed)  # torch's own layers start from its own generator
-    samples = min(recipe.samples, made.table.num_embeddings) if recipe.softmax == "sampled" else None
-    shared: dict[str, Any] = {"hidden": recipe.hidden, "layers": recipe.layers, "tied": recipe.tied, "samples": samples}
+    samples = (
+        min(recipe.samples, made.table.num_embeddings) if recipe.softmax == "sampled" else None
+    )
+    shared: dict[str, Any] = {
+        "hidden": recipe.hidden,
+        "layers": recipe.layers,
+        "tied": recipe.tied,
+        "samples": samples,
+    }
     shared |= {"dropout": recipe.dropout, "drop_words": recipe.drop_words}
     if recipe.model == "lstm":
         model: WordModel = LanguageModel(made.module, **shared)
     else:
-        own = {name: getattr(recipe, name) for name in ("drop_input", "drop_layers", "drop_weights", "ar", "tar")}
+        own = {
+            name: getattr(recipe, name)
+            for name in ("drop_input", "drop_layers", "drop_weights", "ar", "tar")
+        }
         model = AwdModel(made.module, **shared, **own)
     model.precision = torch.bfloat16 if recipe.precision == "bfloat16" else None
     return model
 
 
-def new_optimizer(recipe: LanguageRecipe, model: WordModel, made: WordsMade) -> torch.optim.Optimizer:
+def new_optimizer(
+    recipe: LanguageRecipe, model: WordModel, made: WordsMade
+) -> torch.optim.Optimizer:
     """Make the optimizer that a recipe asks for, with the table's penalties; codes have one of their own."""
     codes, others = split_codes(model)
     groups: list[dict[str, Any]] = [{"params": others}]
     if recipe.weights_lr is not None:
         weights = made.table.transform
-        groups = [{"params": [one for one in others if one is not weights]}, {"params": [weights], "lr": recipe.weights_lr}]
+        groups = [
+            {"params": [one for one in others if one is not weights]},
+            {"params": [weights], "lr": recipe.weights_lr},
+        ]
     rules: dict[str, Any] = {"adamw": AdamW, "yogi": Yogi}
     rule = rules.get(recipe.optimizer, SGD)
-    found: torch.optim.Optimizer = rule(groups, recipe.rate, weight_decay=recipe.decay, penalties=made.penalties)
+    found: torch.optim.Optimizer = rule(
+        groups, recipe.rate, weight_decay=recipe.decay, penalties=made.penalties
+    )
     if codes:
         found = Several(found, AdamW(codes, recipe.code_lr, weight_decay=0.0))
     return Averaged(found, patience=recipe.averaging) if recipe.optimizer == "ntasgd" else found
@@ -141,7 +158,9 @@ def fit_language(
     if not recipe.dense_epochs:
         made = make_word_table(recipe.words, lexicon_of(corpus), seed)
         model = new_model(recipe, made, seed)
-        return trained(recipe, corpus, made, model, (0, recipe.epochs), seed, checkpoints, progress, name)
+        return trained(
+            recipe, corpus, made, model, (0, recipe.epochs), seed, checkpoints, progress, name
+        )
     words = WordTable(dim=recipe.words.dim, start=recipe.words.start, sse=recipe.words.sse)
     plain = replace(recipe, words=words, dense_epochs=0, weights_lr=None, patience=recipe.epochs)
     rows = make_word_table(plain.words, lexicon_of(corpus), seed)
@@ -152,8 +171,22 @@ def fit_language(
     if first.result.interrupted:
         optimizer = new_optimizer(recipe, model, made)
         first.result.sizes = {"words": sizes_of(model, optimizer)}
-        return finished(LanguageFitted(model, made, optimizer, first.result), steering(recipe.words, made, 1), corpus)
-    last = trained(recipe, corpus, made, model, (recipe.dense_epochs, recipe.epochs), seed, checkpoints, progress, name)
+        return finished(
+            LanguageFitted(model, made, optimizer, first.result),
+            steering(recipe.words, made, 1),
+            corpus,
+        )
+    last = trained(
+        recipe,
+        corpus,
+        made,
+        model,
+        (recipe.dense_epochs, recipe.epochs),
+        seed,
+        checkpoints,
+        progress,
+        name,
+    )
     for row in last.result.history:
         row["epoch"] += recipe.dense_epochs
     last.result.history[:0] = first.result.history
@@ -162,7 +195,9 @@ def fit_language(
 
 
 @torch.no_grad()
-def fitted_to(first: LanguageFitted, recipe: LanguageRecipe, corpus: Corpus, seed: int) -> tuple[WordsMade, WordModel]:
+def fitted_to(
+    first: LanguageFitted, recipe: LanguageRecipe, corpus: Corpus, seed: int
+) -> tuple[WordsMade, WordModel]:
     """Return the table of a recipe, fitted to the plain rows of a trained model, and the model over it, with its net."""
     made = make_word_table(recipe.words, lexicon_of(corpus), seed)
     rows = first.made.table.weight
@@ -171,7 +206,11 @@ def fitted_to(first: LanguageFitted, recipe: LanguageRecipe, corpus: Corpus, see
     else:
         made.table.fit_dense(rows)
     model = new_model(recipe, made, seed)
-    net = {key: value for key, value in first.model.state_dict().items() if not key.startswith("words.")}
+    net = {
+        key: value
+        for key, value in first.model.state_dict().items()
+        if not key.startswith("words.")
+    }
     model.load_state_dict(net, strict=False)
     left = float((rows - made.table.weight).square().sum() / rows.square().sum())
     epochs = "one epoch" if recipe.dense_epochs == 1 else f"{recipe.dense_epochs} epochs"
@@ -215,12 +254,18 @@ def trained(
         name=name,
     )
     fitted = LanguageFitted(model, made, optimizer, result)
-    return finished(fitted, steered, corpus) if any(isinstance(one, Budget) for one in steered) else fitted
+    return (
+        finished(fitted, steered, corpus)
+        if any(isinstance(one, Budget) for one in steered)
+        else fitted
+    )
 
 
 def finished(fitted: LanguageFitted, steered: list[Any], corpus: Corpus) -> LanguageFitted:
     """Let budgets end with what they allow, and measure the model as it then is."""
     for budget in [one for one in steered if isinstance(one, Budget)]:
         budget.finish()
-    fitted.result.metrics["validation"] = {"perplexity": perplexity(fitted.model, corpus.validation)}
+    fitted.result.metrics["validation"] = {
+        "perplexity": perplexity(fitted.model, corpus.validation)
+    }
     return fitted

@@ -20,7 +20,15 @@ from featherbed.serve.words import tokenize
 from featherbed.tasks.continuation import continuation
 from featherbed.tasks.data import Corpus
 from featherbed.tasks.folders import write_history, write_page
-from featherbed.tasks.jobs import Clock, check_out, check_stored, clear_checkpoints, marked_checkpoints, move_folder, workplace
+from featherbed.tasks.jobs import (
+    Clock,
+    check_out,
+    check_stored,
+    clear_checkpoints,
+    marked_checkpoints,
+    move_folder,
+    workplace,
+)
 from featherbed.tasks.language import LanguageFitted, fit_language
 from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import columns, perplexity
@@ -72,22 +80,35 @@ class LanguageOutcome:
     def lines(self, out: Path) -> list[str]:
         """Say in a few lines what came out."""
         metrics, found = self.metrics, self.metrics["sizes"]
-        lines = [f"perplexity: test {metrics['test']['perplexity']:.2f}, validation {metrics['validation']['perplexity']:.2f}"]
+        lines = [
+            f"perplexity: test {metrics['test']['perplexity']:.2f}, validation {metrics['validation']['perplexity']:.2f}"
+        ]
         times = found["dense_parameters"] / found["parameters"]
-        lines.append(f"{found['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have")
+        lines.append(
+            f"{found['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have"
+        )
         if self.packed is None:
             lines.append("this table has no packed form: nothing that continues texts was written")
         else:
-            parts = f"table {found['table']:,}, words {found['words']:,}, the rest {found['rest']:,}"
+            parts = (
+                f"table {found['table']:,}, words {found['words']:,}, the rest {found['rest']:,}"
+            )
             lines.append(f"whole model {found['whole']:,} bytes: {parts}")
-        lines += [f"{one['start']} ... {one['text']}".replace("\n", " / ") for one in self.continuations[:1]]
-        lines.append(f"{out}: {', '.join(sorted(path.name for path in out.iterdir() if path.is_file()))}")
+        lines += [
+            f"{one['start']} ... {one['text']}".replace("\n", " / ")
+            for one in self.continuations[:1]
+        ]
+        lines.append(
+            f"{out}: {', '.join(sorted(path.name for path in out.iterdir() if path.is_file()))}"
+        )
         if metrics["interrupted"]:
             lines.append("interrupted: this is the best epoch so far; --resume goes on")
         return lines
 
 
-def train_language(job: LanguageJob, say: Callable[[str], None] = lambda _: None) -> LanguageOutcome:
+def train_language(
+    job: LanguageJob, say: Callable[[str], None] = lambda _: None
+) -> LanguageOutcome:
     """Do a job; everything is read, checked, trained and measured before the first file of the model is written.
 
     >>> from featherbed.tasks.word_tables import WordTable
@@ -103,12 +124,19 @@ def train_language(job: LanguageJob, say: Callable[[str], None] = lambda _: None
     with workplace(job.out.absolute()) as place:
         corpus = read_sentences(by_role(job.sources), cut=CUTS[job.cut], **job.reading)
         parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
-        say(f"{', '.join(f'{len(ids):,} {part}' for part, ids in parts.items())} words, {len(corpus.words):,} different")
+        say(
+            f"{', '.join(f'{len(ids):,} {part}' for part, ids in parts.items())} words, {len(corpus.words):,} different"
+        )
         clock.passed("reading")
         run = {"text": checksum(corpus), "seed": job.seed, **asdict(job.recipe)}
         checkpoints = marked_checkpoints(job.out, run, job.resume)
         fitted = fit_language(
-            job.recipe, corpus, seed=job.seed, progress=job.progress, name=job.recipe.model, checkpoints=checkpoints
+            job.recipe,
+            corpus,
+            seed=job.seed,
+            progress=job.progress,
+            name=job.recipe.model,
+            checkpoints=checkpoints,
         )
         for note in fitted.made.notes:
             say(note)
@@ -118,13 +146,21 @@ def train_language(job: LanguageJob, say: Callable[[str], None] = lambda _: None
         packed = store(made, fitted, corpus, job)
         metrics: dict[str, Any] = {
             part: {"perplexity": found, "words": len(parts[part])}
-            for part, found in measured(made, fitted.model, parts, stored=packed is not None).items()
+            for part, found in measured(
+                made, fitted.model, parts, stored=packed is not None
+            ).items()
         }
         metrics["sizes"] = sizes(made, fitted.model, fitted.made.table, packed)
         clock.passed("measuring")
-        metrics |= {"epochs": len(fitted.result.history), "interrupted": fitted.result.interrupted, "seed": job.seed}
+        metrics |= {
+            "epochs": len(fitted.result.history),
+            "interrupted": fitted.result.interrupted,
+            "seed": job.seed,
+        }
         metrics |= {"stages": clock.stages, "seconds": sum(clock.stages.values())}
-        outcome = LanguageOutcome(metrics, fitted, corpus, packed, written(fitted.model, corpus, job))
+        outcome = LanguageOutcome(
+            metrics, fitted, corpus, packed, written(fitted.model, corpus, job)
+        )
         _write_reports(made, outcome, job)
         move_folder(made, job.out, LANGUAGE, (WORDS, MODEL, LIST, TOKENIZER))
         if not fitted.result.interrupted:
@@ -147,7 +183,10 @@ def by_role(paths: Sequence[Path]) -> list[Path]:
     ['ptb.train.txt', 'ptb.valid.txt', 'ptb.test.txt']
     """
     roles = (("train",), ("valid", "dev"), ("test",))
-    found = [[path for path in paths if any(word in path.name.lower() for word in words)] for words in roles]
+    found = [
+        [path for path in paths if any(word in path.name.lower() for word in words)]
+        for words in roles
+    ]
     named = len(paths) == 3 and all(len(some) == 1 for some in found)
     return [some[0] for some in found] if named else list(paths)
 
@@ -160,7 +199,9 @@ def checksum(corpus: Corpus) -> str:
     return found.hexdigest()
 
 
-def store(folder: Path, fitted: LanguageFitted, corpus: Corpus, job: LanguageJob) -> PackedTable | None:
+def store(
+    folder: Path, fitted: LanguageFitted, corpus: Corpus, job: LanguageJob
+) -> PackedTable | None:
     """Write what ``featherbed continue`` opens; None, and nothing written, for a table that cannot be packed."""
     model, table = fitted.model.eval(), fitted.made.table
     packed = pack_words(table, job.stored)
@@ -180,7 +221,9 @@ def store(folder: Path, fitted: LanguageFitted, corpus: Corpus, job: LanguageJob
     return packed
 
 
-def measured(folder: Path, model: WordModel, parts: dict[str, NDArray[np.int64]], stored: bool) -> dict[str, float]:
+def measured(
+    folder: Path, model: WordModel, parts: dict[str, NDArray[np.int64]], stored: bool
+) -> dict[str, float]:
     """Return perplexities of the model as it is stored; of the trained one where nothing is."""
     held = {part: ids for part, ids in parts.items() if part != "train"}
     if not stored:
@@ -193,7 +236,10 @@ def written(model: WordModel, corpus: Corpus, job: LanguageJob) -> list[dict[str
     """Return how the model goes on from some beginnings: those asked for, or the first words of validation lines."""
     starts = list(job.starts) or beginnings(corpus)
     return [
-        {"start": start, "text": continuation(model, corpus.words, start, WRITTEN, seed=job.seed + at)}
+        {
+            "start": start,
+            "text": continuation(model, corpus.words, start, WRITTEN, seed=job.seed + at),
+        }
         for at, start in enumerate(starts)
     ]
 
@@ -202,11 +248,15 @@ def beginnings(corpus: Corpus, words: int = 4) -> list[str]:
     """Return the first words of some lines of the validation text."""
     line = " ".join(corpus.words[at] for at in corpus.validation[:2000].tolist())
     found = [" ".join(part.split()[:words]) for part in line.split("<eos>")]
-    return [start for start in found if len(start.split()) == words and "<unk>" not in start][:STARTS] or [""]
+    return [start for start in found if len(start.split()) == words and "<unk>" not in start][
+        :STARTS
+    ] or [""]
 
 
 @torch.no_grad()
-def losses_of(model: WordModel, ids: NDArray[np.int64], batch: int = 10, length: int = 70) -> tuple[Any, Any]:  # [n], [n]
+def losses_of(
+    model: WordModel, ids: NDArray[np.int64], batch: int = 10, length: int = 70
+) -> tuple[Any, Any]:  # [n], [n]
     """Return the loss at every word of a text, and the words."""
     model.eval()
     text, state = columns(ids, batch), None
@@ -214,7 +264,11 @@ def losses_of(model: WordModel, ids: NDArray[np.int64], batch: int = 10, length:
     for start in range(0, len(text) - 1, length):
         target = text[start + 1 : start + 1 + length]
         logits, state = model(text[start : start + len(target)], state)
-        found.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none"))
+        found.append(
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), target.flatten(), reduction="none"
+            )
+        )
         targets.append(target.flatten())
     return torch.cat(found).numpy(), torch.cat(targets).numpy()
 
@@ -222,7 +276,12 @@ def losses_of(model: WordModel, ids: NDArray[np.int64], batch: int = 10, length:
 def described(fitted: LanguageFitted, kind: str) -> dict[str, Any]:
     """Say what the model is made of."""
     table = fitted.made.table
-    return {"kind": kind, "table": type(table).__name__, "words": table.num_embeddings, "dim": table.embedding_dim}
+    return {
+        "kind": kind,
+        "table": type(table).__name__,
+        "words": table.num_embeddings,
+        "dim": table.embedding_dim,
+    }
 
 
 def _write_reports(folder: Path, outcome: LanguageOutcome, job: LanguageJob) -> None:
@@ -249,8 +308,16 @@ def _write_reports(folder: Path, outcome: LanguageOutcome, job: LanguageJob) -> 
         "speed": {"training": float(np.median(rates))} if rates else None,
         "continuations": outcome.continuations,
         "insight": None,
-        "input": {"train": len(corpus.train), "validation": len(corpus.validation), "test": len(corpus.test)},
-        "settings": {**{key: value for key, value in settings.items() if key != "words"}, **settings["words"], **job.stored},
+        "input": {
+            "train": len(corpus.train),
+            "validation": len(corpus.validation),
+            "test": len(corpus.test),
+        },
+        "settings": {
+            **{key: value for key, value in settings.items() if key != "words"},
+            **settings["words"],
+            **job.stored,
+        },
         "notes": list(fitted.made.notes),
         "command": job.command,
         "seconds": metrics["seconds"],
@@ -260,5 +327,7 @@ def _write_reports(folder: Path, outcome: LanguageOutcome, job: LanguageJob) -> 
     if train:
         report["metrics"]["train"] = {"perplexity": min(train)}
     if outcome.packed is not None:
-        report["insight"] = word_insight(outcome.packed, corpus.words, corpus.counts, anchor_ids(table))
+        report["insight"] = word_insight(
+            outcome.packed, corpus.words, corpus.counts, anchor_ids(table)
+        )
     write_page(folder / "report.html", language_page(report))

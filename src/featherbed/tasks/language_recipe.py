@@ -11,7 +11,12 @@ from featherbed.tables.spec import parse_spec
 from featherbed.tasks.word_tables import WordTable
 
 MODELS, SOFTMAXES = ("lstm", "awd"), ("full", "sampled")
-RATES = {"adamw": 3e-3, "yogi": 1e-2, "sgd": 30.0, "ntasgd": 30.0}  # learning rates where none is given
+RATES = {
+    "adamw": 3e-3,
+    "yogi": 1e-2,
+    "sgd": 30.0,
+    "ntasgd": 30.0,
+}  # learning rates where none is given
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,17 @@ class LanguageRecipe:
                 raise ArgumentError(f"{name}={given!r}: use one of {', '.join(accepted)}")
         for name in ("hidden", "layers", "epochs", "batch", "length", "samples"):
             if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
+                raise ArgumentError(
+                    f"{name}={getattr(self, name)}: give a whole number of at least 1"
+                )
         for name in ("lr", "weights_lr"):
             given = getattr(self, name)
             if given is not None and not (math.isfinite(given) and given > 0):
                 raise ArgumentError(f"{name}={given}: give a number above 0")
         if self.weights_lr is not None and not self.words.has_weights:
-            raise ArgumentError(f"weights_lr={self.weights_lr}: {self.words.spec!r} has no anchors, so no weights to learn")
+            raise ArgumentError(
+                f"weights_lr={self.weights_lr}: {self.words.spec!r} has no anchors, so no weights to learn"
+            )
         self._check_dense_epochs()
         if self.model == "lstm" and self.tied and self.hidden != self.words.dim:
             raise ArgumentError(
@@ -104,7 +113,9 @@ class LanguageRecipe:
         if not self.dense_epochs:
             return
         if issubclass(parse_spec(self.words.spec)[0], DenseTable):
-            raise ArgumentError(f"dense_epochs={self.dense_epochs}: {self.words.spec!r} has plain rows from first to last")
+            raise ArgumentError(
+                f"dense_epochs={self.dense_epochs}: {self.words.spec!r} has plain rows from first to last"
+            )
         if self.words.has_weights and (self.words.by is not None or self.words.domain):
             raise ArgumentError(
                 f"dense_epochs={self.dense_epochs}: anchors are then fitted to the rows and stand for no words; "

@@ -27,7 +27,15 @@ from featherbed.packed.matrix import to_levels
 from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
 from featherbed.tables.graded import LEFT
-from featherbed.tasks.bayes import Doubles, Meetings, Posterior, both_sides, moments, squared_error, variational
+from featherbed.tasks.bayes import (
+    Doubles,
+    Meetings,
+    Posterior,
+    both_sides,
+    moments,
+    squared_error,
+    variational,
+)
 from featherbed.tasks.data import Ratings
 
 Bits = NDArray[np.uint8]
@@ -66,7 +74,9 @@ class Levels:
     def dense(self) -> Doubles:  # [V, d]
         """Return the rows as numbers."""
         top = (1 << self.bits.astype(np.int64)) - 1
-        out: Doubles = np.where(self.bits > 0, self.scales, 0.0)[self.grades] * (self.levels - top[self.grades] / 2)
+        out: Doubles = np.where(self.bits > 0, self.scales, 0.0)[self.grades] * (
+            self.levels - top[self.grades] / 2
+        )
         return out
 
     def packed(self) -> PackedTable:
@@ -89,7 +99,9 @@ class Levels:
 
 def _halves(matrix: Doubles) -> bool:
     """Tell whether float16 can hold the scales of such rows: biases go with ratings, factors with their square root."""
-    return bool(np.abs(matrix[:, 0]).max() > 100 * LEAST_SCALE and np.abs(matrix).max() < LARGEST_SCALE)
+    return bool(
+        np.abs(matrix[:, 0]).max() > 100 * LEAST_SCALE and np.abs(matrix).max() < LARGEST_SCALE
+    )
 
 
 def _storable(scales: Doubles, halves: bool) -> Doubles:
@@ -109,7 +121,9 @@ def grade_rows(counts: Counts, grades: int) -> list[int]:  # [V] -> [G]
     return [int(n) for n in np.diff(np.unique([0, *cuts, len(counts)]))]
 
 
-def grade_moments(rows: Doubles, counts: Counts, grades: Sequence[int]) -> Doubles:  # [V, d], [V] -> [G, d]
+def grade_moments(
+    rows: Doubles, counts: Counts, grades: Sequence[int]
+) -> Doubles:  # [V, d], [V] -> [G, d]
     """Return each grade's part of a side's second moments over ratings."""
     share = counts[:, None] / max(1, counts.sum())
     sums: Doubles = np.add.reduceat(np.square(rows) * share, np.cumsum([0, *grades[:-1]]), axis=0)
@@ -140,18 +154,32 @@ def allocate(
         worth = [np.concatenate([[1.0], other[1:]]) for other in (kept[1], kept[0])]
         costs = [spread * value for spread, value in zip(spreads, worth, strict=True)]
         bits = _spent(costs, rows, budget, scale_bits, enough)
-        left = [(spread * (1 - LEFT[side])).sum(axis=0) for spread, side in zip(spreads, bits, strict=True)]
-        error = float((whole[0] * whole[1] - left[0] * left[1])[1:].sum() + sum(whole[s][0] - left[s][0] for s in (0, 1)))
+        left = [
+            (spread * (1 - LEFT[side])).sum(axis=0)
+            for spread, side in zip(spreads, bits, strict=True)
+        ]
+        error = float(
+            (whole[0] * whole[1] - left[0] * left[1])[1:].sum()
+            + sum(whole[s][0] - left[s][0] for s in (0, 1))
+        )
         if error < least:
             best, least = tuple(bits), error
         kept = [(old + new) / 2 for old, new in zip(kept, left, strict=True)]
     return (best[0], best[1]), least
 
 
-def _spent(costs: list[Doubles], rows: tuple[list[int], list[int]], budget: int, scale_bits: int, enough: float) -> list[Bits]:
+def _spent(
+    costs: list[Doubles],
+    rows: tuple[list[int], list[int]],
+    budget: int,
+    scale_bits: int,
+    enough: float,
+) -> list[Bits]:
     """Take bits by falling gain until the budget is spent."""
     flat = np.concatenate([cost.reshape(-1) for cost in costs])
-    length = np.concatenate([np.repeat(side, cost.shape[1]) for side, cost in zip(rows, costs, strict=True)])
+    length = np.concatenate(
+        [np.repeat(side, cost.shape[1]) for side, cost in zip(rows, costs, strict=True)]
+    )
     price = np.repeat(length[:, None], MOST_BITS, axis=1)
     price[:, 0] += scale_bits
     saved = flat[:, None] * -np.diff(LEFT)
@@ -193,18 +221,28 @@ def fit_levels(
     """
     measured = train if validation is None or len(validation) == 0 else validation
     meetings = [side.less(posterior.mean) for side in both_sides(train)]
-    unsure = [_masked(posterior.user_covariances, users), _masked(posterior.item_covariances, items)]
-    ridges = [posterior.noise / np.maximum(prior, 1e-30) for prior in (posterior.user_prior, posterior.item_prior)]
+    unsure = [
+        _masked(posterior.user_covariances, users),
+        _masked(posterior.item_covariances, items),
+    ]
+    ridges = [
+        posterior.noise / np.maximum(prior, 1e-30)
+        for prior in (posterior.user_prior, posterior.item_prior)
+    ]
     sides, best, errors = [users, items], (users, items), list[float]()
     for sweep in range(sweeps + 1):
         for s in (0, 1) if sweep else ():
             other = sides[1 - s].dense()
-            sides[s] = _swept(meetings[s], sides[s], other, moments(other, unsure[1 - s]), ridges[s])
+            sides[s] = _swept(
+                meetings[s], sides[s], other, moments(other, unsure[1 - s]), ridges[s]
+            )
         errors.append(squared_error(posterior.mean, sides[0].dense(), sides[1].dense(), measured))
         stopped = progress is not None and progress("levels", errors[-1])
         if measured is train or errors[-1] < min(errors[:-1], default=np.inf):
             best = (sides[0], sides[1])
-        if stopped or (measured is not train and len(errors) - 1 - int(np.argmin(errors)) >= PATIENCE):
+        if stopped or (
+            measured is not train and len(errors) - 1 - int(np.argmin(errors)) >= PATIENCE
+        ):
             break
     return *best, errors
 
@@ -215,7 +253,9 @@ def _masked(covariances: Doubles, side: Levels) -> Doubles:  # [V, T]
     return np.where(((side.bits[:, i] > 0) & (side.bits[:, j] > 0))[side.grades], covariances, 0.0)
 
 
-def _swept(meetings: Meetings, side: Levels, other: Doubles, known: tuple[Doubles, Doubles], ridge: Doubles) -> Levels:
+def _swept(
+    meetings: Meetings, side: Levels, other: Doubles, known: tuple[Doubles, Doubles], ridge: Doubles
+) -> Levels:
     """Choose all levels of one side anew, then its scales."""
     from featherbed.kernels.bayes import choose_levels
 
@@ -229,18 +269,25 @@ def _swept(meetings: Meetings, side: Levels, other: Doubles, known: tuple[Double
         return 0.0
 
     meetings.share_out(job)
-    systems, rights = (np.sum([sums[first][part] for first in sorted(sums)], axis=0) for part in (0, 1))
+    systems, rights = (
+        np.sum([sums[first][part] for first in sorted(sums)], axis=0) for part in (0, 1)
+    )
     scales = side.scales.copy()
     for g in range(len(side.rows)):
         used = np.flatnonzero(side.bits[g])
         if len(used):
             system = systems[g][np.ix_(used, used)]
-            found = np.linalg.solve(system + (1e-6 * np.trace(system) / len(used) + 1e-30) * np.eye(len(used)), rights[g][used])
+            found = np.linalg.solve(
+                system + (1e-6 * np.trace(system) / len(used) + 1e-30) * np.eye(len(used)),
+                rights[g][used],
+            )
             scales[g, used] = np.where(found > 0.3 * scales[g, used], found, scales[g, used])
     return replace(side, levels=levels, scales=_storable(scales, side.scale_kind == "float16"))
 
 
-def best_rounding(posterior: Posterior, counts: tuple[Counts, Counts], budget: int) -> tuple[Levels, Levels, float]:
+def best_rounding(
+    posterior: Posterior, counts: tuple[Counts, Counts], budget: int
+) -> tuple[Levels, Levels, float]:
     """Round both sides to at most ``budget`` bytes of files, the number of grades chosen by the error that is expected.
 
     >>> rows = np.random.default_rng(0).normal(size=(40, 3))
@@ -251,9 +298,15 @@ def best_rounding(posterior: Posterior, counts: tuple[Counts, Counts], budget: i
     """
     matrices = (posterior.users, posterior.items)
     _check_budget(budget, len(counts[0]), len(counts[1]), matrices[0].shape[1])
-    plans = [plan for grades in GRADES if (plan := _planned(matrices, counts, budget, grades, ENOUGH * posterior.noise))]
+    plans = [
+        plan
+        for grades in GRADES
+        if (plan := _planned(matrices, counts, budget, grades, ENOUGH * posterior.noise))
+    ]
     good = min(plan[1] for plan in plans) + CLOSE * posterior.noise
-    _, expected, bits, rows = min((plan for plan in plans if plan[1] <= good), key=lambda plan: plan[0])
+    _, expected, bits, rows = min(
+        (plan for plan in plans if plan[1] <= good), key=lambda plan: plan[0]
+    )
     users, items = (Levels.round(*side) for side in zip(matrices, bits, rows, strict=True))
     return users, items, expected
 
@@ -261,20 +314,34 @@ def best_rounding(posterior: Posterior, counts: tuple[Counts, Counts], budget: i
 def _check_budget(budget: int, users: int, items: int, dim: int) -> None:
     least = _bytes([_empty(np.zeros((1, dim), np.uint8), [rows], True) for rows in (users, items)])
     if budget < least:
-        raise ArgumentError(f"budget={budget:,}: the headers of the two files alone take {least:,} bytes, give more than that")
+        raise ArgumentError(
+            f"budget={budget:,}: the headers of the two files alone take {least:,} bytes, give more than that"
+        )
 
 
 def _planned(
-    matrices: tuple[Doubles, Doubles], counts: tuple[Counts, Counts], budget: int, grades: int, enough: float
+    matrices: tuple[Doubles, Doubles],
+    counts: tuple[Counts, Counts],
+    budget: int,
+    grades: int,
+    enough: float,
 ) -> tuple[int, float, tuple[Bits, Bits], tuple[list[int], list[int]]] | None:
     """Return bytes, expected error, bits and rows with so many grades; None if their headers alone do not fit."""
     rows = (grade_rows(counts[0], grades), grade_rows(counts[1], grades))
-    spreads = (grade_moments(matrices[0], counts[0], rows[0]), grade_moments(matrices[1], counts[1], rows[1]))
+    spreads = (
+        grade_moments(matrices[0], counts[0], rows[0]),
+        grade_moments(matrices[1], counts[1], rows[1]),
+    )
     halves = [_halves(matrix) for matrix in matrices]
-    bare = [_empty(np.zeros_like(s, np.uint8), r, h) for s, r, h in zip(spreads, rows, halves, strict=True)]
+    bare = [
+        _empty(np.zeros_like(s, np.uint8), r, h)
+        for s, r, h in zip(spreads, rows, halves, strict=True)
+    ]
     room = 8 * (budget - _bytes(bare))
     while room >= 0:
-        bits, expected = allocate(spreads, rows, room, scale_bits=16 if all(halves) else 32, enough=enough)
+        bits, expected = allocate(
+            spreads, rows, room, scale_bits=16 if all(halves) else 32, enough=enough
+        )
         size = _bytes([_empty(*side) for side in zip(bits, rows, halves, strict=True)])
         if size <= budget:
             return size, expected, bits, rows
@@ -292,7 +359,13 @@ def _bytes(sides: Sequence[Levels]) -> int:
 
 
 def graded_tables(
-    train: Ratings, validation: Ratings, *, dim: int = 16, budget: int, seed: int = 0, progress: Progress | None = None
+    train: Ratings,
+    validation: Ratings,
+    *,
+    dim: int = 16,
+    budget: int,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> tuple[PackedTable, PackedTable, float, dict[str, Any]]:
     """Return users' and items' rows that fit in ``budget`` bytes of files (without keys), the mean, and notes of the making.
 
@@ -306,14 +379,27 @@ def graded_tables(
     >>> notes["bytes"] <= 1500, notes["validation"] < 0.3
     (True, True)
     """
-    counts = np.bincount(train.users, minlength=train.num_users), np.bincount(train.items, minlength=train.num_items)
+    counts = (
+        np.bincount(train.users, minlength=train.num_users),
+        np.bincount(train.items, minlength=train.num_items),
+    )
     if any(bool((np.diff(side) > 0).any()) for side in counts):
-        raise ArgumentError("ids are not in falling order of training counts: renumber them by tasks.splits.by_frequency")
+        raise ArgumentError(
+            "ids are not in falling order of training counts: renumber them by tasks.splits.by_frequency"
+        )
     _check_budget(budget, train.num_users, train.num_items, dim)
     held = validation if len(validation) else None
     posterior = variational(train, dim, validation=held, seed=seed, progress=progress)
     users, items, expected = best_rounding(posterior, counts, budget)
-    users, items, errors = fit_levels(train, posterior, users, items, validation=held, progress=progress)
+    users, items, errors = fit_levels(
+        train, posterior, users, items, validation=held, progress=progress
+    )
     dense, least = (None, None) if held is None else (posterior.error(held), min(errors))
-    notes = {"bytes": _bytes([users, items]), "dense": dense, "expected": expected, "errors": errors, "validation": least}
+    notes = {
+        "bytes": _bytes([users, items]),
+        "dense": dense,
+        "expected": expected,
+        "errors": errors,
+        "validation": least,
+    }
     return users.packed(), items.packed(), posterior.mean, notes

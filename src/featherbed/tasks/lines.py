@@ -54,7 +54,9 @@ class Lines:
     [(1, b'1,2\\n3,4\\n')]
     """
 
-    def __init__(self, path: Path, encoding: str | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self, path: Path, encoding: str | None = None, progress: Progress | None = None
+    ) -> None:
         self.path, self.encoding, self.block, self.progress = path, encoding, BLOCK, progress
         self.lenient = False
         self.packed = ""
@@ -69,11 +71,21 @@ class Lines:
         first = self._read()
         if first.startswith(WIDE) or b"\0" in first[:4096]:
             self.close()
-            kind = "UTF-16 or UTF-32 text: save it as UTF-8" if first.startswith(WIDE) else "no text: it holds zero bytes"
+            kind = (
+                "UTF-16 or UTF-32 text: save it as UTF-8"
+                if first.startswith(WIDE)
+                else "no text: it holds zero bytes"
+            )
             raise DataError(f"{path} is {kind}")
         self._first = first.removeprefix(b"\xef\xbb\xbf")
-        self._returns = b"\n" not in first and b"\r" in first  # lines end as they did on old Macintoshes
-        self.head = self._first[: 1 << 20].replace(b"\r\n", b"\n").replace(b"\r", b"\n" if self._returns else b"\r")
+        self._returns = (
+            b"\n" not in first and b"\r" in first
+        )  # lines end as they did on old Macintoshes
+        self.head = (
+            self._first[: 1 << 20]
+            .replace(b"\r\n", b"\n")
+            .replace(b"\r", b"\n" if self._returns else b"\r")
+        )
         self.whole = len(self._first) <= 1 << 20 and len(first) < self.block
 
     def close(self) -> None:
@@ -88,7 +100,11 @@ class Lines:
         self.packed = next((name for magic, name in PACKED.items() if start.startswith(magic)), "")
         if self.packed == "zstd":
             return import_module("pyarrow").CompressedInputStream(self._raw, "zstd")
-        openers: dict[str, Callable[[Any], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+        openers: dict[str, Callable[[Any], Any]] = {
+            "gzip": gzip.open,
+            "bzip2": bz2.open,
+            "xz": lzma.open,
+        }
         return openers[self.packed](self._raw) if self.packed else self._raw
 
     def _read(self) -> bytes:
@@ -121,7 +137,9 @@ class Lines:
                 end = cut(data)
                 if end == 0 and len(data) > MOST * self.block:
                     size = f"{len(data) >> 20:,} MB"
-                    raise DataError(f"{self.path}, line {line}: no end within {size}: is this a file of lines?")
+                    raise DataError(
+                        f"{self.path}, line {line}: no end within {size}: is this a file of lines?"
+                    )
                 block, rest = data[:end], data[end:]
                 if block:
                     yield line, self._text(block, line)
@@ -146,9 +164,13 @@ class Lines:
                 return block.decode("latin-1").encode()
             place = line + block.count(b"\n", 0, error.start)
             name = self.encoding or "UTF-8"
-            raise DataError(f"{self.path}, line {place}: not {name} text; name its encoding, such as latin-1") from None
+            raise DataError(
+                f"{self.path}, line {place}: not {name} text; name its encoding, such as latin-1"
+            ) from None
         except LookupError:
-            raise DataError(f"encoding {self.encoding!r} is not known: use a name such as utf-8 or latin-1") from None
+            raise DataError(
+                f"encoding {self.encoding!r} is not known: use a name such as utf-8 or latin-1"
+            ) from None
         return block if self.encoding is None else decoded.encode()
 
 
@@ -172,7 +194,9 @@ class Held:
 
     ends: NDArray[np.int64]  # [lines]
     joined: list[tuple[int, int]] = field(default_factory=list)  # first and last line of a record
-    stray: list[tuple[int, int, int]] = field(default_factory=list)  # line, place of the cell, where its mark is
+    stray: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # line, place of the cell, where its mark is
     undecided: int = -1  # where a record begins that may end after the text
 
     def goes_on(self) -> NDArray[np.bool_]:  # [lines]
@@ -203,9 +227,21 @@ class Quotes:
     """
 
     def __init__(
-        self, mark: bytes, width: int, *, whole: tuple[int, ...] = (), numbers: tuple[int, ...] | None = None, span: int = SPAN
+        self,
+        mark: bytes,
+        width: int,
+        *,
+        whole: tuple[int, ...] = (),
+        numbers: tuple[int, ...] | None = None,
+        span: int = SPAN,
     ) -> None:
-        self.mark, self.width, self.whole, self.numbers, self.span = mark, width, whole, numbers, span
+        self.mark, self.width, self.whole, self.numbers, self.span = (
+            mark,
+            width,
+            whole,
+            numbers,
+            span,
+        )
         self._closed = re.compile(rb'(?:[^"\n]++|"")*+"(?!")')
         self._closes = re.compile(rb'(?:[^"]++|"")*+"(?!")')
         self._after = re.compile(rb"[ \t]*(?=" + re.escape(mark) + rb"|\r?\n)")
@@ -216,7 +252,9 @@ class Quotes:
         held = Held(np.flatnonzero(octets == ord("\n")))
         marks = np.cumsum(octets == ord('"'), dtype=np.uint8)[held.ends] & 1
         done = -1
-        for line in np.flatnonzero(np.diff(marks, prepend=np.uint8(0))).tolist():  # lines with an odd number of marks
+        for line in np.flatnonzero(
+            np.diff(marks, prepend=np.uint8(0))
+        ).tolist():  # lines with an odd number of marks
             if line <= done:
                 continue
             start = int(held.ends[line - 1]) + 1 if line else 0
@@ -278,7 +316,11 @@ class Quotes:
         cells = line.split(self.mark)
         if len(cells) != self.width:
             return False
-        return any(map(is_number, cells)) if self.numbers is None else all(is_number(cells[at]) for at in self.numbers)
+        return (
+            any(map(is_number, cells))
+            if self.numbers is None
+            else all(is_number(cells[at]) for at in self.numbers)
+        )
 
     def cut(self, data: bytes) -> int:
         """Return where the last record ends that is whole."""
@@ -296,9 +338,16 @@ class Quotes:
             end = int(held.ends[line])
             cell, *others = text[at:end].split(self.mark)
             start = int(held.ends[line - 1]) + 1 if line else 0
-            if place in self.whole or place + 1 + len(others) > self.width or any(b'"' in other for other in others):
+            if (
+                place in self.whole
+                or place + 1 + len(others) > self.width
+                or any(b'"' in other for other in others)
+            ):
                 parts += text[done:start], self.mark * self.width + broken
             else:
-                parts += text[done:at], self.mark.join([b'"' + cell.replace(b'"', b'""') + b'"', *others])
+                parts += (
+                    text[done:at],
+                    self.mark.join([b'"' + cell.replace(b'"', b'""') + b'"', *others]),
+                )
             done = end
         return b"".join([*parts, text[done:]])

@@ -51,7 +51,9 @@ class LanguageModel(WordModel):
         drop_words: float = 0.0,
     ) -> None:
         super().__init__(words, width=hidden, tied=tied, samples=samples, drop_words=drop_words)
-        self.lstm = nn.LSTM(self.table.embedding_dim, hidden, layers, dropout=dropout if layers > 1 else 0.0)
+        self.lstm = nn.LSTM(
+            self.table.embedding_dim, hidden, layers, dropout=dropout if layers > 1 else 0.0
+        )
         self.dropout = nn.Dropout(dropout)
 
     def read(self, rows: Tensor, state: State | None) -> Read:
@@ -85,7 +87,9 @@ def exp(loss: float) -> float:
 
 
 @torch.no_grad()
-def perplexity(model: WordModel, ids: NDArray[np.int64], batch: int = 10, length: int = 70) -> float:
+def perplexity(
+    model: WordModel, ids: NDArray[np.int64], batch: int = 10, length: int = 70
+) -> float:
     """Return exp(mean cross-entropy) of a text, over all words."""
     model.eval()
     text, state = columns(ids, batch), None
@@ -94,7 +98,11 @@ def perplexity(model: WordModel, ids: NDArray[np.int64], batch: int = 10, length
     for start in range(0, len(text) - 1, length):
         target = text[start + 1 : start + 1 + length]
         found = model.losses(text[start : start + len(target)], target, state, everything)
-        state, total, count = found.state, total + float(found.plain) * target.numel(), count + target.numel()
+        state, total, count = (
+            found.state,
+            total + float(found.plain) * target.numel(),
+            count + target.numel(),
+        )
     return exp(total / count)
 
 
@@ -111,7 +119,9 @@ def segments(count: int, length: int, draw: Sequence[int] | None = None) -> list
     while cuts[-1] < count:
         taken = length
         if rng is not None:
-            taken = max(LEAST, int(rng.normal(length if rng.random() < 0.95 else length / 2, SPREAD)))
+            taken = max(
+                LEAST, int(rng.normal(length if rng.random() < 0.95 else length / 2, SPREAD))
+            )
         cuts.append(min(count, cuts[-1] + taken))
     return list(pairwise(cuts))
 
@@ -137,7 +147,11 @@ def train_epoch(
         (found.whole + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(clipped, clip)
         optimizer.step()
-        state, total, count = found.state, total + float(found.plain.detach()) * target.numel(), count + target.numel()
+        state, total, count = (
+            found.state,
+            total + float(found.plain.detach()) * target.numel(),
+            count + target.numel(),
+        )
         after(exp(total / count), count)
     return exp(total / count), count
 
@@ -170,7 +184,10 @@ def train(
     """
     torch.manual_seed(seed)  # dropout draws from torch's own generator
     text = columns(corpus.train, batch)
-    cuts = [segments(len(text) - 1, length, (seed, epoch) if random_length else None) for epoch in range(epochs)]
+    cuts = [
+        segments(len(text) - 1, length, (seed, epoch) if random_length else None)
+        for epoch in range(epochs)
+    ]
     ends = np.cumsum([0, *map(len, cuts)]).tolist()
     loop = {"epochs": epochs, "batch": batch, "length": length, "clip": clip, "patience": patience}
     result = Result(name, {**loop, **(settings or {})}, seed)
@@ -186,7 +203,9 @@ def train(
         stepped=schedulers,
     )
     with training, training_bar(progress) as bar:
-        task = bar.add_task(name, total=ends[-1], completed=ends[min(training.first, epochs)], note="")
+        task = bar.add_task(
+            name, total=ends[-1], completed=ends[min(training.first, epochs)], note=""
+        )
         for epoch in training.epochs(epochs):
             begun = time.perf_counter()
 
@@ -196,14 +215,26 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = group["initial_lr"] * share
 
-            def after(train_perplexity: float, count: int, epoch: int = epoch, begun: float = begun) -> None:
+            def after(
+                train_perplexity: float, count: int, epoch: int = epoch, begun: float = begun
+            ) -> None:
                 for scheduler in schedulers:
                     scheduler.step()
                 speed = count / (time.perf_counter() - begun)
-                bar.update(task, advance=1, note=f"epoch {epoch}, train {train_perplexity:.1f}, {speed:,.0f} tokens/s")
+                bar.update(
+                    task,
+                    advance=1,
+                    note=f"epoch {epoch}, train {train_perplexity:.1f}, {speed:,.0f} tokens/s",
+                )
 
-            train_perplexity, count = train_epoch(model, optimizer, text, cuts[epoch], clip, before, after)
-            row = {"epoch": epoch, "train_perplexity": train_perplexity, "seconds": time.perf_counter() - begun}
+            train_perplexity, count = train_epoch(
+                model, optimizer, text, cuts[epoch], clip, before, after
+            )
+            row = {
+                "epoch": epoch,
+                "train_perplexity": train_perplexity,
+                "seconds": time.perf_counter() - begun,
+            }
             row["tokens_per_second"] = count / row["seconds"]
             with averages(optimizer):
                 row["validation_perplexity"] = perplexity(model, corpus.validation)
@@ -227,5 +258,8 @@ def sizes_of(model: WordModel, optimizer: torch.optim.Optimizer) -> dict[str, An
         return asdict(model.table.sizes(optimizer))
     except NotPackable:
         dense = model.table.num_embeddings * model.table.embedding_dim * 4
-        known = {"training": measure(model.table, optimizer), "parameters": model.table.parameter_count()}
+        known = {
+            "training": measure(model.table, optimizer),
+            "parameters": model.table.parameter_count(),
+        }
         return {"file": None, "resident": None, **known, "dense": dense, "code_bits": None}

@@ -75,7 +75,11 @@ def _evaluated(batches: Iterable[Batch], loss: Callable[[Batch], Tensor]) -> flo
 
 
 def _learn(
-    batch: Batch, loss: Callable[[Batch], Tensor], optimizer: Optimizer, steps: int, tolerance: float
+    batch: Batch,
+    loss: Callable[[Batch], Tensor],
+    optimizer: Optimizer,
+    steps: int,
+    tolerance: float,
 ) -> tuple[int, float]:
     losses: list[float] = []
     for step in range(1, steps + 1):
@@ -115,4 +119,6 @@ def _rating(line: str, number: int, path: Any, separator: str) -> tuple[str, str
         return fields[0], fields[1], float(fields[2])
     except (IndexError, ValueError):
         found = line.strip()[:60]
-        raise DataError(f"{path}, line {number}: expected User{separator}Item{separator}Rating, found {found!r}") from None
+        raise DataError(
+            f"{path}, line {number}: expected User{separator}Item{separator}Rating, found {found!r}"
+        ) from None

@@ -72,18 +72,35 @@ class Passes:
         if biases not in BIASES:
             raise ArgumentError(f"biases={biases!r}: passes take {' or '.join(BIASES)}")
         for name, value in (("lr", lr), ("decay", decay), ("share", share), ("init", init)):
-            if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, Real)
+                or not (math.isfinite(value) and value >= 0)
+            ):
                 raise ArgumentError(f"{name}={value!r}: give a finite number of at least 0")
         if not (math.isfinite(unit) and unit > 0):
             raise ArgumentError(f"unit={unit!r}: give a finite number above 0")
         self.unit = float(unit)
-        self.mean, self.biases, self.lr, self.decay, self.share, self.seed = float(mean), biases, lr, decay, share, seed
+        self.mean, self.biases, self.lr, self.decay, self.share, self.seed = (
+            float(mean),
+            biases,
+            lr,
+            decay,
+            share,
+            seed,
+        )
         self.done = 0  # passes so far
         rng = np.random.default_rng(seed)
-        self.users, self.items = (self._start(rng, rows, dim, init) for rows in (num_users, num_items))
-        self.user_counts, self.item_counts = (np.zeros(rows, dtype=np.float32) for rows in (num_users, num_items))
+        self.users, self.items = (
+            self._start(rng, rows, dim, init) for rows in (num_users, num_items)
+        )
+        self.user_counts, self.item_counts = (
+            np.zeros(rows, dtype=np.float32) for rows in (num_users, num_items)
+        )
 
-    def _start(self, rng: np.random.Generator, rows: int, dim: int, init: float) -> Floats:  # [rows, dim]
+    def _start(
+        self, rng: np.random.Generator, rows: int, dim: int, init: float
+    ) -> Floats:  # [rows, dim]
         made = np.empty((rows, dim), dtype=np.float32)
         rng.random(dtype=np.float32, out=made)
         made -= np.float32(0.5)
@@ -103,7 +120,11 @@ class Passes:
         job = loops.learn_cells(self.users.shape[1], int(self.biases == "column"))
         sums, begins = np.zeros(loops.CELLS), np.zeros(loops.CELLS**2 + 2, dtype=np.int64)
         rng, total = np.random.default_rng([self.seed, 1, self.done]), 0.0
-        dealt: Block = (np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32), np.empty(BLOCK, np.float32))
+        dealt: Block = (
+            np.empty(BLOCK, np.int32),
+            np.empty(BLOCK, np.int32),
+            np.empty(BLOCK, np.float32),
+        )
         for number in rng.permutation(-(-len(train) // BLOCK)):
             block = self._block(train, int(number) * BLOCK)
             loops.deal(*block, *dealt, begins)
@@ -131,7 +152,9 @@ class Passes:
     def error(self, ratings: Ratings) -> float:
         """Return the mean squared error of the rows as they are."""
         if len(ratings) == 0:
-            raise ArgumentError("there are no ratings to measure the error on: give a validation set that is not empty")
+            raise ArgumentError(
+                "there are no ratings to measure the error on: give a validation set that is not empty"
+            )
         loops, run = _loops()
         job = loops.square_errors(self.users.shape[1], int(self.biases == "column"))
         sums, total = np.zeros(-(-BLOCK // loops.PIECE)), 0.0
@@ -143,7 +166,9 @@ class Passes:
             total += float(sums[:pieces].sum())
         return total / len(ratings) * self.unit**2
 
-    def _words(self, loops: Any, block: Block, count: int, sums: NDArray[np.float64], scale: float = 1.0) -> NDArray[np.int64]:
+    def _words(
+        self, loops: Any, block: Block, count: int, sums: NDArray[np.float64], scale: float = 1.0
+    ) -> NDArray[np.int64]:
         """Lay out the arguments of a job."""
         self.numbers = np.array([0.0, scale * self.lr, self.share, self.decay], dtype=np.float32)
         words = np.zeros(loops.WORDS, dtype=np.int64)
@@ -156,15 +181,24 @@ class Passes:
 
     def _block(self, ratings: Ratings, begin: int) -> Block:
         """Read a block of ratings; refuse ids that have no row."""
-        users, items = (np.asarray(ids[begin : begin + BLOCK]) for ids in (ratings.users, ratings.items))
+        users, items = (
+            np.asarray(ids[begin : begin + BLOCK]) for ids in (ratings.users, ratings.items)
+        )
         for name, ids, rows in (("user", users, len(self.users)), ("item", items, len(self.items))):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= rows:
-                raise IdError(f"{name} {low if low < 0 else high} has no row: ids go from 0 to {rows - 1}")
-        values = (np.asarray(ratings.values[begin : begin + BLOCK], dtype=np.float32) - np.float32(self.mean)) / np.float32(
-            self.unit
+                raise IdError(
+                    f"{name} {low if low < 0 else high} has no row: ids go from 0 to {rows - 1}"
+                )
+        values = (
+            np.asarray(ratings.values[begin : begin + BLOCK], dtype=np.float32)
+            - np.float32(self.mean)
+        ) / np.float32(self.unit)
+        return (
+            np.ascontiguousarray(users, dtype=np.int32),
+            np.ascontiguousarray(items, dtype=np.int32),
+            values,
         )
-        return np.ascontiguousarray(users, dtype=np.int32), np.ascontiguousarray(items, dtype=np.int32), values
 
 
 def _loops() -> tuple[Any, Any]:

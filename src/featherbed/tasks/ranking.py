@@ -37,7 +37,9 @@ class BPR(nn.Module):
         super().__init__()
         self.users, self.items, self.others = users, items, items if others is None else others
 
-    def forward(self, users: Tensor, liked: Tensor, others: Tensor) -> Tensor:  # int64 [B] each -> []
+    def forward(
+        self, users: Tensor, liked: Tensor, others: Tensor
+    ) -> Tensor:  # int64 [B] each -> []
         """Return the mean loss."""
         ahead = (self.users(users) * (self.items(liked) - self.others(others))).sum(-1)
         return -F.logsigmoid(ahead).mean()
@@ -53,7 +55,9 @@ class Ranked:
     history: list[dict[str, float]]
 
 
-def draw_others(train: Chosen, users: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def draw_others(
+    train: Chosen, users: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Draw for every user an item that the user did not choose."""
     out = np.empty(len(users), dtype=np.int64)
     draw_negatives(users, train.starts, train.items, train.num_items, rng, out)
@@ -88,12 +92,17 @@ def train_bpr(
     (30, 4)
     """
     if not len(train):
-        raise DataError("nobody chose anything in the training part: there is nothing to learn from")
+        raise DataError(
+            "nobody chose anything in the training part: there is nothing to learn from"
+        )
     for name, value in (("dim", dim), ("epochs", epochs), ("negatives", negatives)):
         if value < 1:
             raise ArgumentError(f"{name}={value}: give a whole number of at least 1")
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    rows, columns = (rng.uniform(-0.01, 0.01, (n, dim)).astype(np.float32) for n in (train.num_users, train.num_items))
+    rows, columns = (
+        rng.uniform(-0.01, 0.01, (n, dim)).astype(np.float32)
+        for n in (train.num_users, train.num_items)
+    )
     users, liked = np.repeat(train.users, negatives), np.repeat(train.items, negatives)
     history: list[dict[str, float]] = []
     best = (-1.0, 0, rows.copy(), columns.copy())
@@ -103,8 +112,13 @@ def train_bpr(
             order = rng.permutation(len(users))
             others = draw_others(train, users[order], rng)
             ids = [
-                share(torch.from_numpy(part[order]), count, p, generator=generator).numpy() if p else part[order]
-                for part, count, p in ((users, train.num_users, p_users), (liked, train.num_items, p_items))
+                share(torch.from_numpy(part[order]), count, p, generator=generator).numpy()
+                if p
+                else part[order]
+                for part, count, p in (
+                    (users, train.num_users, p_users),
+                    (liked, train.num_items, p_items),
+                )
             ]
             loss = ranking_pass(rows, columns, ids[0], ids[1], others, lr * fall**epoch, decay)
             found = ranking_metrics(rows, columns, train, validation)
@@ -141,6 +155,13 @@ def choices(
     users = number[ratings.users[order]]
     first = np.concatenate([[0], np.cumsum(counts[kept])[:-1]])
     place = np.arange(len(order)) - first[users]
-    parts = (place < train, (place >= train) & (place < train + validation), place >= train + validation)
-    made = [Chosen.of(users[part], ratings.items[order][part], len(kept), ratings.num_items) for part in parts]
+    parts = (
+        place < train,
+        (place >= train) & (place < train + validation),
+        place >= train + validation,
+    )
+    made = [
+        Chosen.of(users[part], ratings.items[order][part], len(kept), ratings.num_items)
+        for part in parts
+    ]
     return made[0], made[1], made[2]

@@ -31,7 +31,9 @@ class Chosen:
     num_items: int
 
     @classmethod
-    def of(cls, users: NDArray[np.integer], items: NDArray[np.integer], num_users: int, num_items: int) -> Chosen:
+    def of(
+        cls, users: NDArray[np.integer], items: NDArray[np.integer], num_users: int, num_items: int
+    ) -> Chosen:
         """Gather (user, item) pairs; a pair that stands twice counts once."""
         pairs = np.unique(users.astype(np.int64) * num_items + items)
         starts = np.zeros(num_users + 1, dtype=np.int64)
@@ -46,7 +48,10 @@ class Chosen:
 
     def joined(self, other: Chosen) -> Chosen:
         """Return what users chose here or there."""
-        users, items = np.concatenate([self.users, other.users]), np.concatenate([self.items, other.items])
+        users, items = (
+            np.concatenate([self.users, other.users]),
+            np.concatenate([self.items, other.items]),
+        )
         return Chosen.of(users, items, self.num_users, self.num_items)
 
     @property
@@ -79,7 +84,9 @@ def ranking_metrics(
         )
     counted = np.flatnonzero(np.diff(held_out.starts))
     if not len(counted):
-        raise ArgumentError("no user chose anything in the part that is held out: there is nothing to measure")
+        raise ArgumentError(
+            "no user chose anything in the part that is held out: there is nothing to measure"
+        )
     most = min(10, train.num_items)
     discounts = 1 / np.log2(np.arange(2, 12))
     sums = np.zeros(5)
@@ -93,10 +100,18 @@ def ranking_metrics(
             (hits.sum(1) / np.minimum(chosen, 10)).sum(),
             *((hits[:, :k].sum(1) / k).sum() for k in (1, 5, 10)),
         ]
-    return dict(zip(("ndcg@10", "recall@10", "p@1", "p@5", "p@10"), (sums / len(counted)).tolist(), strict=True))
+    return dict(
+        zip(
+            ("ndcg@10", "recall@10", "p@1", "p@5", "p@10"),
+            (sums / len(counted)).tolist(),
+            strict=True,
+        )
+    )
 
 
-def _best(scores: NDArray[np.floating], users: Ids, train: Chosen, most: int) -> Ids:  # [B, items] -> [B, most]
+def _best(
+    scores: NDArray[np.floating], users: Ids, train: Chosen, most: int
+) -> Ids:  # [B, items] -> [B, most]
     """Return the best items of each row that the user did not choose in training, best first."""
     for row, user in zip(scores, users, strict=True):
         row[train[user]] = -np.inf
@@ -105,7 +120,9 @@ def _best(scores: NDArray[np.floating], users: Ids, train: Chosen, most: int) ->
     return np.take_along_axis(best, order, axis=1)
 
 
-def _hits(best: Ids, users: Ids, held_out: Chosen) -> NDArray[np.float64]:  # [B, most] -> [B, most] of 0 and 1
+def _hits(
+    best: Ids, users: Ids, held_out: Chosen
+) -> NDArray[np.float64]:  # [B, most] -> [B, most] of 0 and 1
     keys = held_out.users * held_out.num_items + held_out.items  # rising
     asked = users[:, None] * held_out.num_items + best
     place = np.searchsorted(keys, asked).clip(max=len(keys) - 1)

@@ -44,16 +44,24 @@ class MatrixFactorization(nn.Module):
     user_bias: nn.Parameter | None
     item_bias: nn.Parameter | None
 
-    def __init__(self, users: Table, items: Table, *, mean: float = 0.0, biases: str = "none") -> None:
+    def __init__(
+        self, users: Table, items: Table, *, mean: float = 0.0, biases: str = "none"
+    ) -> None:
         super().__init__()
         if users.embedding_dim != items.embedding_dim:
-            raise ArgumentError(f"users have width {users.embedding_dim}, items {items.embedding_dim}: they must agree")
+            raise ArgumentError(
+                f"users have width {users.embedding_dim}, items {items.embedding_dim}: they must agree"
+            )
         if biases not in BIASES:
             raise ArgumentError(f"biases={biases!r}: use one of {', '.join(BIASES)}")
         self.users, self.items, self.biases = users, items, biases
         self.register_buffer("mean", torch.tensor(float(mean)))
-        self.user_bias = nn.Parameter(torch.zeros(users.num_embeddings)) if biases == "apart" else None
-        self.item_bias = nn.Parameter(torch.zeros(items.num_embeddings)) if biases == "apart" else None
+        self.user_bias = (
+            nn.Parameter(torch.zeros(users.num_embeddings)) if biases == "apart" else None
+        )
+        self.item_bias = (
+            nn.Parameter(torch.zeros(items.num_embeddings)) if biases == "apart" else None
+        )
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:  # int64 [B], int64 [B] -> [B]
         """Return the predicted ratings."""
@@ -69,7 +77,9 @@ class MatrixFactorization(nn.Module):
 
 def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
     """Return users, items and ratings as tensors."""
-    users, items = (torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in (ratings.users, ratings.items))
+    users, items = (
+        torch.from_numpy(ids.astype(np.int64, copy=False)) for ids in (ratings.users, ratings.items)
+    )
     return users, items, torch.from_numpy(ratings.values)
 
 
@@ -77,10 +87,14 @@ def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
 def mean_squared_error(model: nn.Module, ratings: Ratings, batch: int = 65_536) -> float:
     """Return the mean squared error of a model's predictions."""
     if len(ratings) == 0:
-        raise ArgumentError("there are no ratings to measure the error on: give a validation set that is not empty")
+        raise ArgumentError(
+            "there are no ratings to measure the error on: give a validation set that is not empty"
+        )
     model.eval()
     total = 0.0
-    for users, items, values in zip(*(torch.split(part, batch) for part in to_tensors(ratings)), strict=True):
+    for users, items, values in zip(
+        *(torch.split(part, batch) for part in to_tensors(ratings)), strict=True
+    ):
         total += float(F.mse_loss(model(users, items), values, reduction="sum"))
     return total / len(ratings)
 
@@ -133,7 +147,11 @@ def count_nonzeros(model: MatrixFactorization) -> int | None:
     20
     """
     tables = bare(model.users), bare(model.items)
-    counts = [int(torch.count_nonzero(table.transform)) for table in tables if isinstance(table, AnchorTable)]
+    counts = [
+        int(torch.count_nonzero(table.transform))
+        for table in tables
+        if isinstance(table, AnchorTable)
+    ]
     return sum(counts) if counts else None
 
 
@@ -165,7 +183,9 @@ def train(
         raise ArgumentError("there are no ratings to train on")
     generator = torch.Generator().manual_seed(seed)
     triples = to_tensors(train)
-    result = Result(name, {"epochs": epochs, "batch": batch, "patience": patience, **(settings or {})}, seed)
+    result = Result(
+        name, {"epochs": epochs, "batch": batch, "patience": patience, **(settings or {})}, seed
+    )
     training = Training(
         result,
         model,
@@ -180,7 +200,10 @@ def train(
         task = bar.add_task(name, total=epochs, completed=training.first, note="")
         for epoch in training.epochs(epochs):
             begun = time.perf_counter()
-            row = {"epoch": epoch, "train_mse": train_epoch(model, optimizer, triples, batch, generator, schedulers)}
+            row = {
+                "epoch": epoch,
+                "train_mse": train_epoch(model, optimizer, triples, batch, generator, schedulers),
+            }
             row["seconds"] = time.perf_counter() - begun
             if growth is not None:
                 found = growth.step(lambda: mean_squared_error(model, validation))
@@ -191,11 +214,23 @@ def train(
             if nonzeros is not None:
                 row["nonzeros"] = nonzeros
             training.record(row)
-            rate, weights = len(train) / row["seconds"] / 1000, "" if nonzeros is None else f", {nonzeros:,} weights"
-            bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}{weights}, {rate:,.0f}k/s")
+            rate, weights = (
+                len(train) / row["seconds"] / 1000,
+                "" if nonzeros is None else f", {nonzeros:,} weights",
+            )
+            bar.update(
+                task,
+                advance=1,
+                note=f"validation {row['validation_mse']:.4f}{weights}, {rate:,.0f}k/s",
+            )
     for table in () if growth is None else growth.tables:
-        table.on_training = table.on_gradient = None  # the best state is back: a change that was due is not made
+        table.on_training = table.on_gradient = (
+            None  # the best state is back: a change that was due is not made
+        )
     result.metrics["train"] = {"mse": mean_squared_error(model, train)}
     result.metrics["validation"] = {"mse": mean_squared_error(model, validation)}
-    result.sizes = {"users": asdict(model.users.sizes(optimizer)), "items": asdict(model.items.sizes(optimizer))}
+    result.sizes = {
+        "users": asdict(model.users.sizes(optimizer)),
+        "items": asdict(model.items.sizes(optimizer)),
+    }
     return result

@@ -17,7 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
-from featherbed.tasks.columns import BLANK, GOOD, MISSING, NOT_FINITE, REASONS, Judged, judge, open_columns, refuse_odd, seconds
+from featherbed.tasks.columns import (
+    BLANK,
+    GOOD,
+    MISSING,
+    NOT_FINITE,
+    REASONS,
+    Judged,
+    judge,
+    open_columns,
+    refuse_odd,
+    seconds,
+)
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.frames import BROKEN, FAULTS, Block, Columns
 from featherbed.tasks.roles import find_columns, guessed_column
@@ -90,13 +101,19 @@ def read_ratings(
         try:
             Path(workplace).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ArgumentError(f"workplace={str(workplace)!r}: not a folder that can be made: {error.strerror}") from None
+            raise ArgumentError(
+                f"workplace={str(workplace)!r}: not a folder that can be made: {error.strerror}"
+            ) from None
     file = open_columns(path, encoding=encoding, progress=progress)
     given = {"user": user, "item": item, "rating": rating, "time": time}
-    roles = find_columns(file.names, given, ("user", "item", "rating"), str(file.path), header=file.header)
+    roles = find_columns(
+        file.names, given, ("user", "item", "rating"), str(file.path), header=file.header
+    )
     notes = [] if file.header else ["no header: columns are counted from 1"]
     if time is None and "time" in roles and (against := _against_time(file, roles["time"])):
-        notes.append(f"column {file.names[roles.pop('time')]!r} was not taken for the time: {against}")
+        notes.append(
+            f"column {file.names[roles.pop('time')]!r} was not taken for the time: {against}"
+        )
     refuse_odd(file, roles)
     counts: Counter[str] = Counter()
     gathered = _Gathered(workplace, long, "time" in roles)
@@ -107,7 +124,12 @@ def read_ratings(
     notes += _late_time(file, roles)
     columns = {role: file.names[place] for role, place in roles.items()}
     counts["kept"] = len(ratings)
-    return Reading(ratings, columns, {name: counts[name] for name in _COUNTED}, [*notes, *_remarks(ratings, counts)])
+    return Reading(
+        ratings,
+        columns,
+        {name: counts[name] for name in _COUNTED},
+        [*notes, *_remarks(ratings, counts)],
+    )
 
 
 _COUNTED = ("lines", "kept", *REASONS.values(), "duplicates")
@@ -121,7 +143,11 @@ def _against_time(file: Columns, place: int) -> str:
     _, verdict = seconds(pl.Series(cells, dtype=pl.String))
     if not cells or float(np.mean(verdict == GOOD)) <= 0.5:
         return "no numbers or ISO dates"
-    return f"few of the first lines have it; --time {file.names[place]} takes it" if 2 * len(cells) < len(file.sample) else ""
+    return (
+        f"few of the first lines have it; --time {file.names[place]} takes it"
+        if 2 * len(cells) < len(file.sample)
+        else ""
+    )
 
 
 def _late_time(file: Columns, roles: dict[str, int]) -> list[str]:
@@ -129,11 +155,15 @@ def _late_time(file: Columns, roles: dict[str, int]) -> list[str]:
     names = sorted(file.later)
     for name in names if "time" not in roles else ():
         if guessed_column("time", [name], str(file.path)) is not None:
-            return [f"column {name!r} was not read: no line of the first megabyte has it (null in the first line is enough)"]
+            return [
+                f"column {name!r} was not read: no line of the first megabyte has it (null in the first line is enough)"
+            ]
     return []
 
 
-def _judged(file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool) -> Iterator[tuple[Block, Judged]]:
+def _judged(
+    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool
+) -> Iterator[tuple[Block, Judged]]:
     for block in ahead(file.blocks(list(roles.values()))):
         judged = judge(block.frame, decimal_comma=file.delimiter == ";", strip=file.kind == "text")
         verdict = judged.verdict
@@ -163,13 +193,19 @@ def _complaint(block: Block, row: int, fate: int, roles: list[str]) -> str:
         return f"no {next((role for role in roles if not str(cells[role] or '').strip()), 'value')}"
     if fate == NOT_FINITE:
         return f"rating {cells['rating']!r} is not a finite number"
-    _, verdict = seconds(block.frame[str(roles.index("time"))][row : row + 1]) if "time" in roles else (None, np.zeros(1))
+    _, verdict = (
+        seconds(block.frame[str(roles.index("time"))][row : row + 1])
+        if "time" in roles
+        else (None, np.zeros(1))
+    )
     role = "time" if verdict[0] != GOOD else "rating"
     wanted = "a number or an ISO date" if role == "time" else "a number"
     return f"{role} {str(cells[role])[:60]!r} is not {wanted}"
 
 
-def _refuse_outside(file: Columns, block: Block, judged: Judged, low: float | None, high: float | None) -> None:
+def _refuse_outside(
+    file: Columns, block: Block, judged: Judged, low: float | None, high: float | None
+) -> None:
     values = judged.values
     wrong = np.zeros(len(values), dtype=bool)
     if low is not None:
@@ -180,7 +216,9 @@ def _refuse_outside(file: Columns, block: Block, judged: Judged, low: float | No
         at = int(np.flatnonzero(wrong)[0])
         row = int(np.flatnonzero(judged.verdict == GOOD)[at])
         span = f"{'any' if low is None else f'{low:g}'} to {'any' if high is None else f'{high:g}'}"
-        raise DataError(f"{file.path}, {file.unit} {block.line(row)}: rating {values[at]:g} is outside the range {span}")
+        raise DataError(
+            f"{file.path}, {file.unit} {block.line(row)}: rating {values[at]:g} is outside the range {span}"
+        )
 
 
 class _Gathered:
@@ -201,20 +239,33 @@ class _Gathered:
 
     def finish(self, file: Columns, counts: Counter[str], policy: str, notes: list[str]) -> Ratings:
         if len(self.values) == 0:
-            said = ", ".join(f"{counts[name]:,} {name}" for name in REASONS.values() if counts[name])
-            raise DataError(f"{file.path}: no usable line among {counts['lines']:,}" + (f" ({said})" if said else ""))
+            said = ", ".join(
+                f"{counts[name]:,} {name}" for name in REASONS.values() if counts[name]
+            )
+            raise DataError(
+                f"{file.path}: no usable line among {counts['lines']:,}"
+                + (f" ({said})" if said else "")
+            )
         with ThreadPoolExecutor(2, "featherbed-keys") as both:
-            (users, user_keys), (items, item_keys) = both.map(KeyColumn.finish, (self.users, self.items))
+            (users, user_keys), (items, item_keys) = both.map(
+                KeyColumn.finish, (self.users, self.items)
+            )
         for side, keys in (("user", user_keys), ("item", item_keys)):
             if len(keys) < 2:
-                raise DataError(f"{file.path} has ratings of one {side} only, {keys[0]!r}: there is nothing to learn")
+                raise DataError(
+                    f"{file.path} has ratings of one {side} only, {keys[0]!r}: there is nothing to learn"
+                )
         times = None if self.times is None else self.times.array()
         ratings = Ratings(users, items, self.values.array(), user_keys, item_keys, times)
         return settle_duplicates(ratings, policy, counts, notes, self.folder)
 
 
 def settle_duplicates(
-    ratings: Ratings, policy: str, counts: Counter[str], notes: list[str], folder: str | Path | None = None
+    ratings: Ratings,
+    policy: str,
+    counts: Counter[str],
+    notes: list[str],
+    folder: str | Path | None = None,
 ) -> Ratings:
     """Apply a policy to pairs rated more than once; count them, and say so in ``notes``.
 
@@ -231,29 +282,45 @@ def settle_duplicates(
         if len(twice) and policy == "refuse":
             user, item = divmod(int(twice[0]), ratings.num_items)
             names = f"user {ratings.user_keys[user]!r} and item {ratings.item_keys[item]!r}"
-            raise DataError(f"{names} are rated more than once: choose what counts: {', '.join(POLICIES)}")
+            raise DataError(
+                f"{names} are rated more than once: choose what counts: {', '.join(POLICIES)}"
+            )
         if len(twice) and policy != "keep":
             marked = np.zeros(ratings.num_users, dtype=bool)
             marked[twice // ratings.num_items] = True
-            among = np.flatnonzero(marked[ratings.users[places]])  # few as a rule: only these are looked at one by one
+            among = np.flatnonzero(
+                marked[ratings.users[places]]
+            )  # few as a rule: only these are looked at one by one
             among = among[np.isin(pairs[among], twice)]
             _settle(ratings, policy, pairs[among], places[among], keep)
     again = counts["duplicates"]
     if not again:
         return ratings
     by = "line" if ratings.times is None else "time"
-    done = {"last": f"the last by {by} counts", "first": f"the first by {by} counts", "mean": "their mean counts"}
-    notes.append(f"{again:,} ratings of pairs that were rated before: {done.get(policy, 'all are kept')}")
+    done = {
+        "last": f"the last by {by} counts",
+        "first": f"the first by {by} counts",
+        "mean": "their mean counts",
+    }
+    notes.append(
+        f"{again:,} ratings of pairs that were rated before: {done.get(policy, 'all are kept')}"
+    )
     if policy == "keep":
         return ratings
     return chosen_ratings(ratings, keep, folder)
 
 
 def _settle(
-    ratings: Ratings, policy: str, pairs: NDArray[np.int64], places: NDArray[np.int64], keep: NDArray[np.bool_]
+    ratings: Ratings,
+    policy: str,
+    pairs: NDArray[np.int64],
+    places: NDArray[np.int64],
+    keep: NDArray[np.bool_],
 ) -> None:
     """Mark what is dropped of pairs that all stand more than once; for the mean, write it where it is kept."""
-    order = np.lexsort((pairs,) if ratings.times is None else (ratings.times[places], pairs))  # stable: else lines decide
+    order = np.lexsort(
+        (pairs,) if ratings.times is None else (ratings.times[places], pairs)
+    )  # stable: else lines decide
     same = pairs[order][1:] == pairs[order][:-1]
     kept = np.append(True, ~same) if policy == "first" else np.append(~same, True)
     keep[places[order[~kept]]] = False
@@ -270,7 +337,8 @@ def _remarks(ratings: Ratings, counts: Counter[str]) -> list[str]:
     if 2 * sum(counts[name] for name in REASONS.values()) > counts["lines"]:
         remarks.append("more than half of the lines were skipped: are these the right columns?")
     if all(
-        float(ratings.values[cut].min()) == float(ratings.values[cut].max()) == ratings.values[0] for cut in cuts(len(ratings))
+        float(ratings.values[cut].min()) == float(ratings.values[cut].max()) == ratings.values[0]
+        for cut in cuts(len(ratings))
     ):
         remarks.append(f"every rating is {ratings.values[0]:g}: there is nothing to tell apart")
     return remarks

@@ -67,7 +67,9 @@ class Recipe:
             raise ArgumentError(f"biases={self.biases!r}: use one of {', '.join(BIASES)}")
         for name in ("dim", "epochs", "batch"):
             if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: give a whole number of at least 1")
+                raise ArgumentError(
+                    f"{name}={getattr(self, name)}: give a whole number of at least 1"
+                )
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise ArgumentError(f"lr={self.lr}: give a number above 0")
         if self.dim < 2 and self.biases == "column":
@@ -79,9 +81,13 @@ class Recipe:
                 f"nonzeros={self.nonzeros}: neither {self.users!r} nor {self.items!r} has anchors, so no weights to count"
             )
         if (self.lambda1 is None) != (self.lambda2 is None):
-            raise ArgumentError("lambda1 and lambda2, the prices of an anchor and of a weight, go together")
+            raise ArgumentError(
+                "lambda1 and lambda2, the prices of an anchor and of a weight, go together"
+            )
         if self.grows and not all(grown):
-            raise ArgumentError(f"NBANT takes growinganchor on both sides, not {self.users!r} and {self.items!r}")
+            raise ArgumentError(
+                f"NBANT takes growinganchor on both sides, not {self.users!r} and {self.items!r}"
+            )
 
     @property
     def _kinds(self) -> tuple[type[Table], ...]:
@@ -117,7 +123,9 @@ class Trained:
         return count_nonzeros(self.model)
 
 
-def new_table(spec: str, counts: np.ndarray[Any, Any], recipe: Recipe, generator: torch.Generator) -> Table:
+def new_table(
+    spec: str, counts: np.ndarray[Any, Any], recipe: Recipe, generator: torch.Generator
+) -> Table:
     """Make a table for objects that occur ``counts`` times: near short random rows, or with anchors that start small."""
     kind, _ = parse_spec(spec)
     extra: dict[str, Any] = {}
@@ -133,8 +141,14 @@ def new_table(spec: str, counts: np.ndarray[Any, Any], recipe: Recipe, generator
 def new_model(recipe: Recipe, ratings: Ratings, seed: int) -> MatrixFactorization:
     """Make the model a recipe asks for."""
     generator = torch.Generator().manual_seed(seed)
-    counts = (np.bincount(ratings.users, minlength=ratings.num_users), np.bincount(ratings.items, minlength=ratings.num_items))
-    users, items = (new_table(s, c, recipe, generator) for s, c in zip((recipe.users, recipe.items), counts, strict=True))
+    counts = (
+        np.bincount(ratings.users, minlength=ratings.num_users),
+        np.bincount(ratings.items, minlength=ratings.num_items),
+    )
+    users, items = (
+        new_table(s, c, recipe, generator)
+        for s, c in zip((recipe.users, recipe.items), counts, strict=True)
+    )
     shared = [
         cast(Table, SSE(table, p, generator=generator)) if p else table
         for table, p in ((users, recipe.sse_users), (items, recipe.sse_items))
@@ -165,7 +179,11 @@ def fit(
     tables = bare(model.users), bare(model.items)
     batch = min(recipe.batch, max(1, len(split.train)))
     steps = recipe.epochs * math.ceil(len(split.train) / batch)
-    penalties = {table.transform: NonNegativeL1(recipe.lam) for table in tables if isinstance(table, AnchorTable)}
+    penalties = {
+        table.transform: NonNegativeL1(recipe.lam)
+        for table in tables
+        if isinstance(table, AnchorTable)
+    }
     optimizer: torch.optim.Optimizer = (
         Yogi(model.parameters(), recipe.lr or YOGI, penalties=penalties)
         if penalties
@@ -200,7 +218,14 @@ def fit(
         name=name,
     )
     if recipe.refit and recipe.grows and not result.interrupted:
-        return refitted(Trained(model, optimizer, result), recipe, split, seed=seed, progress=progress, name=name)
+        return refitted(
+            Trained(model, optimizer, result),
+            recipe,
+            split,
+            seed=seed,
+            progress=progress,
+            name=name,
+        )
     if budget is not None:
         budget.finish()
         for part in ("train", "validation"):
@@ -209,7 +234,13 @@ def fit(
 
 
 def refitted(
-    trained: Trained, recipe: Recipe, split: Split, *, seed: int = 0, progress: bool = True, name: str = "ratings"
+    trained: Trained,
+    recipe: Recipe,
+    split: Split,
+    *,
+    seed: int = 0,
+    progress: bool = True,
+    name: str = "ratings",
 ) -> Trained:
     """Train a model with anchors on for ``recipe.refit`` epochs: zeros stay zero, the other weights are free of the penalty.
 
@@ -239,7 +270,10 @@ def refitted(
         name=f"{name}, refit",
     )
     before = len(trained.result.history)
-    result.history = [*trained.result.history, *({**row, "epoch": before + row["epoch"]} for row in result.history)]
+    result.history = [
+        *trained.result.history,
+        *({**row, "epoch": before + row["epoch"]} for row in result.history),
+    ]
     return Trained(trained.model, optimizer, result)
 
 

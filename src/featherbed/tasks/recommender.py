@@ -20,7 +20,15 @@ from featherbed.tasks.bayes import MOST_BYTES, needed_bytes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.folders import write_folder
-from featherbed.tasks.jobs import Clock, check_out, clear_checkpoints, marked_checkpoints, move_folder, with_keys, workplace
+from featherbed.tasks.jobs import (
+    Clock,
+    check_out,
+    clear_checkpoints,
+    marked_checkpoints,
+    move_folder,
+    with_keys,
+    workplace,
+)
 from featherbed.tasks.passes import WIDEST
 from featherbed.tasks.progress import reading_bar
 from featherbed.tasks.reading import Reading, read_ratings
@@ -98,11 +106,17 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
         learnt = _learn(job, split, say)
         clock.passed("training")
         keys = split.train.user_keys, split.train.item_keys
-        learnt = replace(learnt, users=with_keys(learnt.users, keys[0]), items=with_keys(learnt.items, keys[1]))
+        learnt = replace(
+            learnt, users=with_keys(learnt.users, keys[0]), items=with_keys(learnt.items, keys[1])
+        )
         outcome = Outcome(_measured(job, split, learnt), learnt, reading, split, titles)
         clock.passed("measuring")
         outcome.metrics.update(stages=clock.stages, seconds=sum(clock.stages.values()))
-        settings = asdict(job.recipe) if job.recipe else {"dim": job.dim, "budget": outcome.metrics["sizes"]["file"]}
+        settings = (
+            asdict(job.recipe)
+            if job.recipe
+            else {"dim": job.dim, "budget": outcome.metrics["sizes"]["file"]}
+        )
         made = Path(place) / "made"
         write_folder(made, outcome, job.source.name, job.command, settings)
         save_split(split, made / SPLIT)
@@ -126,7 +140,9 @@ def described(reading: Reading) -> list[str]:
     """Say what was read: columns, sizes, what was left out."""
     ratings = reading.ratings
     columns = ", ".join(f"{role} = {column}" for role, column in reading.columns.items())
-    sizes = f"{len(ratings):,} ratings of {ratings.num_items:,} items by {ratings.num_users:,} users"
+    sizes = (
+        f"{len(ratings):,} ratings of {ratings.num_items:,} items by {ratings.num_users:,} users"
+    )
     return [f"{sizes} ({columns})", *reading.notes]
 
 
@@ -135,7 +151,9 @@ def _check(job: Job) -> None:
     for kind in (job.values, job.dictionary):
         level_bits(kind)
     if job.recipe is not None and job.values != "float32" and _rows_only(job.recipe):
-        raise ArgumentError("--values is for the weights of codes, and plain rows have none: store them by --dictionary")
+        raise ArgumentError(
+            "--values is for the weights of codes, and plain rows have none: store them by --dictionary"
+        )
     for name in ("low", "high"):
         if np.isnan(job.reading.get(name) or 0.0):
             raise ArgumentError(f"--{name} nan: give a number, or leave it out")
@@ -152,11 +170,17 @@ def _split(job: Job, ratings: Ratings, workplace: str, say: Callable[[str], None
         before = len(split.validation), len(split.test)
         split = seen_only(split, workplace)
         gone = before[0] - len(split.validation), before[1] - len(split.test)
-        say(f"users and items not seen in training: {gone[0]:,} validation and {gone[1]:,} test ratings left out")
+        say(
+            f"users and items not seen in training: {gone[0]:,} validation and {gone[1]:,} test ratings left out"
+        )
     for name in ("train", "validation", "test"):
         if not len(getattr(split, name)):
-            raise DataError(f"the {name} part of the {split.how} split is empty: give more ratings, or another --split")
-    say(f"{split.how} split: {len(split.train):,} train, {len(split.validation):,} validation, {len(split.test):,} test")
+            raise DataError(
+                f"the {name} part of the {split.how} split is empty: give more ratings, or another --split"
+            )
+    say(
+        f"{split.how} split: {len(split.train):,} train, {len(split.validation):,} validation, {len(split.test):,} test"
+    )
     return split
 
 
@@ -167,14 +191,22 @@ def _rows_only(recipe: Recipe) -> bool:
 def _plain(recipe: Recipe) -> bool:
     """Whether a recipe is of plain rows, which passes over a stream can train."""
     return (
-        _rows_only(recipe) and recipe.dim <= WIDEST and recipe.biases != "apart" and not (recipe.sse_users or recipe.sse_items)
+        _rows_only(recipe)
+        and recipe.dim <= WIDEST
+        and recipe.biases != "apart"
+        and not (recipe.sse_users or recipe.sse_items)
     )
 
 
 def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
     rows = split.train.num_users + split.train.num_items
     recipe, dictionary = job.recipe, job.dictionary
-    if recipe is None and job.budget is None and job.ratio is None and needed_bytes(split.train, job.dim) > MOST_BYTES:
+    if (
+        recipe is None
+        and job.budget is None
+        and job.ratio is None
+        and needed_bytes(split.train, job.dim) > MOST_BYTES
+    ):
         say(f"{rows:,} rows and {len(split.train):,} ratings are many: plain rows, stored as int4")
         recipe, dictionary = Recipe(dim=job.dim, epochs=5), "int4"
     if recipe is None:
@@ -187,7 +219,14 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
     stored = {"values": job.values, "dictionary": dictionary}
     checkpoints = _checkpoints(job, recipe, split)
     try:
-        return by_recipe(recipe, split, seed=job.seed, stored=stored, checkpoints=checkpoints, progress=job.progress)
+        return by_recipe(
+            recipe,
+            split,
+            seed=job.seed,
+            stored=stored,
+            checkpoints=checkpoints,
+            progress=job.progress,
+        )
     except FeatherbedError:
         if not job.resume:
             clear_checkpoints(job.out)
@@ -197,7 +236,12 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
 def _checkpoints(job: Job, recipe: Recipe, split: Split) -> Checkpoints:
     """Return the folder's checkpoints; those of other ratings, another split or other settings are not resumed."""
     parts = b"" if split.parts is None else split.parts.tobytes()
-    run = {"ratings": split.checksum, "seed": job.seed, "split": sha256(parts).hexdigest(), **asdict(recipe)}
+    run = {
+        "ratings": split.checksum,
+        "seed": job.seed,
+        "split": sha256(parts).hexdigest(),
+        **asdict(recipe),
+    }
     return marked_checkpoints(job.out, run, job.resume)
 
 
@@ -212,7 +256,9 @@ def _measured(job: Job, split: Split, learnt: Learnt) -> dict[str, Any]:
     """Return the numbers of ``metrics.json``: errors of the rows as they are stored, sizes without keys and with them."""
     train = split.train
     if len(train) > SAMPLE:
-        train = train.take(np.sort(np.random.default_rng(job.seed).choice(len(train), SAMPLE, replace=False)))
+        train = train.take(
+            np.sort(np.random.default_rng(job.seed).choice(len(train), SAMPLE, replace=False))
+        )
     found: dict[str, Any] = {
         "train": {"mse": learnt.error(train), "ratings": len(split.train)},
         "validation": {"mse": learnt.error(split.validation), "ratings": len(split.validation)},

@@ -42,7 +42,11 @@ class Result:
 def made_by() -> dict[str, Any]:
     """Return the versions and the machine that results are made by."""
     return {
-        "versions": {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__},
+        "versions": {
+            "featherbed": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
         "machine": {
             "python": platform.python_version(),
             "processor": platform.machine(),
@@ -54,7 +58,10 @@ def made_by() -> dict[str, Any]:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a value as JSON, atomically."""
     text = json.dumps(finite(value), indent=1)
-    with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+    with (
+        replacing(Path(path)) as descriptor,
+        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
+    ):
         file.write(text + "\n")
 
 

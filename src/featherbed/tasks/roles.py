@@ -55,31 +55,47 @@ def plain(name: str) -> str:
 
 def is_usual(name: str) -> bool:
     """Whether a column of ratings is usually named so."""
-    return any(plain(name) in group.split() for role in ("user", "item", "rating", "time") for group in USUAL[role])
+    return any(
+        plain(name) in group.split()
+        for role in ("user", "item", "rating", "time")
+        for group in USUAL[role]
+    )
 
 
 def given_column(role: str, wanted: str | int, names: Sequence[str], where: str) -> int:
     """Return the place of a column given by its name, else by its number from 1."""
     text = str(wanted).strip()
     for exact in (True, False):
-        found = [place for place, name in enumerate(names) if (name == text if exact else name.lower() == text.lower())]
+        found = [
+            place
+            for place, name in enumerate(names)
+            if (name == text if exact else name.lower() == text.lower())
+        ]
         if len(found) == 1:
             return found[0]
         if found:
-            raise DataError(f"{where}: {len(found)} columns are named {text!r}: give {role} by number, 1 to {len(names)}")
+            raise DataError(
+                f"{where}: {len(found)} columns are named {text!r}: give {role} by number, 1 to {len(names)}"
+            )
     if text.isascii() and text.isdigit() and 1 <= int(text) <= len(names):
         return int(text) - 1
     raise DataError(f"{where} has no column {text!r} for {role}; its columns are {shown(names)}")
 
 
-def guessed_column(role: str, names: Sequence[str], where: str, taken: Sequence[int] = ()) -> int | None:
+def guessed_column(
+    role: str, names: Sequence[str], where: str, taken: Sequence[int] = ()
+) -> int | None:
     """Return the place of the column that is usually named so, None if there is none.
 
     >>> guessed_column("user", ["asin", "reviewerID", "overall"], "a.csv")
     1
     """
     for group in USUAL[role]:
-        found = [place for place, name in enumerate(names) if place not in taken and plain(name) in group.split()]
+        found = [
+            place
+            for place, name in enumerate(names)
+            if place not in taken and plain(name) in group.split()
+        ]
         if len(found) > 1:
             several = " and ".join(repr(names[place]) for place in found)
             raise DataError(f"{where}: {several} may both hold the {role}: name one with --{role}")
@@ -89,7 +105,12 @@ def guessed_column(role: str, names: Sequence[str], where: str, taken: Sequence[
 
 
 def find_columns(
-    names: Sequence[str], given: Mapping[str, str | int | None], required: Sequence[str], where: str, *, header: bool
+    names: Sequence[str],
+    given: Mapping[str, str | int | None],
+    required: Sequence[str],
+    where: str,
+    *,
+    header: bool,
 ) -> dict[str, int]:
     """Return role -> place; roles in ``given`` are those looked for; without a header they stand in that order."""
     roles: dict[str, int] = {}
@@ -115,10 +136,14 @@ def find_columns(
         )
     double = [role for role in roles if list(roles.values()).count(roles[role]) > 1]
     if double:
-        raise DataError(f"{where}: column {names[roles[double[0]]]!r} is given for {' and '.join(double)}: name different ones")
+        raise DataError(
+            f"{where}: column {names[roles[double[0]]]!r} is given for {' and '.join(double)}: name different ones"
+        )
     return {role: roles[role] for role in given if role in roles}
 
 
 def shown(names: Sequence[str]) -> str:
     """Return the names of columns for a message."""
-    return ", ".join(repr(name) for name in names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return ", ".join(repr(name) for name in names[:20]) + (
+        f" and {len(names) - 20} more" if len(names) > 20 else ""
+    )

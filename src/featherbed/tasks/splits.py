@@ -79,37 +79,58 @@ def make_split(
     if how not in WAYS:
         raise ArgumentError(f"how={how!r}: use one of {', '.join(WAYS)}")
     if not (validation >= 0 and test >= 0 and validation + test < 1):
-        raise ArgumentError(f"validation={validation}, test={test}: shares from 0 that leave something to train on")
+        raise ArgumentError(
+            f"validation={validation}, test={test}: shares from 0 that leave something to train on"
+        )
     if how == "leave-out":
         parts = _last_of_users(ratings, leave, seed)
     else:
         at = (int(len(ratings) * (1 - validation - test)), int(len(ratings) * (1 - test)))
         parts = _by_time(ratings, at) if how == "time" else _at_random(len(ratings), at, seed)
     shares = (
-        {"train": 1.0, "validation": validation, "test": test} if how != "leave-out" else dict.fromkeys(("train", "test"), 1.0)
+        {"train": 1.0, "validation": validation, "test": test}
+        if how != "leave-out"
+        else dict.fromkeys(("train", "test"), 1.0)
     )
     sizes = np.bincount(parts, minlength=3)
     for number, name in enumerate(("train", "validation", "test")):
         if shares.get(name, 0) and not sizes[number]:
-            raise DataError(f"{len(ratings):,} ratings are too few for a {how} split: nothing is left for {name}")
+            raise DataError(
+                f"{len(ratings):,} ratings are too few for a {how} split: nothing is left for {name}"
+            )
     return _split(ratings, parts, how, seed, checksum(ratings), workplace)
 
 
-def _split(ratings: Ratings, parts: NDArray[np.uint8], how: str, seed: int, whole: str, folder: str | Path | None) -> Split:
-    train, validation, test = (chosen_ratings(ratings, parts == part, folder) for part in (TRAIN, VALIDATION, TEST))
+def _split(
+    ratings: Ratings,
+    parts: NDArray[np.uint8],
+    how: str,
+    seed: int,
+    whole: str,
+    folder: str | Path | None,
+) -> Split:
+    train, validation, test = (
+        chosen_ratings(ratings, parts == part, folder) for part in (TRAIN, VALIDATION, TEST)
+    )
     return Split(train, validation, test, how, seed, parts, whole)
 
 
-def chosen_ratings(ratings: Ratings, keep: NDArray[np.bool_], folder: str | Path | None = None) -> Ratings:
+def chosen_ratings(
+    ratings: Ratings, keep: NDArray[np.bool_], folder: str | Path | None = None
+) -> Ratings:
     """Return the kept ratings, in files if they were; users and items keep their ids."""
-    users, items, values = (chosen(column, keep, folder) for column in (ratings.users, ratings.items, ratings.values))
+    users, items, values = (
+        chosen(column, keep, folder) for column in (ratings.users, ratings.items, ratings.values)
+    )
     times = None if ratings.times is None else chosen(ratings.times, keep, folder)
     return Ratings(users, items, values, ratings.user_keys, ratings.item_keys, times)
 
 
 def _at_random(count: int, at: tuple[int, int], seed: int) -> NDArray[np.uint8]:
     order = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
-    np.random.default_rng(seed).shuffle(order)  # the same order as permutation(count), in half the memory
+    np.random.default_rng(seed).shuffle(
+        order
+    )  # the same order as permutation(count), in half the memory
     parts = np.zeros(count, dtype=np.uint8)
     parts[order[at[0] : at[1]]] = VALIDATION
     parts[order[at[1] :]] = TEST
@@ -119,7 +140,9 @@ def _at_random(count: int, at: tuple[int, int], seed: int) -> NDArray[np.uint8]:
 def _by_time(ratings: Ratings, at: tuple[int, int]) -> NDArray[np.uint8]:
     times = ratings.times
     if times is None:
-        raise ArgumentError("these ratings have no times: name their column (--time), or split at random")
+        raise ArgumentError(
+            "these ratings have no times: name their column (--time), or split at random"
+        )
     return _from(times, at[0]).astype(np.uint8) + _from(times, at[1])
 
 
@@ -137,15 +160,27 @@ def _from(times: NDArray[np.int64], place: int) -> NDArray[np.bool_]:  # [n] -> 
 def _last_of_users(ratings: Ratings, leave: int, seed: int) -> NDArray[np.uint8]:
     if leave < 1:
         raise ArgumentError(f"leave={leave}: at least one rating of a user")
-    drawn = np.random.default_rng(seed).random(len(ratings), dtype=np.float32) if ratings.times is None else None
+    drawn = (
+        np.random.default_rng(seed).random(len(ratings), dtype=np.float32)
+        if ratings.times is None
+        else None
+    )
     parts = np.zeros(len(ratings), dtype=np.uint8)
     for places in by_user(ratings.users, ratings.num_users):
         users = ratings.users[places]
-        when: NDArray[Any] = drawn[places] if drawn is not None else np.asarray(ratings.times)[places]
+        when: NDArray[Any] = (
+            drawn[places] if drawn is not None else np.asarray(ratings.times)[places]
+        )
         order = np.lexsort((when, users))  # stable: at the same time the order of lines counts
-        begins = np.flatnonzero(np.append(True, np.diff(users[order]) != 0)) if len(order) else np.zeros(0, dtype=np.int64)
+        begins = (
+            np.flatnonzero(np.append(True, np.diff(users[order]) != 0))
+            if len(order)
+            else np.zeros(0, dtype=np.int64)
+        )
         sizes = np.diff(np.append(begins, len(order)))
-        left = np.repeat(begins + sizes, sizes) - np.arange(len(order))  # 1 for a user's last rating, 2 for the one before
+        left = np.repeat(begins + sizes, sizes) - np.arange(
+            len(order)
+        )  # 1 for a user's last rating, 2 for the one before
         enough = np.repeat(sizes > 2 * leave, sizes)
         parts[places[order[enough & (left <= 2 * leave)]]] = VALIDATION
         parts[places[order[enough & (left <= leave)]]] = TEST
@@ -171,7 +206,9 @@ def seen_only(split: Split, workplace: str | Path | None = None) -> Split:
     for number, part in ((VALIDATION, split.validation), (TEST, split.test)):
         known = seen[0][part.users] & seen[1][part.items]
         if len(part) and not known.any():
-            raise DataError("no rating outside training is of a user and an item that training has seen")
+            raise DataError(
+                "no rating outside training is of a user and an item that training has seen"
+            )
         kept.append(chosen_ratings(part, known, workplace))
         if parts is not None:
             parts[np.flatnonzero(parts == number)[~known]] = LEFT_OUT
@@ -196,16 +233,30 @@ def by_frequency(split: Split, workplace: str | Path | None = None) -> Split:
         order = np.argsort(-totals, kind="stable")
         new.append(np.empty(len(names), dtype=np.int32))
         new[-1][order] = np.arange(len(names), dtype=np.int32)
-        keys.append(names.take(order) if hasattr(names, "take") else tuple(names[at] for at in order.tolist()))
+        keys.append(
+            names.take(order)
+            if hasattr(names, "take")
+            else tuple(names[at] for at in order.tolist())
+        )
 
     def renumbered(part: Ratings) -> Ratings:
-        users, items = (_mapped(ids, to, workplace) for ids, to in zip((part.users, part.items), new, strict=True))
+        users, items = (
+            _mapped(ids, to, workplace)
+            for ids, to in zip((part.users, part.items), new, strict=True)
+        )
         return Ratings(users, items, part.values, keys[0], keys[1], part.times)
 
-    return replace(split, train=renumbered(train), validation=renumbered(split.validation), test=renumbered(split.test))
+    return replace(
+        split,
+        train=renumbered(train),
+        validation=renumbered(split.validation),
+        test=renumbered(split.test),
+    )
 
 
-def _mapped(ids: NDArray[np.integer], to: NDArray[np.int32], folder: str | Path | None) -> NDArray[np.int32]:
+def _mapped(
+    ids: NDArray[np.integer], to: NDArray[np.int32], folder: str | Path | None
+) -> NDArray[np.int32]:
     made = new_array(len(ids), np.int32, folder, stored=is_stored(ids))
     for cut in cuts(len(ids)):
         made[cut] = to[ids[cut]]
@@ -221,10 +272,16 @@ def checksum(ratings: Ratings) -> str:
     """
     digest = hashlib.sha256(f"{len(ratings)} {ratings.num_users} {ratings.num_items}".encode())
     for cut in cuts(len(ratings)):
-        for column, kind in ((ratings.users, "<i4"), (ratings.items, "<i4"), (ratings.values, "<f4")):
+        for column, kind in (
+            (ratings.users, "<i4"),
+            (ratings.items, "<i4"),
+            (ratings.values, "<f4"),
+        ):
             digest.update(np.ascontiguousarray(column[cut], dtype=kind).tobytes())
     for keys in (ratings.user_keys, ratings.item_keys):
-        for at in np.unique(np.linspace(0, max(len(keys) - 1, 0), min(LOOKED_AT, len(keys)), dtype=np.int64)).tolist():
+        for at in np.unique(
+            np.linspace(0, max(len(keys) - 1, 0), min(LOOKED_AT, len(keys)), dtype=np.int64)
+        ).tolist():
             digest.update(keys[at].encode() + b"\n")
     return digest.hexdigest()
 
@@ -240,12 +297,20 @@ def save_split(split: Split, path: str | Path) -> None:
     True
     """
     if split.parts is None or not split.checksum:
-        raise ArgumentError("this split does not know the ratings it was made of: save one that make_split has made")
+        raise ArgumentError(
+            "this split does not know the ratings it was made of: save one that make_split has made"
+        )
     filled = np.zeros(-(-len(split.parts) // 4) * 4, dtype=np.uint8)
     filled[: len(split.parts)] = split.parts
     fours = filled.reshape(-1, 4)
     packed = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
-    about = {"format": FORMAT, "how": split.how, "seed": split.seed, "rows": len(split.parts), "checksum": split.checksum}
+    about = {
+        "format": FORMAT,
+        "how": split.how,
+        "seed": split.seed,
+        "rows": len(split.parts),
+        "checksum": split.checksum,
+    }
     data = save_tensors({"parts": packed}, metadata={"split": json.dumps(about)})
     with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(data)
@@ -261,14 +326,25 @@ def load_split(path: str | Path, ratings: Ratings, workplace: str | Path | None 
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size])["__metadata__"]
         about = json.loads(metadata["split"])
-        how, seed, rows, whole = str(about["how"]), int(about["seed"]), int(about["rows"]), str(about["checksum"])
+        how, seed, rows, whole = (
+            str(about["how"]),
+            int(about["seed"]),
+            int(about["rows"]),
+            str(about["checksum"]),
+        )
         packed = load_tensors(data)["parts"]
-        known = about["format"] == FORMAT and packed.dtype == np.uint8 and packed.shape == (-(-rows // 4),)
+        known = (
+            about["format"] == FORMAT
+            and packed.dtype == np.uint8
+            and packed.shape == (-(-rows // 4),)
+        )
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FormatError(f"{path} is no split: {str(error)[:80]}") from None
     if not known:
         raise FormatError(f"{path} is no split that this version can read")
     if rows != len(ratings) or whole != checksum(ratings):
-        raise DataError(f"{path} is a split of other ratings ({rows:,}; here are {len(ratings):,}): make a new one")
+        raise DataError(
+            f"{path} is a split of other ratings ({rows:,}; here are {len(ratings):,}): make a new one"
+        )
     fours = np.stack([packed & 3, packed >> 2 & 3, packed >> 4 & 3, packed >> 6], axis=1)
     return _split(ratings, fours.reshape(-1)[:rows], how, seed, whole, workplace)

@@ -27,7 +27,9 @@ S = TypeVar("S", bound=np.generic)
 T = TypeVar("T")
 
 
-def new_array(rows: int, dtype: DTypeLike, folder: str | Path | None = None, *, stored: bool) -> NDArray[Any]:  # [rows]
+def new_array(
+    rows: int, dtype: DTypeLike, folder: str | Path | None = None, *, stored: bool
+) -> NDArray[Any]:  # [rows]
     """Return an array of zeros, in a nameless file of ``folder`` (else of the system's temporary folder) if ``stored``.
 
     >>> type(new_array(3, np.int32, stored=True)).__name__
@@ -69,7 +71,9 @@ def ahead(things: Iterator[T]) -> Iterator[T]:
             yield thing
 
 
-def by_user(users: NDArray[np.integer], num_users: int, most: int = 8 * BLOCK) -> Iterator[NDArray[np.int64]]:
+def by_user(
+    users: NDArray[np.integer], num_users: int, most: int = 8 * BLOCK
+) -> Iterator[NDArray[np.int64]]:
     """Yield where the ratings of some users are, about ``most`` at a time, until all users have been.
 
     >>> [places.tolist() for places in by_user(np.array([1, 0, 2, 1]), 3, most=2)]
@@ -91,7 +95,9 @@ def by_user(users: NDArray[np.integer], num_users: int, most: int = 8 * BLOCK) -
         yield np.concatenate(found)
 
 
-def chosen(column: NDArray[Any], keep: NDArray[np.bool_], folder: str | Path | None = None) -> NDArray[Any]:  # [n], [n] -> [m]
+def chosen(
+    column: NDArray[Any], keep: NDArray[np.bool_], folder: str | Path | None = None
+) -> NDArray[Any]:  # [n], [n] -> [m]
     """Return the kept rows of a column, in a file if the column is in one."""
     made = new_array(int(np.count_nonzero(keep)), column.dtype, folder, stored=is_stored(column))
     at = 0
@@ -112,7 +118,9 @@ class Spool(Generic[S]):
     ([0, 1, 0, 1, 0, 1], True)
     """
 
-    def __init__(self, dtype: type[S], folder: str | Path | None = None, *, long: int = LONG) -> None:
+    def __init__(
+        self, dtype: type[S], folder: str | Path | None = None, *, long: int = LONG
+    ) -> None:
         self.dtype, self.folder, self.long = np.dtype(dtype), folder, long
         self.rows = 0
         self._parts: list[NDArray[S]] = []
@@ -183,7 +191,10 @@ class KeyColumn:
         self._texts.append(not numbers)
         if numbers:
             found = keys.to_numpy()
-            self._low, self._high = min(self._low, int(found.min())), max(self._high, int(found.max()))
+            self._low, self._high = (
+                min(self._low, int(found.min())),
+                max(self._high, int(found.max())),
+            )
             self._places.append(found)
             return
         encoded = keys.to_arrow().cast(import_module("pyarrow").large_string()).dictionary_encode()
@@ -213,7 +224,9 @@ class KeyColumn:
     def _numbered(self) -> tuple[NDArray[np.int64], Any]:
         """Return the different numbers, rising, and a function from numbers to their places among them."""
         span = self._high - self._low + 1
-        if span <= max(1 << 20, 2 * self._places.rows):  # close together: a table of all numbers between
+        if span <= max(
+            1 << 20, 2 * self._places.rows
+        ):  # close together: a table of all numbers between
             present = np.zeros(span, dtype=bool)
             for block in self._number_blocks():
                 present[block - self._low] = True
@@ -248,7 +261,9 @@ class KeyColumn:
         self._refuse_many(len(keys))
 
         def mapped(block: NDArray[np.int64], text: bool) -> NDArray[np.int32]:
-            found: NDArray[np.int32] = places[block + len(numbers)] if text or ids_of is None else places[ids_of(block)]
+            found: NDArray[np.int32] = (
+                places[block + len(numbers)] if text or ids_of is None else places[ids_of(block)]
+            )
             return found
 
         return self._mapped(mapped), keys
@@ -263,7 +278,9 @@ def _merged(pools: Any) -> tuple[TextKeys, NDArray[np.int32]]:
     import polars as pl
 
     encoded = pools.dictionary_encode()
-    codes = np.concatenate([np.zeros(0, dtype=np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
+    codes = np.concatenate(
+        [np.zeros(0, dtype=np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]
+    )
     texts = pl.Series(encoded.chunk(encoded.num_chunks - 1).dictionary)
     del encoded
     order = texts.arg_sort()

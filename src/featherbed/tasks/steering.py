@@ -54,12 +54,17 @@ class Freeze:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands."""
-        return {"done": self.done, "penalties": [(penalty.lam, penalty.kept) for penalty in self.penalties.values()]}
+        return {
+            "done": self.done,
+            "penalties": [(penalty.lam, penalty.kept) for penalty in self.penalties.values()],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; load the model's state first."""
         self.done = int(state["done"])
-        for (parameter, penalty), (lam, kept) in zip(self.penalties.items(), state["penalties"], strict=True):
+        for (parameter, penalty), (lam, kept) in zip(
+            self.penalties.items(), state["penalties"], strict=True
+        ):
             penalty.lam = lam
             penalty.keep(parameter, kept)
 

@@ -87,7 +87,9 @@ class TextRecipe:
         if self.decay and self.optimizer == "yogi":
             raise ArgumentError(f"decay={self.decay:g} goes with optimizer='adam'")
         if self.hidden is not None and self.model != "bag":
-            raise ArgumentError(f"hidden={self.hidden} is a layer of the bag: give model='bag', or leave it out")
+            raise ArgumentError(
+                f"hidden={self.hidden} is a layer of the bag: give model='bag', or leave it out"
+            )
 
 
 class TextFitted(NamedTuple):
@@ -110,7 +112,16 @@ def lexicon_of(prepared: Prepared, window: int = 10, cache: str | Path | None = 
         return cooccurring(prepared, window=window, least=least, cache=cache)
 
     known = None if cache is None else related
-    return Lexicon(prepared.words, prepared.counts, lambda: train.counts(size), train.labels, near, 0, len(train), known)
+    return Lexicon(
+        prepared.words,
+        prepared.counts,
+        lambda: train.counts(size),
+        train.labels,
+        near,
+        0,
+        len(train),
+        known,
+    )
 
 
 def new_classifier(recipe: TextRecipe, made: WordsMade, classes: int) -> TextCNN | BagClassifier:
@@ -131,11 +142,15 @@ def optimizer_of(recipe: TextRecipe, model: nn.Module, made: WordsMade) -> torch
             {"params": [p for p in others if id(p) not in penalised], "weight_decay": recipe.decay},
             {"params": [p for p in others if id(p) in penalised], "weight_decay": 0.0},
         ]
-        step = AdamW([group for group in groups if group["params"]], recipe.lr, penalties=made.penalties)
+        step = AdamW(
+            [group for group in groups if group["params"]], recipe.lr, penalties=made.penalties
+        )
     return Several(step, AdamW(codes, recipe.code_lr, weight_decay=0.0)) if codes else step
 
 
-def batches(documents: Documents, size: int, generator: torch.Generator, by_length: bool) -> Iterator[Ids]:
+def batches(
+    documents: Documents, size: int, generator: torch.Generator, by_length: bool
+) -> Iterator[Ids]:
     """Yield the texts of each batch, all of them once in random order; by length: a batch holds texts of similar length."""
     order = torch.randperm(len(documents), generator=generator).numpy()
     if not by_length:
@@ -149,18 +164,24 @@ def batches(documents: Documents, size: int, generator: torch.Generator, by_leng
     yield from (found[at] for at in torch.randperm(len(found), generator=generator).tolist())
 
 
-def logits_of(model: TextCNN | BagClassifier, documents: Documents, index: Ids, length: int) -> Tensor:  # [B] -> [B, classes]
+def logits_of(
+    model: TextCNN | BagClassifier, documents: Documents, index: Ids, length: int
+) -> Tensor:  # [B] -> [B, classes]
     """Return what a classifier says of the texts at ``index``."""
     if isinstance(model, BagClassifier):
         ids, offsets = documents.bags(index)
         return model.pooled(torch.from_numpy(ids), torch.from_numpy(offsets))
     widest = max(model.widths)
-    logits: Tensor = model(torch.from_numpy(documents.padded(index, least=widest, slack=widest, length=length)))
+    logits: Tensor = model(
+        torch.from_numpy(documents.padded(index, least=widest, slack=widest, length=length))
+    )
     return logits
 
 
 @torch.no_grad()
-def predictions(model: TextCNN | BagClassifier, documents: Documents, length: int | None = None) -> Ids:  # -> [n]
+def predictions(
+    model: TextCNN | BagClassifier, documents: Documents, length: int | None = None
+) -> Ids:  # -> [n]
     """Return the class that a classifier gives each text; ``length`` is what texts of the CNN are padded to."""
     was = model.training
     model.eval()
@@ -174,13 +195,20 @@ def predictions(model: TextCNN | BagClassifier, documents: Documents, length: in
     return found
 
 
-def accuracy(model: TextCNN | BagClassifier, documents: Documents, length: int | None = None) -> float:
+def accuracy(
+    model: TextCNN | BagClassifier, documents: Documents, length: int | None = None
+) -> float:
     """Return the share of texts whose class is found."""
     return float((predictions(model, documents, length) == documents.labels).mean())
 
 
 def train_epoch(
-    fitted: TextFitted, schedulers: list[Any], documents: Documents, recipe: TextRecipe, length: int, order: torch.Generator
+    fitted: TextFitted,
+    schedulers: list[Any],
+    documents: Documents,
+    recipe: TextRecipe,
+    length: int,
+    order: torch.Generator,
 ) -> Iterator[tuple[float, int, int]]:  # mean loss so far, correct so far, texts so far
     """Go through the training part once, a step at a time."""
     model, optimizer = fitted.model, fitted.optimizer
@@ -205,7 +233,12 @@ def schedulers_of(recipe: TextRecipe, fitted: TextFitted, steps: int) -> list[An
     steered = steering(recipe.words, fitted.made, steps)
     if not recipe.cosine:
         return steered
-    return [torch.optim.lr_scheduler.LambdaLR(fitted.optimizer, lambda step: share_of_rate(step, steps)), *steered]
+    return [
+        torch.optim.lr_scheduler.LambdaLR(
+            fitted.optimizer, lambda step: share_of_rate(step, steps)
+        ),
+        *steered,
+    ]
 
 
 def fit_text(
@@ -234,7 +267,9 @@ def fit_text(
     torch.manual_seed(seed)  # layers start, and dropout draws, by torch's own generator
     model = new_classifier(recipe, made, len(prepared.classes))
     settings = {**asdict(recipe), "vocabulary": len(prepared.words)}
-    fitted = TextFitted(model, made, optimizer_of(recipe, model, made), Result(name, settings, seed))
+    fitted = TextFitted(
+        model, made, optimizer_of(recipe, model, made), Result(name, settings, seed)
+    )
     steps = math.ceil(len(prepared.train) / recipe.batch)
     schedulers = schedulers_of(recipe, fitted, recipe.epochs * steps)
     steered = [one for one in schedulers if hasattr(one, "reached")]  # which takes all epochs
@@ -250,11 +285,19 @@ def fit_text(
         stepped=schedulers,
     )
     with training, training_bar(progress) as bar:
-        task = bar.add_task(name, total=recipe.epochs * steps, completed=training.first * steps, note="")
+        task = bar.add_task(
+            name, total=recipe.epochs * steps, completed=training.first * steps, note=""
+        )
         for epoch in training.epochs(recipe.epochs):
             begun, loss, right, seen = time.perf_counter(), 0.0, 0, 1
-            for loss, right, seen in train_epoch(fitted, schedulers, prepared.train, recipe, prepared.length, order):
-                bar.update(task, advance=1, note=f"epoch {epoch}, train loss {loss:.3f}, accuracy {right / seen:.1%}")
+            for loss, right, seen in train_epoch(
+                fitted, schedulers, prepared.train, recipe, prepared.length, order
+            ):
+                bar.update(
+                    task,
+                    advance=1,
+                    note=f"epoch {epoch}, train loss {loss:.3f}, accuracy {right / seen:.1%}",
+                )
             row = {"epoch": epoch, "train_loss": loss, "train_accuracy": right / seen}
             row["seconds"] = time.perf_counter() - begun
             row["validation_accuracy"] = accuracy(model, prepared.validation, prepared.length)
@@ -263,7 +306,9 @@ def fit_text(
             training.record(row)
     for budget in [one for one in steered if isinstance(one, Budget)]:
         budget.finish()
-    fitted.result.metrics["validation"] = {"accuracy": accuracy(model, prepared.validation, prepared.length)}
+    fitted.result.metrics["validation"] = {
+        "accuracy": accuracy(model, prepared.validation, prepared.length)
+    }
     fitted.result.sizes = {"words": sizes_of(made.table, fitted.optimizer)}
     return fitted
 

@@ -15,7 +15,15 @@ from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import CLASSIFIER, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.tasks.documents import Prepared, prepare
 from featherbed.tasks.folders import write_history, write_page
-from featherbed.tasks.jobs import Clock, check_out, check_stored, clear_checkpoints, marked_checkpoints, move_folder, workplace
+from featherbed.tasks.jobs import (
+    Clock,
+    check_out,
+    check_stored,
+    clear_checkpoints,
+    marked_checkpoints,
+    move_folder,
+    workplace,
+)
 from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.text import TextFitted, TextRecipe, fit_text
 from featherbed.tasks.text_store import Scores, measured, page_sizes, report_of, sizes, store
@@ -60,16 +68,24 @@ class TextOutcome:
     def lines(self, out: Path) -> list[str]:
         """Say in a few lines what came out."""
         sizes, metrics = self.metrics["sizes"], self.metrics
-        shown = ", ".join(f"{part} {metrics[part]['accuracy']:.2%}" for part in ("test", "validation"))
+        shown = ", ".join(
+            f"{part} {metrics[part]['accuracy']:.2%}" for part in ("test", "validation")
+        )
         lines = [f"accuracy: {shown}"]
         times = sizes["dense_parameters"] / sizes["parameters"]
-        lines.append(f"{sizes['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have")
+        lines.append(
+            f"{sizes['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have"
+        )
         if self.packed is None:
             lines.append("this table has no packed form: nothing that classifies was written")
         else:
-            parts = f"table {sizes['table']:,}, words {sizes['words']:,}, the rest {sizes['rest']:,}"
+            parts = (
+                f"table {sizes['table']:,}, words {sizes['words']:,}, the rest {sizes['rest']:,}"
+            )
             lines.append(f"whole model {sizes['whole']:,} bytes: {parts}")
-        lines.append(f"{out}: {', '.join(sorted(path.name for path in out.iterdir() if path.is_file()))}")
+        lines.append(
+            f"{out}: {', '.join(sorted(path.name for path in out.iterdir() if path.is_file()))}"
+        )
         if metrics["interrupted"]:
             lines.append("interrupted: this is the best epoch so far; --resume goes on")
         return lines
@@ -111,14 +127,21 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
         clock.passed("training")
         made = Path(place) / "made"
         made.mkdir()
-        packed = store(made, fitted, prepared, job.stored, {"source": job.source.name, "seed": job.seed})
+        packed = store(
+            made, fitted, prepared, job.stored, {"source": job.source.name, "seed": job.seed}
+        )
         scores = measured(made, fitted, prepared, stored=packed is not None)
         clock.passed("measuring")
         metrics: dict[str, Any] = {
-            part: {"accuracy": found["accuracy"], "texts": found["texts"]} for part, found in scores.items()
+            part: {"accuracy": found["accuracy"], "texts": found["texts"]}
+            for part, found in scores.items()
         }
         metrics["sizes"] = sizes(made, fitted.model, fitted.made.table, packed)
-        metrics |= {"epochs": len(fitted.result.history), "interrupted": fitted.result.interrupted, "seed": job.seed}
+        metrics |= {
+            "epochs": len(fitted.result.history),
+            "interrupted": fitted.result.interrupted,
+            "seed": job.seed,
+        }
         metrics |= {"stages": clock.stages, "seconds": sum(clock.stages.values())}
         outcome = TextOutcome(metrics, fitted, prepared, packed)
         _write_reports(made, outcome, job, scores, train)
@@ -142,7 +165,9 @@ def _read(job: TextJob) -> tuple[Texts, Texts]:
     order = np.random.default_rng([job.seed, 1]).permutation(len(texts))
     count = round(TEST * len(texts))
     if count < 1:
-        raise DataError(f"{job.source} holds {len(texts)} texts, too few to hold some out: give more, or a file by --test")
+        raise DataError(
+            f"{job.source} holds {len(texts)} texts, too few to hold some out: give more, or a file by --test"
+        )
     held, kept = np.sort(order[:count]), np.sort(order[count:])
     return taken(texts, kept), taken(texts, held)
 
@@ -156,12 +181,21 @@ def taken(texts: Texts, index: Ids) -> Texts:
 
 def described(prepared: Prepared, train: Texts) -> str:
     """Say what was read."""
-    parts = [prepared.train, prepared.validation, *([] if prepared.test is None else [prepared.test])]
-    counts = ", ".join(f"{len(part):,} {name}" for part, name in zip(parts, ("train", "validation", "test"), strict=False))
+    parts = [
+        prepared.train,
+        prepared.validation,
+        *([] if prepared.test is None else [prepared.test]),
+    ]
+    counts = ", ".join(
+        f"{len(part):,} {name}"
+        for part, name in zip(parts, ("train", "validation", "test"), strict=False)
+    )
     return f"{counts} texts of {len(train.names)} classes, {len(prepared.words):,} words"
 
 
-def _write_reports(folder: Path, outcome: TextOutcome, job: TextJob, scores: Scores, train: Texts) -> None:
+def _write_reports(
+    folder: Path, outcome: TextOutcome, job: TextJob, scores: Scores, train: Texts
+) -> None:
     """Write ``metrics.json``, ``history.parquet`` and ``report.html``."""
     metrics, fitted = outcome.metrics, outcome.fitted
     settings = asdict(job.recipe)
@@ -175,7 +209,11 @@ def _write_reports(folder: Path, outcome: TextOutcome, job: TextJob, scores: Sco
         texts=[train.texts[at] for at in outcome.prepared.held.tolist()],
         name=job.source.name,
         sizes=page_sizes(metrics["sizes"]),
-        settings={**{key: value for key, value in settings.items() if key != "words"}, **settings["words"], **job.stored},
+        settings={
+            **{key: value for key, value in settings.items() if key != "words"},
+            **settings["words"],
+            **job.stored,
+        },
         command=job.command,
         seconds=metrics["seconds"],
     )

@@ -68,13 +68,19 @@ def pack_words(table: Table, stored: dict[str, str]) -> PackedTable | None:
     if isinstance(table, DenseTable) and parameter_count(table) < table.parameter_count():
         table = selected_rows(table)
     try:
-        return table.pack(values=stored.get("values", "float32"), dictionary=stored.get("dictionary", "float32"))
+        return table.pack(
+            values=stored.get("values", "float32"), dictionary=stored.get("dictionary", "float32")
+        )
     except NotPackable:
         return None
 
 
 def store(
-    folder: Path, fitted: TextFitted, prepared: Prepared, stored: dict[str, str], about: dict[str, Any]
+    folder: Path,
+    fitted: TextFitted,
+    prepared: Prepared,
+    stored: dict[str, str],
+    about: dict[str, Any],
 ) -> PackedTable | None:
     """Write what ``featherbed classify`` opens; None, and nothing written, for a table that cannot be packed."""
     packed = pack_words(fitted.made.table, stored)
@@ -116,20 +122,31 @@ def measured(folder: Path, fitted: TextFitted, prepared: Prepared, stored: bool)
     return found
 
 
-def sizes(folder: Path, model: nn.Module, table: Table, packed: PackedTable | None) -> dict[str, Any]:
+def sizes(
+    folder: Path, model: nn.Module, table: Table, packed: PackedTable | None
+) -> dict[str, Any]:
     """Return the sizes: parameters as papers count them, bytes of every part of the folder that answering reads.
 
     ``dense_whole`` is what the same model takes with plain float32 rows and weights.
     """
     dense = table.num_embeddings * table.embedding_dim
     others = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in table.parameters())
-    found: dict[str, Any] = {"parameters": parameter_count(table), "dense_parameters": dense, "other_parameters": others}
+    found: dict[str, Any] = {
+        "parameters": parameter_count(table),
+        "dense_parameters": dense,
+        "other_parameters": others,
+    }
     found |= {"float32": 4 * dense}
     if packed is None:
         return found
     names = {path.name: path.stat().st_size for path in folder.iterdir()}
     words, whole = names.get(LIST, 0) + names.get(TOKENIZER, 0), bytes_of(folder)
-    found |= {"whole": whole, "table": names[WORDS], "words": words, "rest": whole - names[WORDS] - words}
+    found |= {
+        "whole": whole,
+        "table": names[WORDS],
+        "words": words,
+        "rest": whole - names[WORDS] - words,
+    }
     found |= {"resident": packed.nbytes, "ratio": 4 * dense / file_size(packed, keys=False)}
     return found | {"dense_whole": 4 * (dense + others) + words}
 
@@ -139,9 +156,18 @@ def page_sizes(found: dict[str, Any]) -> dict[str, Any]:
     shown = {name: found[name] for name in ("parameters", "dense_parameters")}
     if "whole" not in found:
         return shown
-    parts = {"table": found["table"], "words": found["words"], "the rest of the model": found["rest"]}
+    parts = {
+        "table": found["table"],
+        "words": found["words"],
+        "the rest of the model": found["rest"],
+    }
     half = (found["dense_whole"] - found["words"]) // 2 + found["words"]
-    return shown | {"file": found["whole"], "parts": parts, "float32": found["dense_whole"], "float16": half}
+    return shown | {
+        "file": found["whole"],
+        "parts": parts,
+        "float32": found["dense_whole"],
+        "float16": half,
+    }
 
 
 def anchor_ids(table: Table) -> list[int] | None:

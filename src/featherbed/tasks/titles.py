@@ -71,16 +71,22 @@ def read_titles(
     if not titles.found:
         known = ", ".join(repr(item_keys[place]) for place in range(min(3, len(item_keys))))
         column = file.names[roles["key"]]
-        raise DataError(f"{file.path}: none of the {len(item_keys):,} items (such as {known}) has its key in column {column!r}")
+        raise DataError(
+            f"{file.path}: none of the {len(item_keys):,} items (such as {known}) has its key in column {column!r}"
+        )
     return titles
 
 
-def _rows(frame: pl.DataFrame, grouped: bool, strip: bool) -> Iterator[tuple[str | None, str | None, Any]]:
+def _rows(
+    frame: pl.DataFrame, grouped: bool, strip: bool
+) -> Iterator[tuple[str | None, str | None, Any]]:
     import polars as pl
 
     names = keys(frame["0"], strip=strip).cast(pl.String).to_list()
     texts = frame["1"].cast(pl.String, strict=False).str.strip_chars().to_list()
-    yield from zip(names, texts, frame["2"].to_list() if grouped else [None] * len(texts), strict=True)
+    yield from zip(
+        names, texts, frame["2"].to_list() if grouped else [None] * len(texts), strict=True
+    )
 
 
 def _groups(given: Any) -> tuple[str, ...]:

@@ -25,7 +25,9 @@ from featherbed.tasks.splits import Split
 Floats = NDArray[np.float32]
 BLOCK = 1 << 18  # ratings predicted at once
 ROUNDS = 26  # that rows and levels take, at most
-SPREAD = 1.1  # standard deviation of the ratings that the rates of passes were chosen for (MovieLens-1M)
+SPREAD = (
+    1.1  # standard deviation of the ratings that the rates of passes were chosen for (MovieLens-1M)
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ class Learnt:
     def predictions(self, ratings: Ratings) -> Iterator[Floats]:
         """Yield predicted ratings in blocks, from the rows as they are stored."""
         for begin in range(0, len(ratings), BLOCK):
-            users, items = (np.asarray(ids[begin : begin + BLOCK], dtype=np.int64) for ids in (ratings.users, ratings.items))
+            users, items = (
+                np.asarray(ids[begin : begin + BLOCK], dtype=np.int64)
+                for ids in (ratings.users, ratings.items)
+            )
             left, right = self.users[users], self.items[items]
             if self.biases == "column":
                 scores = np.einsum("nd,nd->n", left[:, 1:], right[:, 1:]) + left[:, 0] + right[:, 0]
@@ -81,7 +86,10 @@ def by_recipe(
     trained = fit(recipe, split, seed=seed, checkpoints=checkpoints, progress=progress)
     model, result = trained.model, trained.result
     users, items = (table.pack(**(stored or {})) for table in trained.tables)
-    apart = [None if bias is None else bias.detach().numpy().copy() for bias in (model.user_bias, model.item_bias)]
+    apart = [
+        None if bias is None else bias.detach().numpy().copy()
+        for bias in (model.user_bias, model.item_bias)
+    ]
     users_count, items_count = (table.parameter_count() for table in trained.tables)
     held: Any = tuple(result.sizes[side]["training"] for side in ("users", "items"))
     return Learnt(
@@ -117,10 +125,20 @@ def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool 
             split.train, split.validation, dim=dim, budget=budget, seed=seed, progress=record
         )
     counts = dim * split.train.num_users, dim * split.train.num_items
-    return Learnt(users, items, mean, history=history, parameters=counts, interrupted=stopped(), notes=_said(notes))
+    return Learnt(
+        users,
+        items,
+        mean,
+        history=history,
+        parameters=counts,
+        interrupted=stopped(),
+        notes=_said(notes),
+    )
 
 
-def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "float32", progress: bool = True) -> Learnt:
+def by_passes(
+    recipe: Recipe, split: Split, *, seed: int, dictionary: str = "float32", progress: bool = True
+) -> Learnt:
     """Train plain rows in passes over ratings that may be larger than memory: a rating at a time, compiled.
 
     The rate falls to zero over the passes, so the rows after the last one stay; Ctrl-C keeps them as they are.
@@ -129,14 +147,25 @@ def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "flo
     mean = float(train.values.mean(dtype=np.float64)) if recipe.mean else 0.0
     own = {} if recipe.lr is None else {"lr": recipe.lr}
     own["unit"] = float(train.values.std(dtype=np.float64)) / SPREAD or 1.0
-    passes = Passes(train.num_users, train.num_items, recipe.dim, mean=mean, biases=recipe.biases, seed=seed, **own)
+    passes = Passes(
+        train.num_users,
+        train.num_items,
+        recipe.dim,
+        mean=mean,
+        biases=recipe.biases,
+        seed=seed,
+        **own,
+    )
     history: list[dict[str, float]] = []
     interrupted = False
     with training_bar(progress) as bar:
         task = bar.add_task("ratings", total=recipe.epochs, note="")
         try:
             for epoch in range(recipe.epochs):
-                row: dict[str, float] = {"epoch": epoch, "train_mse": passes.run(train, 1 - epoch / recipe.epochs)}
+                row: dict[str, float] = {
+                    "epoch": epoch,
+                    "train_mse": passes.run(train, 1 - epoch / recipe.epochs),
+                }
                 row["validation_mse"] = passes.error(split.validation)
                 history.append(row)
                 bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}")
@@ -146,7 +175,16 @@ def by_passes(recipe: Recipe, split: Split, *, seed: int, dictionary: str = "flo
     users, items = (packed_rows(rows, dictionary) for rows in (passes.users, passes.items))
     counts = passes.users.size, passes.items.size
     held = 4 * (counts[0] + train.num_users), 4 * (counts[1] + train.num_items)
-    return Learnt(users, items, mean, recipe.biases, history=history, parameters=counts, training=held, interrupted=interrupted)
+    return Learnt(
+        users,
+        items,
+        mean,
+        recipe.biases,
+        history=history,
+        parameters=counts,
+        training=held,
+        interrupted=interrupted,
+    )
 
 
 def packed_rows(rows: Floats, kind: str = "float32") -> PackedTable:  # [V, d]
@@ -156,8 +194,14 @@ def packed_rows(rows: Floats, kind: str = "float32") -> PackedTable:  # [V, d]
     2
     """
     count, dim = rows.shape
-    matrix = Matrix(kind, (count, dim), rows) if kind == "float32" else Matrix.encode(rows, kind, "column")
-    return PackedTable([Band(count, Identity(), dictionary=matrix)], dim, made_by={"table": "DenseTable"})
+    matrix = (
+        Matrix(kind, (count, dim), rows)
+        if kind == "float32"
+        else Matrix.encode(rows, kind, "column")
+    )
+    return PackedTable(
+        [Band(count, Identity(), dictionary=matrix)], dim, made_by={"table": "DenseTable"}
+    )
 
 
 def _said(notes: dict[str, Any]) -> tuple[str, ...]:
@@ -165,5 +209,7 @@ def _said(notes: dict[str, Any]) -> tuple[str, ...]:
     return (
         ()
         if notes["dense"] is None
-        else (f"The float32 rows that the levels were chosen for have {notes['dense']:.4f} on validation.",)
+        else (
+            f"The float32 rows that the levels were chosen for have {notes['dense']:.4f} on validation.",
+        )
     )

@@ -35,7 +35,12 @@ class Training:
         generators: dict[str, torch.Generator] | None = None,
         stepped: Sequence[Any] = (),
     ) -> None:
-        self.result, self.model, self.optimizer, self.stepped = result, model, optimizer, list(stepped)
+        self.result, self.model, self.optimizer, self.stepped = (
+            result,
+            model,
+            optimizer,
+            list(stepped),
+        )
         self.metric, self.patience = metric, patience
         self.checkpoints, self.generators = checkpoints, generators or {}
         self.best_state = copy.deepcopy(model.state_dict())
@@ -46,7 +51,9 @@ class Training:
             self._resume(checkpoints)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        saved = checkpoints.restore(model=self.model, optimizer=self.optimizer, generators=self.generators)
+        saved = checkpoints.restore(
+            model=self.model, optimizer=self.optimizer, generators=self.generators
+        )
         self.first, extra = saved["step"], saved["extra"]
         self.best_state, self.seconds_before = extra["best_state"], extra["seconds"]
         self.result.history = extra["history"]
@@ -77,10 +84,20 @@ class Training:
         if self._best_epoch() == row["epoch"]:
             self.best_state = copy.deepcopy(self.model.state_dict())
         if self.checkpoints is not None:
-            extra = {"best_state": self.best_state, "history": self.result.history, "seconds": self.seconds}
+            extra = {
+                "best_state": self.best_state,
+                "history": self.result.history,
+                "seconds": self.seconds,
+            }
             extra["stepped"] = [one.state_dict() for one in self.stepped]
             step = int(row["epoch"]) + 1
-            self.checkpoints.save(step, model=self.model, optimizer=self.optimizer, generators=self.generators, **extra)
+            self.checkpoints.save(
+                step,
+                model=self.model,
+                optimizer=self.optimizer,
+                generators=self.generators,
+                **extra,
+            )
 
     def __enter__(self) -> Training:
         return self
@@ -88,7 +105,9 @@ class Training:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
         self.result.interrupted = kind is KeyboardInterrupt
         if kind is None or kind is KeyboardInterrupt:
-            if self.result.history or kind is None:  # in the first epoch what has been learnt so far is all there is
+            if (
+                self.result.history or kind is None
+            ):  # in the first epoch what has been learnt so far is all there is
                 self.model.load_state_dict(self.best_state)
             self.result.seconds = self.seconds
         return kind is KeyboardInterrupt

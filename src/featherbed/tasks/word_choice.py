@@ -11,13 +11,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featherbed.anchors import FrequencyThenClusters, GroupLasso, KMeansPlusPlus, TfIdf, VocabularyDropout
+from featherbed.anchors import (
+    FrequencyThenClusters,
+    GroupLasso,
+    KMeansPlusPlus,
+    TfIdf,
+    VocabularyDropout,
+)
 from featherbed.anchors.objects import Frequency, ObjectAnchors
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs import Graph
 from featherbed.tasks.data import find_data
 
-CHOICES = ("random", "frequency", "tfidf", "kmeans-glove", "kmeans-cooccurrence", "frequency-clusters", "lasso", "vvd")
+CHOICES = (
+    "random",
+    "frequency",
+    "tfidf",
+    "kmeans-glove",
+    "kmeans-cooccurrence",
+    "frequency-clusters",
+    "lasso",
+    "vvd",
+)
 GLOVE = "glove.6B.50d.top60k.npz"
 MARKS = "Ġ▁#"  # by which sub-words say where they stand in a word
 
@@ -71,16 +86,24 @@ def choose_words(
     """Return the words of a choice, best first, never the padding, and where their atoms start if that is known."""
     free = lexicon.size - (lexicon.padding_idx is not None)
     if not 1 <= count <= free:
-        raise ArgumentError(f"{count} words are asked for: the vocabulary has {free:,} to choose among; ask for fewer")
+        raise ArgumentError(
+            f"{count} words are asked for: the vocabulary has {free:,} to choose among; ask for fewer"
+        )
     if by == "random":
         order = torch.randperm(lexicon.size, generator=generator)
-        return order[order != (-1 if lexicon.padding_idx is None else lexicon.padding_idx)][:count], None
+        return order[order != (-1 if lexicon.padding_idx is None else lexicon.padding_idx)][
+            :count
+        ], None
     candidates, chooser = chooser_of(by, lexicon)
     more = min(count + 1, len(candidates))  # one of them may be the padding
     local = chooser.choose(len(candidates), more, generator)
-    local = local[candidates[local] != (-1 if lexicon.padding_idx is None else lexicon.padding_idx)][:count]
+    local = local[
+        candidates[local] != (-1 if lexicon.padding_idx is None else lexicon.padding_idx)
+    ][:count]
     if len(local) < count:
-        raise ArgumentError(f"by={by!r}: only {len(local):,} words have what it goes by, of {count:,} asked for; ask for fewer")
+        raise ArgumentError(
+            f"by={by!r}: only {len(local):,} words have what it goes by, of {count:,} asked for; ask for fewer"
+        )
     return candidates[local], chooser.vectors(local, dim)
 
 
@@ -93,11 +116,20 @@ def chooser_of(by: str, lexicon: Lexicon) -> tuple[Tensor, ObjectAnchors]:
         case "tfidf":
             return everyone, TfIdf(needed(by, "documents", lexicon.documents)())
         case "lasso" | "vvd":
-            documents, labels = needed(by, "documents", lexicon.documents), needed(by, "labels", lexicon.labels)
-            return everyone, (GroupLasso if by == "lasso" else VocabularyDropout)(documents(), labels)
+            documents, labels = (
+                needed(by, "documents", lexicon.documents),
+                needed(by, "labels", lexicon.labels),
+            )
+            return everyone, (GroupLasso if by == "lasso" else VocabularyDropout)(
+                documents(), labels
+            )
         case "kmeans-cooccurrence":
             features = needed(by, "co-occurrence counts", lexicon.cooccurrence)()
-            features = (features.matrix if isinstance(features, Graph) else features).astype(np.float64).log1p()
+            features = (
+                (features.matrix if isinstance(features, Graph) else features)
+                .astype(np.float64)
+                .log1p()
+            )
             known = np.flatnonzero(np.diff(features.tocsr().indptr))
             return torch.from_numpy(known), KMeansPlusPlus(features.tocsr()[known])
     known, vectors = glove_vectors(lexicon.words)
@@ -109,16 +141,22 @@ def chooser_of(by: str, lexicon: Lexicon) -> tuple[Tensor, ObjectAnchors]:
 def needed(by: str, name: str, found: Any) -> Any:
     """Return what a choice needs, or say that there is none."""
     if found is None:
-        raise ArgumentError(f"by={by!r} needs {name}, which this text does not have: take frequency or random")
+        raise ArgumentError(
+            f"by={by!r} needs {name}, which this text does not have: take frequency or random"
+        )
     return found
 
 
-def glove_vectors(words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # -> ids [n], vectors [n, 50]
+def glove_vectors(
+    words: Sequence[str],
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # -> ids [n], vectors [n, 50]
     """Return the words that GloVe knows and their vectors, each of length 1."""
     path = find_data("glove") / GLOVE
     try:
         with np.load(path, allow_pickle=False) as stored:
-            places = {word: at for at, word in enumerate(stored["words"].item().decode().split("\n"))}
+            places = {
+                word: at for at, word in enumerate(stored["words"].item().decode().split("\n"))
+            }
             vectors: NDArray[np.float32] = stored["vectors"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read as GloVe vectors: {error}") from None

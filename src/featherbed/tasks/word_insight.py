@@ -24,7 +24,10 @@ Found = dict[str, Any]
 ROWS = 1 << 16  # rows looked at at once
 ANCHORS, TOP, PAIRS = 24, 8, 30  # anchors shown, words of each, largest pairs
 EXAMPLES, WORDS, NEAREST = 8, 12, 8  # of a band; words whose neighbours are shown, and how many
-LEAST, WIDER = 5, 40  # neighbours occur at least so often, where there are enough among so many times more
+LEAST, WIDER = (
+    5,
+    40,
+)  # neighbours occur at least so often, where there are enough among so many times more
 COMPARED = 200_000  # words whose codes are told apart
 LENGTHS = (0, 5, 10, 20, 30, 40, 60, 80, 100, 150, 200, 300, 500, 1000)
 WRONG, CUT = 12, 300  # wrong answers shown, characters of each
@@ -88,7 +91,9 @@ def word_insight(
     }
     if kind == "weights":
         total = inside.anchor_count(packed)
-        named = inside.objects_as_anchors(np.full(total, -1) if anchor_ids is None else anchor_ids, total)
+        named = inside.objects_as_anchors(
+            np.full(total, -1) if anchor_ids is None else anchor_ids, total
+        )
         found |= {"anchors": _anchors(given, named), "pairs": _pairs(given, named)}
     elif kind == "codes":
         found["codes"] = _codes(given)
@@ -127,14 +132,23 @@ def _empty(packed: PackedTable, kind: str) -> Mask:  # [V]
 
 def _spread(ids: Ids, count: int) -> Ids:
     """Return ``count`` of the ids, evenly spread."""
-    return ids[np.unique(np.linspace(0, len(ids) - 1, min(len(ids), count)).astype(np.int64))] if len(ids) else ids
+    return (
+        ids[np.unique(np.linspace(0, len(ids) - 1, min(len(ids), count)).astype(np.int64))]
+        if len(ids)
+        else ids
+    )
 
 
 def _some(given: _Given, ids: Ids, count: int = EXAMPLES) -> list[int]:
     """Return some of the ids, spread evenly: of words of letters where there are enough."""
     few = _spread(ids[given.own[ids]], 40 * count)
-    plain = np.array([i for i in few.tolist() if len(given.words[i]) > 2 and given.words[i].isalpha()], dtype=np.int64)
-    chosen: list[int] = _spread(plain if len(plain) >= min(count, len(few)) else few, count).tolist()
+    plain = np.array(
+        [i for i in few.tolist() if len(given.words[i]) > 2 and given.words[i].isalpha()],
+        dtype=np.int64,
+    )
+    chosen: list[int] = _spread(
+        plain if len(plain) >= min(count, len(few)) else few, count
+    ).tolist()
     return chosen
 
 
@@ -146,7 +160,10 @@ def _zero(given: _Given) -> Found:
         "rows": len(ids),
         "share": float(given.empty.mean()),
         "once": float(np.mean(given.counts[ids] == 1)) if len(ids) else None,
-        "examples": [{"word": given.words[i], "count": int(given.counts[i])} for i in _some(given, ids, 2 * EXAMPLES)],
+        "examples": [
+            {"word": given.words[i], "count": int(given.counts[i])}
+            for i in _some(given, ids, 2 * EXAMPLES)
+        ],
     }
 
 
@@ -157,7 +174,9 @@ def _bands(given: _Given, kind: str) -> list[Found]:
     owner = np.where(given.own | (counts > 0), np.searchsorted(edges, counts, side="right") - 1, -1)
     members = packed.bands[0].members if kind == "kept" else None
     kept = None if members is None else members.split(np.arange(packed.rows))[0]
-    blocks = (np.arange(start, min(start + ROWS, packed.rows)) for start in range(0, packed.rows, ROWS))
+    blocks = (
+        np.arange(start, min(start + ROWS, packed.rows)) for start in range(0, packed.rows, ROWS)
+    )
     cost = np.concatenate([row_cost(packed, ids, kind == "weights") for ids in blocks])
     found = []
     for n in np.unique(owner[owner >= 0]).tolist():
@@ -174,7 +193,10 @@ def _bands(given: _Given, kind: str) -> list[Found]:
         if kept is not None:
             band["kept"] = float(kept[ids].mean())
             lists |= {"kept_words": ids[kept[ids]], "dropped_words": ids[~kept[ids]]}
-        found.append(band | {name: [given.words[i] for i in _some(given, some)] for name, some in lists.items()})
+        found.append(
+            band
+            | {name: [given.words[i] for i in _some(given, some)] for name, some in lists.items()}
+        )
     return found
 
 
@@ -193,19 +215,31 @@ def _frequent(given: _Given) -> list[int]:
 
 def _nearest(given: _Given, word: int, ids: Ids, scores: NDArray[Any]) -> list[tuple[str, Any]]:
     """Return the first neighbours that are not the word itself: of those that occur some times where there are enough."""
-    near = [pair for pair in zip(ids.tolist(), scores.tolist(), strict=True) if given.own[pair[0]] and pair[0] != word]
+    near = [
+        pair
+        for pair in zip(ids.tolist(), scores.tolist(), strict=True)
+        if given.own[pair[0]] and pair[0] != word
+    ]
     often = [pair for pair in near if given.counts[pair[0]] >= LEAST]
-    return [(given.words[i], score) for i, score in (often if len(often) >= NEAREST else near)[:NEAREST]]
+    return [
+        (given.words[i], score) for i, score in (often if len(often) >= NEAREST else near)[:NEAREST]
+    ]
 
 
 def _neighbours(given: _Given) -> list[Found]:
     """Return the words whose rows are nearest, by cosine, to those of some frequent words."""
     if not (shown := _frequent(given)):
         return []
-    found = given.packed.search(given.packed[np.array(shown)], min(given.packed.rows, WIDER * NEAREST), metric="cosine")
+    found = given.packed.search(
+        given.packed[np.array(shown)], min(given.packed.rows, WIDER * NEAREST), metric="cosine"
+    )
     return [
         {"word": given.words[i], "count": int(given.counts[i])}
-        | {"nearest": [{"word": word, "cosine": score} for word, score in _nearest(given, i, *near)]}
+        | {
+            "nearest": [
+                {"word": word, "cosine": score} for word, score in _nearest(given, i, *near)
+            ]
+        }
         for i, *near in zip(shown, *found, strict=True)
     ]
 
@@ -214,7 +248,9 @@ def _codes(given: _Given) -> Found:
     """Return how evenly codes are used, exp(entropy) / choices, and the words that share most codes with frequent ones."""
     packed, rows = given.packed, given.packed.rows
     parts = packed.codes_of([0]).shape[1]
-    choices = max(band.codes.choices(band.atoms) for band in packed.bands if isinstance(band.codes, Fixed))
+    choices = max(
+        band.codes.choices(band.atoms) for band in packed.bands if isinstance(band.codes, Fixed)
+    )
     used = np.zeros((parts, choices), dtype=np.int64)
     for start in range(0, rows, ROWS):
         codes = packed.codes_of(np.arange(start, min(start + ROWS, rows)))
@@ -228,9 +264,14 @@ def _codes(given: _Given) -> Found:
         "choices": choices,
         "used": float((used > 0).mean()),
         "even": float((np.exp(entropy) / choices).mean()),
-        "distinct": len(np.unique(packed.codes_of(np.arange(rows)), axis=0)) if rows <= COMPARED else None,
+        "distinct": len(np.unique(packed.codes_of(np.arange(rows)), axis=0))
+        if rows <= COMPARED
+        else None,
         "shared": [
-            {"word": given.words[i], "others": [{"word": w, "same": parts - off} for w, off in _nearest(given, i, *one)]}
+            {
+                "word": given.words[i],
+                "others": [{"word": w, "same": parts - off} for w, off in _nearest(given, i, *one)],
+            }
             for i, *one in zip(shown, *near, strict=True)
         ],
     }
@@ -249,8 +290,21 @@ def _anchors(given: _Given, named: Ids) -> Found:
     for entry in inside.strongest(given.packed, TOP, classes, named):
         tops[entry.anchor].append({"word": given.words[entry.id], "weight": entry.weight})
     special = _special(given, shown, named)
-    told = [{"anchor": k, "word": names[k], "leads": int(leads[k]), "top": tops[k], "special": special[k]} for k in tops]
-    return {"total": len(named), "words": bool((named >= 0).any()), "shown": [one for one in told if one["top"]]}
+    told = [
+        {
+            "anchor": k,
+            "word": names[k],
+            "leads": int(leads[k]),
+            "top": tops[k],
+            "special": special[k],
+        }
+        for k in tops
+    ]
+    return {
+        "total": len(named),
+        "words": bool((named >= 0).any()),
+        "shown": [one for one in told if one["top"]],
+    }
 
 
 def _special(given: _Given, shown: Ids, named: Ids) -> dict[int, list[Found]]:
@@ -266,16 +320,27 @@ def _special(given: _Given, shown: Ids, named: Ids) -> dict[int, list[Found]]:
             at, slot = np.nonzero((indices == k) & (score > 0) & (ids != named[k])[:, None])
             order = np.argsort(-score[at, slot], kind="stable")[:TOP]
             at, slot = at[order], slot[order]
-            new = zip((-score[at, slot]).tolist(), ids[at].tolist(), weights[at, slot].tolist(), strict=True)
+            new = zip(
+                (-score[at, slot]).tolist(),
+                ids[at].tolist(),
+                weights[at, slot].tolist(),
+                strict=True,
+            )
             best[k] = sorted([*best[k], *new])[:TOP]
-    return {k: [{"word": given.words[i], "weight": weight} for _, i, weight in found] for k, found in best.items()}
+    return {
+        k: [{"word": given.words[i], "weight": weight} for _, i, weight in found]
+        for k, found in best.items()
+    }
 
 
 def _pairs(given: _Given, named: Ids) -> list[Found]:
     """Return the largest weights but those of an anchor for itself; ``of`` is the anchor's word."""
     names = [given.words[i] if i >= 0 else None for i in named.tolist()]
     found = inside.largest_pairs(given.packed, PAIRS, anchor_ids=named)
-    return [{"word": given.words[e.id], "anchor": e.anchor, "of": names[e.anchor], "weight": e.weight} for e in found]
+    return [
+        {"word": given.words[e.id], "anchor": e.anchor, "of": names[e.anchor], "weight": e.weight}
+        for e in found
+    ]
 
 
 def answers(
@@ -292,20 +357,45 @@ def answers(
     >>> found["confusion"], found["wrong"]
     ([[1, 0], [1, 1]], [{'text': 'not bad at all', 'true': 'good', 'given': 'bad', 'probability': 0.8}])
     """
-    true, said, band = np.asarray(labels), np.asarray(given), np.searchsorted(LENGTHS, lengths, side="right") - 1
-    table = np.bincount(true * len(classes) + said, minlength=len(classes) ** 2).reshape(len(classes), -1)
-    by_length = [(_named(LENGTHS[n], (*LENGTHS, None)[n + 1]), (true == said)[band == n]) for n in np.unique(band).tolist()]
+    true, said, band = (
+        np.asarray(labels),
+        np.asarray(given),
+        np.searchsorted(LENGTHS, lengths, side="right") - 1,
+    )
+    table = np.bincount(true * len(classes) + said, minlength=len(classes) ** 2).reshape(
+        len(classes), -1
+    )
+    by_length = [
+        (_named(LENGTHS[n], (*LENGTHS, None)[n + 1]), (true == said)[band == n])
+        for n in np.unique(band).tolist()
+    ]
     sureness = np.asarray(sure, dtype=np.float64)
-    worst = np.argsort(-np.where(true != said, sureness, -1), kind="stable")[:WRONG] if len(texts) else ()
-    pairs = [(int(i), {"true": classes[true[i]], "given": classes[said[i]]}) for i in worst if true[i] != said[i]]
+    worst = (
+        np.argsort(-np.where(true != said, sureness, -1), kind="stable")[:WRONG]
+        if len(texts)
+        else ()
+    )
+    pairs = [
+        (int(i), {"true": classes[true[i]], "given": classes[said[i]]})
+        for i in worst
+        if true[i] != said[i]
+    ]
     return {
         "confusion": table.tolist(),
-        "lengths": [{"name": name, "texts": len(right), "accuracy": float(right.mean())} for name, right in by_length],
-        "wrong": [{"text": texts[i][:CUT]} | pair | {"probability": float(sureness[i])} for i, pair in pairs],
+        "lengths": [
+            {"name": name, "texts": len(right), "accuracy": float(right.mean())}
+            for name, right in by_length
+        ],
+        "wrong": [
+            {"text": texts[i][:CUT]} | pair | {"probability": float(sureness[i])}
+            for i, pair in pairs
+        ],
     }
 
 
-def loss_bands(losses: ArrayLike, targets: ArrayLike, counts: ArrayLike) -> list[Found]:  # [n], [n], [V]
+def loss_bands(
+    losses: ArrayLike, targets: ArrayLike, counts: ArrayLike
+) -> list[Found]:  # [n], [n], [V]
     """Return the perplexity exp(mean loss) of words by how often they occur in training; rare words first.
 
     >>> [(band["name"], band["perplexity"]) for band in loss_bands([0.0, 0.0, 0.0], [1, 1, 0], [2, 500])]
@@ -313,8 +403,15 @@ def loss_bands(losses: ArrayLike, targets: ArrayLike, counts: ArrayLike) -> list
     """
     lost, occurs, edges = np.asarray(losses), np.asarray(counts), edges_of(int(np.max(counts)))
     band = np.searchsorted(edges, occurs[np.asarray(targets)], side="right") - 1
-    parts = [(_named(edges[n], (*edges, None)[n + 1]), lost[band == n]) for n in np.unique(band).tolist()]
+    parts = [
+        (_named(edges[n], (*edges, None)[n + 1]), lost[band == n]) for n in np.unique(band).tolist()
+    ]
     return [
-        {"name": name, "tokens": len(part), "share": len(part) / len(lost), "perplexity": float(np.exp(min(part.mean(), 700)))}
+        {
+            "name": name,
+            "tokens": len(part),
+            "share": len(part) / len(lost),
+            "perplexity": float(np.exp(min(part.mean(), 700))),
+        }
         for name, part in parts
     ]

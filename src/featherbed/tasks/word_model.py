@@ -22,7 +22,9 @@ from featherbed.tables import DenseTable
 from featherbed.tables.table import Table
 
 State = tuple[Any, ...]  # tensors, or tuples of them
-Cell = tuple[Tensor, Tensor, Tensor, Tensor]  # of one LSTM layer, gates i, f, g, o: [4h, in], [4h, h], [4h], [4h]
+Cell = tuple[
+    Tensor, Tensor, Tensor, Tensor
+]  # of one LSTM layer, gates i, f, g, o: [4h, in], [4h, h], [4h], [4h]
 
 
 class AllRows(NamedTuple):
@@ -40,7 +42,11 @@ class AllRows(NamedTuple):
         if table.padding_idx is None and not isinstance(table, DenseTable):
             codes = table.codes(torch.zeros(1, dtype=torch.int64, device=table.device))
             every = codes.indices is None and codes.then is None and codes.combine == "sum"
-            if every and codes.dictionary is not None and len(codes.dictionary) < table.embedding_dim:
+            if (
+                every
+                and codes.dictionary is not None
+                and len(codes.dictionary) < table.embedding_dim
+            ):
                 codes = table.codes(torch.arange(table.num_embeddings, device=table.device))
                 return cls(cast(Tensor, codes.values), codes.dictionary)
         return cls(table.weight)
@@ -97,15 +103,29 @@ class WordModel(nn.Module):
     precision: torch.dtype | None = None
 
     def __init__(
-        self, words: nn.Module, *, width: int, tied: bool = True, samples: int | None = None, drop_words: float = 0.0
+        self,
+        words: nn.Module,
+        *,
+        width: int,
+        tied: bool = True,
+        samples: int | None = None,
+        drop_words: float = 0.0,
     ) -> None:
         super().__init__()
         table: Table = bare(words)
         if tied and width != table.embedding_dim:
-            raise ArgumentError(f"a tied softmax needs hidden={table.embedding_dim}, the table's width; got hidden={width}")
+            raise ArgumentError(
+                f"a tied softmax needs hidden={table.embedding_dim}, the table's width; got hidden={width}"
+            )
         if samples is not None and not 1 <= samples <= table.num_embeddings:
-            raise ArgumentError(f"samples={samples}: give from 1 to {table.num_embeddings}, the number of words")
-        self.words, self.samples, self.drop_words = words, samples, check_share("drop_words", drop_words)
+            raise ArgumentError(
+                f"samples={samples}: give from 1 to {table.num_embeddings}, the number of words"
+            )
+        self.words, self.samples, self.drop_words = (
+            words,
+            samples,
+            check_share("drop_words", drop_words),
+        )
         self.output = None if tied else DenseTable(table.num_embeddings, width)
         if self.output is not None:
             nn.init.uniform_(self.output.rows, -(width**-0.5), width**-0.5)
@@ -134,7 +154,9 @@ class WordModel(nn.Module):
         """Return the rows the softmax scores by; None where few are sampled."""
         return None if self.samples is not None and self.training else AllRows.of(self.scored)
 
-    def rows_of(self, ids: Tensor, everything: AllRows | None = None) -> Tensor:  # int64 [T, B] -> [T, B, d]
+    def rows_of(
+        self, ids: Tensor, everything: AllRows | None = None
+    ) -> Tensor:  # int64 [T, B] -> [T, B, d]
         """Return the rows of ids as the net sees them, from those of all words if they are made already."""
         ids = check_ids(ids, self.table.num_embeddings)
         relaxed = self.training and type(self.table).seen is not Table.seen
@@ -144,27 +166,41 @@ class WordModel(nn.Module):
             rows = everything.take(self.words.share(ids) if isinstance(self.words, SSE) else ids)
         if not self.training or not self.drop_words:
             return rows
-        kept = rows.new_empty(self.table.num_embeddings).bernoulli_(1 - self.drop_words).div_(1 - self.drop_words)
+        kept = (
+            rows.new_empty(self.table.num_embeddings)
+            .bernoulli_(1 - self.drop_words)
+            .div_(1 - self.drop_words)
+        )
         return rows * kept[ids][..., None]
 
-    def forward(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:  # int64 [T, B] -> [T, B, V]
+    def forward(
+        self, ids: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:  # int64 [T, B] -> [T, B, V]
         """Return the logits of the next word at every place, and the net's state after the last."""
         everything = AllRows.of(self.scored)
         found = self.read(self.rows_of(ids, everything), state)
         return everything.logits(found.hidden, self.bias), found.state
 
     def losses(
-        self, ids: Tensor, targets: Tensor, state: State | None = None, everything: AllRows | None = None
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        state: State | None = None,
+        everything: AllRows | None = None,
     ) -> Losses:  # int64 [T, B] twice
         """Return the losses of predicting ``targets`` after ``ids``; ``everything`` are rows made before, in evaluation."""
         everything = self.all_rows() if everything is None else everything
         found = self.read(self.rows_of(ids, everything), state)
         if everything is None:
             assert self.samples is not None
-            plain: Tensor = SampledSoftmax(self.scored, self.samples, bias=self.bias)(found.hidden, targets)
+            plain: Tensor = SampledSoftmax(self.scored, self.samples, bias=self.bias)(
+                found.hidden, targets
+            )
         else:
             rounded = self.precision if self.training else None
-            plain = everything.loss(found.hidden.flatten(0, 1), self.bias, targets.flatten(), rounded)
+            plain = everything.loss(
+                found.hidden.flatten(0, 1), self.bias, targets.flatten(), rounded
+            )
         return Losses(plain, plain + found.added, found.state)
 
 

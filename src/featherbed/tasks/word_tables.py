@@ -82,19 +82,35 @@ class WordTable:
         """Refuse settings that the table has no use for."""
         kind, settings = parse_spec(self.spec)
         if self.nonzeros is not None and not self.has_weights:
-            raise ArgumentError(f"nonzeros={self.nonzeros}: {self.spec!r} has no anchors, so no weights to count")
+            raise ArgumentError(
+                f"nonzeros={self.nonzeros}: {self.spec!r} has no anchors, so no weights to count"
+            )
         if self.spread is not None and not self.has_weights:
-            raise ArgumentError(f"spread={self.spread}: {self.spec!r} has no anchors; start is the spread of its rows")
+            raise ArgumentError(
+                f"spread={self.spread}: {self.spec!r} has no anchors; start is the spread of its rows"
+            )
         if self.domain and not self.has_weights:
-            raise ArgumentError(f"domain={', '.join(self.domain)}: {self.spec!r} has no anchors that words could relate to")
+            raise ArgumentError(
+                f"domain={', '.join(self.domain)}: {self.spec!r} has no anchors that words could relate to"
+            )
         if self.lam and not (self.has_weights or self.lassoed):
-            raise ArgumentError(f"lam={self.lam:g}: nothing of {self.spec!r} is penalised; by='lasso' penalises dense rows")
-        if self.by is not None and not (self.has_weights or issubclass(kind, SelectedTable) or self.lassoed):
-            raise ArgumentError(f"by={self.by!r}: {self.spec!r} chooses no words; anchor, mixture and selected do")
+            raise ArgumentError(
+                f"lam={self.lam:g}: nothing of {self.spec!r} is penalised; by='lasso' penalises dense rows"
+            )
+        if self.by is not None and not (
+            self.has_weights or issubclass(kind, SelectedTable) or self.lassoed
+        ):
+            raise ArgumentError(
+                f"by={self.by!r}: {self.spec!r} chooses no words; anchor, mixture and selected do"
+            )
         if self.by is not None and ("init" in settings or "inits" in settings):
-            raise ArgumentError(f"by={self.by!r} and {self.spec!r} both say how anchors start: give one")
+            raise ArgumentError(
+                f"by={self.by!r} and {self.spec!r} both say how anchors start: give one"
+            )
         if self.lassoed and not self.lam > 0:
-            raise ArgumentError(f"by='lasso' on dense rows takes lam, the weight of the penalty, above 0; got {self.lam:g}")
+            raise ArgumentError(
+                f"by='lasso' on dense rows takes lam, the weight of the penalty, above 0; got {self.lam:g}"
+            )
 
     @property
     def has_weights(self) -> bool:
@@ -116,7 +132,9 @@ class WordsMade(NamedTuple):
     notes: tuple[str, ...]
 
 
-def make_word_table(asked: WordTable, lexicon: Lexicon, seed: int, *, sparse: bool = False) -> WordsMade:
+def make_word_table(
+    asked: WordTable, lexicon: Lexicon, seed: int, *, sparse: bool = False
+) -> WordsMade:
     """Make the table that is asked for, over the words of a lexicon.
 
     ``sparse``: wide rows (those of a dense table, code logits) have gradients for the words of the batch only, for optimizers
@@ -152,12 +170,20 @@ def make_word_table(asked: WordTable, lexicon: Lexicon, seed: int, *, sparse: bo
 
 def samples_of(lexicon: Lexicon) -> int:
     """Return how many training examples there are; words where that is all that is known."""
-    known = lexicon.samples if lexicon.labels is None or lexicon.samples is not None else len(lexicon.labels)
+    known = (
+        lexicon.samples
+        if lexicon.labels is None or lexicon.samples is not None
+        else len(lexicon.labels)
+    )
     return max(1, int(lexicon.counts.sum()) if known is None else known)
 
 
 def kept_scores(
-    asked: WordTable, settings: dict[str, Any], lexicon: Lexicon, generator: torch.Generator, notes: list[str]
+    asked: WordTable,
+    settings: dict[str, Any],
+    lexicon: Lexicon,
+    generator: torch.Generator,
+    notes: list[str],
 ) -> NDArray[np.int64]:  # -> [V]
     """Return scores by which a table keeps words: counts, or the order in which they were chosen."""
     if asked.by in (None, "frequency") or "keep" not in settings:
@@ -184,7 +210,11 @@ def starts(
     by = asked.by or ("random" if asked.domain else None)
     if by is None or (by == "random" and not asked.domain):  # a random basis
         return {"inits" if mixed else "init": HalfNormal(asked.start)}
-    sizes = sizes_of(settings["anchors"], settings.get("sets")) if mixed else (int(settings["anchors"]),)
+    sizes = (
+        sizes_of(settings["anchors"], settings.get("sets"))
+        if mixed
+        else (int(settings["anchors"]),)
+    )
     ids, known = choose_words(by, lexicon, sum(sizes), asked.dim, generator)
     notes.append(f"anchors: {shown(ids, lexicon)}")
     parts = torch.split(ids, list(sizes))
@@ -198,7 +228,9 @@ def rescale(table: Table, start: float) -> None:
     """Give rows the spread ``start``: the dictionary is scaled by what the rows' dependence on it (its degree) asks for."""
     rows, dictionary = getattr(table, "rows", None), getattr(table, "atoms", None)
     if isinstance(rows, Tensor):
-        table.fit_dense(rows.detach() * (start / float(rows.std())))  # what belongs to rows, such as their noise, follows
+        table.fit_dense(
+            rows.detach() * (start / float(rows.std()))
+        )  # what belongs to rows, such as their noise, follows
         return
     if not isinstance(dictionary, Tensor):
         return
@@ -215,7 +247,9 @@ def rescale(table: Table, start: float) -> None:
     table.train(was)
 
 
-def penalties_of(asked: WordTable, table: Table, lexicon: Lexicon, notes: list[str]) -> dict[nn.Parameter, Penalty]:
+def penalties_of(
+    asked: WordTable, table: Table, lexicon: Lexicon, notes: list[str]
+) -> dict[nn.Parameter, Penalty]:
     """Return the penalties of a table; what the domain relates is exempt from them."""
     if asked.lassoed and isinstance(table, DenseTable):
         return {table.rows: GroupL1(asked.lam)}
@@ -226,12 +260,16 @@ def penalties_of(asked: WordTable, table: Table, lexicon: Lexicon, notes: list[s
             table.transform[lexicon.padding_idx] = 0.0
     if not table.nonnegative:
         if asked.domain:
-            raise ArgumentError("a domain spares weights from a penalty that keeps them above 0: leave nonnegative=false out")
+            raise ArgumentError(
+                "a domain spares weights from a penalty that keeps them above 0: leave nonnegative=false out"
+            )
         return {table.transform: L1(asked.lam)}
     exempt = None
     if asked.domain:
         exempt = related(table, domain_graph(asked, lexicon))
-        notes.append(f"related by {' and '.join(asked.domain)}: {len(exempt):,} of {exempt.rows * exempt.anchors:,} weights")
+        notes.append(
+            f"related by {' and '.join(asked.domain)}: {len(exempt):,} of {exempt.rows * exempt.anchors:,} weights"
+        )
     return {table.transform: NonNegativeL1(asked.lam, exempt)}
 
 
@@ -249,7 +287,9 @@ def related(table: AnchorTable | MixtureTable, graph: Graph) -> Exempt:
         return table.related(graph)
     anchors = torch.cat([ids for ids in table.anchor_ids if ids is not None])
     entries = graph.matrix[:, anchors.cpu().numpy()].tocoo()
-    pairs = torch.stack([torch.from_numpy(part.astype(np.int64)) for part in (entries.row, entries.col)], dim=1)
+    pairs = torch.stack(
+        [torch.from_numpy(part.astype(np.int64)) for part in (entries.row, entries.col)], dim=1
+    )
     return Exempt(Whole(table.transform), pairs, len(anchors))
 
 

@@ -37,9 +37,13 @@ def taken_dishes(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, 
     try:
         given = np.asarray(selection)
     except ValueError:
-        raise ArgumentError("Z is a matrix [objects, anchors]; the rows given differ in length") from None
+        raise ArgumentError(
+            "Z is a matrix [objects, anchors]; the rows given differ in length"
+        ) from None
     if given.ndim != 2 or not len(given):
-        raise ArgumentError(f"Z has shape {given.shape}: give a matrix [objects, anchors] with at least one object")
+        raise ArgumentError(
+            f"Z has shape {given.shape}: give a matrix [objects, anchors] with at least one object"
+        )
     if given.dtype != bool and not np.isin(given, (0, 1)).all():
         raise ArgumentError("Z holds other entries than 0 and 1: for a transform T give T != 0")
     taken = given.astype(bool)
@@ -59,7 +63,9 @@ def left_ordered(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, 
     return np.asarray(taken[:, np.lexsort(~taken[::-1])])
 
 
-def sample_buffet(customers: int, a: float, b: float = 1.0, *, generator: np.random.Generator) -> NDArray[np.bool_]:  # [N, K]
+def sample_buffet(
+    customers: int, a: float, b: float = 1.0, *, generator: np.random.Generator
+) -> NDArray[np.bool_]:  # [N, K]
     """Draw Z from the Indian Buffet Process, dishes in the order in which they were first taken.
 
     Customer n = 1, 2, ... takes each dish that m_k customers took before with probability m_k / (b + n - 1), then
@@ -133,5 +139,7 @@ def log_prior(selection: ArrayLike, log_a: float, log_b: float) -> float:  # [N,
     expected = math.exp(log_a) * float(np.sum(np.exp(log_b - logs)))  # abH
     # Γ(N - m + b) / Γ(N + b) = Π_{j=1..m} 1 / (b + N - j); the Gamma functions themselves overflow, and lose b beside N
     shares = sum(map(math.lgamma, takers.tolist())) - float(np.cumsum(logs)[takers - 1].sum())
-    same = sum(math.lgamma(count + 1) for count in Counter(column.tobytes() for column in taken.T).values())
+    same = sum(
+        math.lgamma(count + 1) for count in Counter(column.tobytes() for column in taken.T).values()
+    )
     return float(dishes * (log_a + log_b) - same - expected + shares)

@@ -117,7 +117,9 @@ class Multinomial(Bregman):
 
     def __init__(self, trials: int = 1) -> None:
         if not isinstance(trials, Integral) or isinstance(trials, bool) or trials < 1:
-            raise ArgumentError(f"trials={trials!r}: give a whole number of at least 1; 1 makes x and y probabilities")
+            raise ArgumentError(
+                f"trials={trials!r}: give a whole number of at least 1; 1 makes x and y probabilities"
+            )
         self.trials: int = int(trials)
 
     def __repr__(self) -> str:
@@ -128,7 +130,9 @@ class Multinomial(Bregman):
         points = vectors(values)
         totals = points.sum(axis=-1)
         if (points < 0).any():
-            raise ArgumentError(f"{float(points.min())!r} among the probabilities (or counts): give numbers of at least 0")
+            raise ArgumentError(
+                f"{float(points.min())!r} among the probabilities (or counts): give numbers of at least 0"
+            )
         wrong = np.abs(totals - self.trials) > NEAR * self.trials
         if wrong.any():
             raise ArgumentError(
@@ -172,7 +176,9 @@ def vectors(values: ArrayLike) -> Array:
     try:
         points = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ArgumentError("labels and predictions are arrays of numbers [..., d]; these are none") from None
+        raise ArgumentError(
+            "labels and predictions are arrays of numbers [..., d]; these are none"
+        ) from None
     if points.ndim == 0 or not points.shape[-1] or not np.isfinite(points).all():
         raise ArgumentError(
             f"labels and predictions are finite vectors [..., d] with d of at least 1; got shape {points.shape}"

@@ -8,7 +8,9 @@ from featherbed.theory.buffet import check_positive, log_prior, taken_dishes
 from featherbed.theory.objective import check_lambdas, nbant_objective
 
 
-def prior_cost(selection: ArrayLike, lambda1: float, lambda2: float, beta: float) -> float:  # [V, K]
+def prior_cost(
+    selection: ArrayLike, lambda1: float, lambda2: float, beta: float
+) -> float:  # [V, K]
     """Return -log p(Z) / beta for a = exp(-beta lambda1), b = exp(beta lambda2), in log space throughout.
 
     Liang et al. 2021, equations 12 and 15. It differs from ``limit_cost`` by (Σ_h log K_h! - Σ_k log Γ(m_k)) / beta and

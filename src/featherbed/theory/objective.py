@@ -32,7 +32,9 @@ def check_lambdas(lambda1: float, lambda2: float) -> None:
         )
 
 
-def nbant_objective(loss: float, nonzeros: int, anchors: int, lambda1: float, lambda2: float) -> float:
+def nbant_objective(
+    loss: float, nonzeros: int, anchors: int, lambda1: float, lambda2: float
+) -> float:
     """Return loss + lambda2 ||T||_0 + (lambda1 - lambda2) K, lambda1 > lambda2 > 0.
 
     Liang et al. 2021, equations 5, 21, 34 and 36. Their equations sum the loss over the data; their numbers (table 15) take
@@ -48,7 +50,9 @@ def nbant_objective(loss: float, nonzeros: int, anchors: int, lambda1: float, la
     """
     check_lambdas(lambda1, lambda2)
     if not is_number(loss):
-        raise ArgumentError(f"loss={loss!r}: give a finite number; a run that diverged has no objective")
+        raise ArgumentError(
+            f"loss={loss!r}: give a finite number; a run that diverged has no objective"
+        )
     for name, count in (("nonzeros", nonzeros), ("anchors", anchors)):
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 0:
             raise ArgumentError(f"{name}={count!r}: give a whole number of at least 0")
@@ -91,24 +95,52 @@ class ObjectiveTable:
         """The table as plain lists and numbers, ready for JSON."""
         rows = [
             {**vars(run), "lambda2": lambda2, "objective": values}
-            for run, lambda2, values in zip(self.runs, self.lambda2, self.values.tolist(), strict=True)
+            for run, lambda2, values in zip(
+                self.runs, self.lambda2, self.values.tolist(), strict=True
+            )
         ]
-        return {"lambda1": list(self.lambda1), "runs": rows, "best": [self.runs[row].name for row in self.best]}
+        return {
+            "lambda1": list(self.lambda1),
+            "runs": rows,
+            "best": [self.runs[row].name for row in self.best],
+        }
 
     def __str__(self) -> str:
-        heads = ["run", "anchors", "nnz(T)", "loss", "lambda2", *(f"lambda1={value:g} " for value in self.lambda1)]
+        heads = [
+            "run",
+            "anchors",
+            "nnz(T)",
+            "loss",
+            "lambda2",
+            *(f"lambda1={value:g} " for value in self.lambda1),
+        ]
         lines = [heads]
         for row, (run, lambda2) in enumerate(zip(self.runs, self.lambda2, strict=True)):
             cells = [
-                f"{value:.5g}" + ("*" if row == best else " ") for value, best in zip(self.values[row], self.best, strict=True)
+                f"{value:.5g}" + ("*" if row == best else " ")
+                for value, best in zip(self.values[row], self.best, strict=True)
             ]
-            lines.append([run.name, f"{run.anchors:,}", f"{run.nonzeros:,}", f"{run.loss:.5g}", f"{lambda2:g}", *cells])
+            lines.append(
+                [
+                    run.name,
+                    f"{run.anchors:,}",
+                    f"{run.nonzeros:,}",
+                    f"{run.loss:.5g}",
+                    f"{lambda2:g}",
+                    *cells,
+                ]
+            )
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         first, *others = widths
-        return "\n".join("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines)
+        return "\n".join(
+            "  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip()
+            for line in lines
+        )
 
 
-def objective_table(runs: Iterable[Run], lambda1: float | Sequence[float], lambda2: float | Sequence[float]) -> ObjectiveTable:
+def objective_table(
+    runs: Iterable[Run], lambda1: float | Sequence[float], lambda2: float | Sequence[float]
+) -> ObjectiveTable:
     """Return loss + lambda2 ||T||_0 + (lambda1 - lambda2) K of every run for every lambda1: model selection by price.
 
     Liang et al. 2021, appendix L, equation 36 and table 15.
@@ -128,13 +160,19 @@ def objective_table(runs: Iterable[Run], lambda1: float | Sequence[float], lambd
     prices = tuple(lambda1) if isinstance(lambda1, Sequence | np.ndarray) else (lambda1,)
     own = tuple(lambda2) if isinstance(lambda2, Sequence | np.ndarray) else (lambda2,) * len(found)
     if not found or not prices:
-        raise ArgumentError(f"{len(found)} runs and {len(prices)} lambda1: a table needs at least one of each")
+        raise ArgumentError(
+            f"{len(found)} runs and {len(prices)} lambda1: a table needs at least one of each"
+        )
     if not all(isinstance(run, Run) for run in found):
         raise ArgumentError("runs are made as featherbed.theory.Run(name, loss, nonzeros, anchors)")
     if len(own) != len(found):
-        raise ArgumentError(f"{len(own)} lambda2 for {len(found)} runs: give one for all or one for each run")
+        raise ArgumentError(
+            f"{len(own)} lambda2 for {len(found)} runs: give one for all or one for each run"
+        )
     values = [
         [nbant_objective(run.loss, run.nonzeros, run.anchors, price, weight) for price in prices]
         for run, weight in zip(found, own, strict=True)
     ]
-    return ObjectiveTable(found, tuple(map(float, prices)), tuple(map(float, own)), np.array(values))
+    return ObjectiveTable(
+        found, tuple(map(float, prices)), tuple(map(float, own)), np.array(values)
+    )

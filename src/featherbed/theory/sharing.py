@@ -60,16 +60,28 @@ class Transition:
     ) -> None:
         self.rows, self.p = whole("rows", rows), share_of_one("p", p)
         if not is_number(rho) or rho <= 0:
-            raise ArgumentError(f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0")
+            raise ArgumentError(
+                f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0"
+            )
         if mixture and (graph is None or rho < 1):
-            raise ArgumentError("mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1")
+            raise ArgumentError(
+                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1"
+            )
         if graph is not None and graph.objects != self.rows:
-            raise ArgumentError(f"the graph is over {graph.objects} objects, there are {self.rows} ids")
+            raise ArgumentError(
+                f"the graph is over {graph.objects} objects, there are {self.rows} ids"
+            )
         self.free = np.ones(self.rows)
         self.free[ids_of("exclude", list(exclude), self.rows)] = 0.0
-        self.neighbours = None if graph is None else graph.matrix.astype(np.float64).multiply(self.free[None, :]).tocsr()
+        self.neighbours = (
+            None
+            if graph is None
+            else graph.matrix.astype(np.float64).multiply(self.free[None, :]).tocsr()
+        )
         total = float(self.free.sum())  # N
-        count = np.zeros(self.rows) if self.neighbours is None else self.neighbours @ self.free  # n_j
+        count = (
+            np.zeros(self.rows) if self.neighbours is None else self.neighbours @ self.free
+        )  # n_j
         changes = self.free * self.p if total > 1 else np.zeros(self.rows)
         if mixture:
             self.every, self.near = changes / (rho * total), changes * (1 - 1 / rho) / (count + 1)
@@ -84,7 +96,9 @@ class Transition:
         """Return P values: for every id j, Σ_k p(j -> k) values[k]."""
         given = numbers("values", values)
         if given.ndim == 0 or len(given) != self.rows:
-            raise ArgumentError(f"values of shape {given.shape} for {self.rows} ids: give one row for each id")
+            raise ArgumentError(
+                f"values of shape {given.shape} for {self.rows} ids: give one row for each id"
+            )
         flat = given.reshape(self.rows, -1)
         found = self.own[:, None] * flat + self.every[:, None] * (self.free @ flat)
         if self.neighbours is not None:
@@ -98,9 +112,14 @@ class Transition:
             raise ArgumentError(
                 f"ids {places.shape}, losses {given.shape}: give ids [n] and the losses [n, {self.rows}] of all"
             )
-        found: Array = self.own[places] * given[np.arange(len(places)), places] + self.every[places] * (given @ self.free)
+        found: Array = self.own[places] * given[np.arange(len(places)), places] + self.every[
+            places
+        ] * (given @ self.free)
         if self.neighbours is not None:
-            found += self.near[places] * np.asarray(self.neighbours[places].multiply(given).sum(axis=1)).ravel()
+            found += (
+                self.near[places]
+                * np.asarray(self.neighbours[places].multiply(given).sum(axis=1)).ravel()
+            )
         return found
 
     @property
@@ -130,11 +149,23 @@ class Factors:
     """
 
     def __init__(
-        self, users: ArrayLike, items: ArrayLike, *, biases: tuple[ArrayLike, ArrayLike] | None = None, mean: float = 0.0
+        self,
+        users: ArrayLike,
+        items: ArrayLike,
+        *,
+        biases: tuple[ArrayLike, ArrayLike] | None = None,
+        mean: float = 0.0,
     ) -> None:
         left, right = numbers("users", users), numbers("items", items)
-        if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1] or not (left.size and right.size):
-            raise ArgumentError(f"users {left.shape} and items {right.shape}: give two matrices of one width, [rows, d]")
+        if (
+            left.ndim != 2
+            or right.ndim != 2
+            or left.shape[1] != right.shape[1]
+            or not (left.size and right.size)
+        ):
+            raise ArgumentError(
+                f"users {left.shape} and items {right.shape}: give two matrices of one width, [rows, d]"
+            )
         if not is_number(mean):
             raise ArgumentError(f"mean={mean!r}: give a finite number, 0 for none")
         self.users, self.items, self.mean = left, right, float(mean)
@@ -142,7 +173,9 @@ class Factors:
             given = [numbers("biases", side) for side in biases]
             shapes = [side.shape for side in given]
             if shapes != [(len(left),), (len(right),)]:
-                raise ArgumentError(f"biases of shapes {shapes}: give a pair, one for each user and one for each item")
+                raise ArgumentError(
+                    f"biases of shapes {shapes}: give a pair, one for each user and one for each item"
+                )
             self.users = np.column_stack([left, given[0], np.ones(len(left))])
             self.items = np.column_stack([right, np.ones(len(right)), given[1]])
 
@@ -158,13 +191,22 @@ class Factors:
         j, i = ids_of("users", users, len(self.users)), ids_of("items", items, len(self.items))
         y = numbers("ratings", ratings) - self.mean
         if not (j.ndim == 1 and j.shape == i.shape == y.shape):
-            raise ArgumentError(f"users {j.shape}, items {i.shape}, ratings {y.shape}: give one of each for a sample, [n]")
-        laws = share_users or Transition(len(self.users), 0.0), share_items or Transition(len(self.items), 0.0)
-        for name, law, rows in zip(("users", "items"), laws, (len(self.users), len(self.items)), strict=True):
+            raise ArgumentError(
+                f"users {j.shape}, items {i.shape}, ratings {y.shape}: give one of each for a sample, [n]"
+            )
+        laws = (
+            share_users or Transition(len(self.users), 0.0),
+            share_items or Transition(len(self.items), 0.0),
+        )
+        for name, law, rows in zip(
+            ("users", "items"), laws, (len(self.users), len(self.items)), strict=True
+        ):
             if law.rows != rows:
                 raise ArgumentError(f"share_{name} is over {law.rows} ids, there are {rows} {name}")
         found = y * (y - 2 * dots(laws[0].expected(self.users), j, laws[1].expected(self.items), i))
-        for a in range(self.users.shape[1]):  # row a of u uᵀ, from the diagonal on: the rest is there twice
+        for a in range(
+            self.users.shape[1]
+        ):  # row a of u uᵀ, from the diagonal on: the rest is there twice
             left, right = (e[:, a:] * e[:, a : a + 1] for e in (self.users, self.items))
             left[:, 1:] *= 2
             found += dots(laws[0].expected(left), j, laws[1].expected(right), i)
@@ -186,7 +228,9 @@ def label_smoothing(p: float, classes: int, *, include_self: bool = False) -> fl
     return p if include_self else p * classes / (classes - 1)
 
 
-def target_losses(logits: ArrayLike, targets: ArrayLike, share: Transition) -> Array:  # [n, V], [n] -> [n]
+def target_losses(
+    logits: ArrayLike, targets: ArrayLike, share: Transition
+) -> Array:  # [n, V], [n] -> [n]
     """Return the cross-entropy of each sample, in expectation over shared targets: Σ_k p(y -> k) (-log softmax(logits)_k).
 
     >>> target_losses([[0.0, 0.0]], [1], Transition(2, p=0.3)).round(4)
@@ -194,12 +238,16 @@ def target_losses(logits: ArrayLike, targets: ArrayLike, share: Transition) -> A
     """
     given = numbers("logits", logits)
     if given.ndim != 2 or given.shape[1] != share.rows:
-        raise ArgumentError(f"logits of shape {given.shape}: give one row a sample of the {share.rows} classes, [n, V]")
+        raise ArgumentError(
+            f"logits of shape {given.shape}: give one row a sample of the {share.rows} classes, [n, V]"
+        )
     shifted = given - given.max(axis=1, keepdims=True)
     return share.average(targets, np.log(np.exp(shifted).sum(axis=1, keepdims=True)) - shifted)
 
 
-def rademacher_draws(losses: ArrayLike, draws: int, *, generator: np.random.Generator) -> Array:  # [n, ...] -> [draws, ...]
+def rademacher_draws(
+    losses: ArrayLike, draws: int, *, generator: np.random.Generator
+) -> Array:  # [n, ...] -> [draws, ...]
     """Draw signs σ in {-1, +1}ⁿ and return |Σ_i σ_i losses[i]| / n for each draw: figure 5 of Wu et al. 2019.
 
     One Θ, no supremum. Columns of losses meet the same signs. The mean is about sqrt(2/π) ||losses|| / n, whatever the losses.
@@ -210,19 +258,32 @@ def rademacher_draws(losses: ArrayLike, draws: int, *, generator: np.random.Gene
     """
     given, draws = numbers("losses", losses), whole("draws", draws)
     if given.ndim == 0 or not given.size:
-        raise ArgumentError(f"losses of shape {given.shape}: give at least one, a row for each sample")
+        raise ArgumentError(
+            f"losses of shape {given.shape}: give at least one, a row for each sample"
+        )
     flat = given.reshape(len(given), -1)
     found = np.zeros((draws, flat.shape[1]))
     for start in range(0, len(flat), BLOCK):
         part = flat[start : start + BLOCK]
         for first in range(0, draws, 64):
             some = min(64, draws - first)
-            bits = np.unpackbits(np.frombuffer(generator.bytes(some * -(-len(part) // 8)), np.uint8).reshape(some, -1), axis=1)
+            bits = np.unpackbits(
+                np.frombuffer(generator.bytes(some * -(-len(part) // 8)), np.uint8).reshape(
+                    some, -1
+                ),
+                axis=1,
+            )
             found[first : first + some] += (2.0 * bits[:, : len(part)] - 1.0) @ part
     return np.abs(found).reshape(draws, *given.shape[1:]) / len(given)
 
 
-def bias_term(shared: ArrayLike, plain: ArrayLike, *, weights: ArrayLike | None = None, samples: int | None = None) -> float:
+def bias_term(
+    shared: ArrayLike,
+    plain: ArrayLike,
+    *,
+    weights: ArrayLike | None = None,
+    samples: int | None = None,
+) -> float:
     """Return B(Θ) = |E Σ_i Σ_k p(j_i -> k) (loss(E[k], y_i) - loss(E[j_i], y_i))| of theorem 2, Wu et al. 2019, for one Θ.
 
     The expectation is over the given cases, each as likely as another or by ``weights``; n ``samples`` are drawn from them,
@@ -238,16 +299,30 @@ def bias_term(shared: ArrayLike, plain: ArrayLike, *, weights: ArrayLike | None 
     """
     first, second = numbers("shared", shared), numbers("plain", plain)
     if first.ndim != 1 or not len(first) or first.shape != second.shape:
-        raise ArgumentError(f"shared {first.shape} and plain {second.shape}: give the losses of the same cases, [m]")
+        raise ArgumentError(
+            f"shared {first.shape} and plain {second.shape}: give the losses of the same cases, [m]"
+        )
     count = len(first) if samples is None else whole("samples", samples)
     share = np.full(len(first), 1 / len(first)) if weights is None else numbers("weights", weights)
-    if share.shape != first.shape or (share < 0).any() or not math.isclose(share.sum(), 1.0, abs_tol=1e-6):
-        raise ArgumentError("weights are the cases' probabilities: give one of at least 0 for each, with a sum of 1")
+    if (
+        share.shape != first.shape
+        or (share < 0).any()
+        or not math.isclose(share.sum(), 1.0, abs_tol=1e-6)
+    ):
+        raise ArgumentError(
+            "weights are the cases' probabilities: give one of at least 0 for each, with a sum of 1"
+        )
     return float(count * abs(share @ (first - second)))
 
 
 def excess_risk_bound(
-    bias: float, complexity_loss: float, complexity_noise: float, *, u: float, samples: int, width: float
+    bias: float,
+    complexity_loss: float,
+    complexity_noise: float,
+    *,
+    u: float,
+    samples: int,
+    width: float,
 ) -> tuple[float, float]:
     """Theorem 2 of Wu et al. 2019 by its parts: a bound on the excess risk, and the probability of exceeding it.
 
@@ -266,15 +341,26 @@ def excess_risk_bound(
     >>> excess_risk_bound(1.0, 2.0, 3.0, u=2.0, samples=100, width=1.0)
     (42.0, 0.1353352832366127)
     """
-    for name, value in (("bias", bias), ("complexity_loss", complexity_loss), ("complexity_noise", complexity_noise), ("u", u)):
+    for name, value in (
+        ("bias", bias),
+        ("complexity_loss", complexity_loss),
+        ("complexity_noise", complexity_noise),
+        ("u", u),
+    ):
         if not is_number(value) or value < 0:
             raise ArgumentError(f"{name}={value!r}: give a finite number of at least 0")
     check_positive("width", width)
-    excess = 2 * bias + 4 * (complexity_loss + complexity_noise) + math.sqrt(whole("samples", samples)) * u
+    excess = (
+        2 * bias
+        + 4 * (complexity_loss + complexity_noise)
+        + math.sqrt(whole("samples", samples)) * u
+    )
     return excess, math.exp(-((u / width) ** 2) / 2)
 
 
-def dots(left: Array, rows: NDArray[np.int64], right: Array, columns: NDArray[np.int64]) -> Array:  # -> [n]
+def dots(
+    left: Array, rows: NDArray[np.int64], right: Array, columns: NDArray[np.int64]
+) -> Array:  # -> [n]
     """Return left[rows] · right[columns], row by row."""
     found = np.empty(len(rows))
     for part in (slice(start, start + BLOCK) for start in range(0, len(rows), BLOCK)):
@@ -301,7 +387,9 @@ def numbers(name: str, values: ArrayLike) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{name} are no array of numbers: give a list or array, rows of one length") from None
+        raise ArgumentError(
+            f"{name} are no array of numbers: give a list or array, rows of one length"
+        ) from None
     if not np.isfinite(found).all():
         raise ArgumentError(f"{name} hold NaN or infinity: give finite numbers")
     return found
@@ -312,9 +400,15 @@ def ids_of(name: str, ids: ArrayLike, rows: int) -> NDArray[np.int64]:
     try:
         found = np.asarray(ids)
     except ValueError:
-        raise ArgumentError(f"{name} are lists of different lengths: give one list of ids") from None
+        raise ArgumentError(
+            f"{name} are lists of different lengths: give one list of ids"
+        ) from None
     if found.size and found.dtype.kind not in "iu":
-        raise ArgumentError(f"{name} of type {found.dtype}: give whole numbers, ids from 0 to {rows - 1}")
+        raise ArgumentError(
+            f"{name} of type {found.dtype}: give whole numbers, ids from 0 to {rows - 1}"
+        )
     if found.size and (found.min() < 0 or found.max() >= rows):
-        raise ArgumentError(f"{name} from {found.min()} to {found.max()}: ids go from 0 to {rows - 1}")
+        raise ArgumentError(
+            f"{name} from {found.min()} to {found.max()}: ids go from 0 to {rows - 1}"
+        )
     return found.astype(np.int64)

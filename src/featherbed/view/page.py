@@ -76,7 +76,12 @@ def plot(name: str, traces: list[dict[str, Any]], layout: dict[str, Any], height
     look = {"displayModeBar": False, "responsive": True}
     figure = {"data": traces, "layout": layout}
     drawn = _plotly("plotly.io").to_html(
-        figure, look, include_plotlyjs=False, full_html=False, default_height=f"{height}px", div_id=name
+        figure,
+        look,
+        include_plotlyjs=False,
+        full_html=False,
+        default_height=f"{height}px",
+        div_id=name,
     )
     return str(drawn)
 
@@ -91,7 +96,10 @@ def _plotly(module: str) -> Any:
 def table(title: str, head: Iterable[str], rows: Sequence[tuple[str, ...]], note: str = "") -> str:
     """Return a section with a table of cells that are HTML already, the first of each row its heading; nothing without rows."""
     names = "".join(f"<th scope=col>{name}</th>" for name in head)
-    lines = (f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>" for first, *rest in rows)
+    lines = (
+        f"<tr><th scope=row>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>"
+        for first, *rest in rows
+    )
     top = (f"<h2>{title}</h2>" if title else "") + (f"<p class=soft>{note}</p>" if note else "")
     body = f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     return top + body if rows else ""

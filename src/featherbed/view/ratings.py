@@ -35,7 +35,19 @@ def ratings_page(report: Report) -> str:
     missing = [name for name in NEEDED if name not in report]
     if missing:
         raise ArgumentError(f"a report without {', '.join(missing)}: give the whole report")
-    makers = (_lead, _errors, _curves, _nonzeros, _sizes, _bands, _cost, _anchors, _input, _settings, _repeat)
+    makers = (
+        _lead,
+        _errors,
+        _curves,
+        _nonzeros,
+        _sizes,
+        _bands,
+        _cost,
+        _anchors,
+        _input,
+        _settings,
+        _repeat,
+    )
     name = as_html(report["name"])
     return page(name, f"{name}: a recommender", [make(report) for make in makers])
 
@@ -65,13 +77,19 @@ def _lead(report: Report) -> str:
     if file and dense:
         first += f": {as_bytes(dense)} as float32 rows, {as_bytes(file)} in the files"
         first += f", {dense / file:,.1f} times smaller" if dense > file else ""
-    lead = f"<p class=lead>{as_html(first)}{'' if error is None else f'; test error {error:.4f}'}.</p>"
+    lead = (
+        f"<p class=lead>{as_html(first)}{'' if error is None else f'; test error {error:.4f}'}.</p>"
+    )
     said = []
     if "users" in model and "items" in model:
-        said.append(f"Users are <b>{as_html(model['users'])}</b>, items <b>{as_html(model['items'])}</b>.")
+        said.append(
+            f"Users are <b>{as_html(model['users'])}</b>, items <b>{as_html(model['items'])}</b>."
+        )
     if error is not None and base.get("mean") and base.get("biases"):
         gone, beyond = 1 - error / base["mean"], 1 - error / base["biases"]
-        against = f"{100 * beyond:.1f} % less than" if beyond >= 0 else f"{-100 * beyond:.1f} % more than"
+        against = (
+            f"{100 * beyond:.1f} % less than" if beyond >= 0 else f"{-100 * beyond:.1f} % more than"
+        )
         said.append(
             f"The mean squared error of the test ratings is {error:.4f}: {100 * gone:.1f} % less than the {base['mean']:.4f} "
             f"of always answering the mean, and {against} the {base['biases']:.4f} of biases of users and items alone."
@@ -88,9 +106,16 @@ def _errors(report: Report) -> str:
     """Return the table of errors of the three parts, and of what they stand against."""
     base = (report.get("insight") or {}).get("baselines") or {}
     lines = [(f"{part} ratings", _mse(report, part)) for part in ("test", "validation", "train")]
-    lines += [("test, biases of users and items alone", base.get("biases")), ("test, always the mean", base.get("mean"))]
+    lines += [
+        ("test, biases of users and items alone", base.get("biases")),
+        ("test, always the mean", base.get("mean")),
+    ]
     worst = max((value for _, value in lines if value), default=1.0)
-    rows = [(name, f"{as_figure('rmse', math.sqrt(value))}", _bar(value, worst)) for name, value in lines if value is not None]
+    rows = [
+        (name, f"{as_figure('rmse', math.sqrt(value))}", _bar(value, worst))
+        for name, value in lines
+        if value is not None
+    ]
     return table("How good it is", ("error on", "RMSE", "MSE"), rows)
 
 
@@ -100,7 +125,11 @@ def _bar(value: float, most: float) -> str:
 
 def _history(report: Report, name: str) -> tuple[list[int], list[float]]:
     """Return epochs (from 1) and values of a column of the history, thinned out where there are very many."""
-    rows = [row for row in report["history"] if isinstance(row.get(name), int | float) and math.isfinite(row[name])]
+    rows = [
+        row
+        for row in report["history"]
+        if isinstance(row.get(name), int | float) and math.isfinite(row[name])
+    ]
     step = -(-len(rows) // MOST_EPOCHS) or 1
     kept = rows[::step] + ([rows[-1]] if rows and (len(rows) - 1) % step else [])
     return [int(row.get("epoch", 0)) + 1 for row in kept], [float(row[name]) for row in kept]
@@ -109,7 +138,15 @@ def _history(report: Report, name: str) -> tuple[list[int], list[float]]:
 def _line(name: str, x: list[Any], y: list[float], number: int) -> Report:
     colour = COLOURS[number % len(COLOURS)]
     mode = "lines+markers" if len(x) <= 60 else "lines"
-    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, "line": {"color": colour}, "marker": {"size": 5}}
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": {"color": colour},
+        "marker": {"size": 5},
+    }
 
 
 def _axis(title: str, **more: Any) -> Report:
@@ -124,7 +161,10 @@ def _epochs(report: Report) -> Report:
 def _curves(report: Report) -> str:
     """Return the errors by epoch."""
     columns = {"train (on the way)": "train_mse", "validation": "validation_mse"}
-    traces = [_line(name, *_history(report, column), n) for n, (name, column) in enumerate(columns.items())]
+    traces = [
+        _line(name, *_history(report, column), n)
+        for n, (name, column) in enumerate(columns.items())
+    ]
     traces = [trace for trace in traces if len(trace["x"]) > 1]
     if not traces:
         return ""
@@ -136,11 +176,17 @@ def _curves(report: Report) -> str:
 def _nonzeros(report: Report) -> str:
     """Return the weights other than zero by epoch, and the anchors where their number is found."""
     columns = {"weights other than zero": "nonzeros", "anchors": "anchors"}
-    traces = [_line(name, *_history(report, column), n) for n, (name, column) in enumerate(columns.items())]
+    traces = [
+        _line(name, *_history(report, column), n)
+        for n, (name, column) in enumerate(columns.items())
+    ]
     traces = [trace for trace in traces if len(trace["x"]) > 1]
     if not traces:
         return ""
-    layout = PAPER | {"xaxis": _epochs(report), "yaxis": _axis(traces[0]["name"], rangemode="tozero")}
+    layout = PAPER | {
+        "xaxis": _epochs(report),
+        "yaxis": _axis(traces[0]["name"], rangemode="tozero"),
+    }
     if len(traces) > 1:
         traces[1]["yaxis"] = "y2"
         layout |= {
@@ -161,12 +207,16 @@ def _sizes(report: Report) -> str:
         figures = (as_bytes(sizes[name]) if sizes.get(name) is not None else NONE for name in names)
         rows.append((side, *figures, _count(sizes.get("parameters"))))
     both = [_whole_size(report, name) for name in (*names, "parameters")]
-    rows.append(("both", *(NONE if size is None else as_bytes(size) for size in both[:3]), _count(both[3])))
+    rows.append(
+        ("both", *(NONE if size is None else as_bytes(size) for size in both[:3]), _count(both[3]))
+    )
     dense, file = _whole_size(report, "float32"), both[0]
     if dense:
         for name, part in (("float32 rows", dense), ("float16 rows", dense // 2)):
             times = f"<small>{part / file:,.1f} times the files</small>" if file else ""
-            rows.append((f"{name}{times}", as_bytes(part), as_bytes(part), NONE, _count(dense // 4)))
+            rows.append(
+                (f"{name}{times}", as_bytes(part), as_bytes(part), NONE, _count(dense // 4))
+            )
     note = "Files without keys; memory when serving; memory in training with the optimizer's state; parameters as papers count."
     return table("How large it is", ("table", *names, "parameters"), rows, note)
 
@@ -192,27 +242,46 @@ def _bands(report: Report) -> str:
             )
             for band in bands
         ]
-        parts.append(table("", ("ratings in training", side, "of test", "biases alone", "MSE"), rows))
+        parts.append(
+            table("", ("ratings in training", side, "of test", "biases alone", "MSE"), rows)
+        )
     note = "By how often a user or an item stands in the training part; the test error in each band, and that of biases alone."
-    return f"<h2>Error by popularity</h2><p class=soft>{note}</p>{'<br>'.join(parts)}" if any(parts) else ""
+    return (
+        f"<h2>Error by popularity</h2><p class=soft>{note}</p>{'<br>'.join(parts)}"
+        if any(parts)
+        else ""
+    )
 
 
 def _cost(report: Report) -> str:
     """Return codes (or bits) per row against popularity, for users and items."""
     sides = (report.get("insight") or {}).get("sides") or {}
     shown = [(side, sides[side]) for side in SIDES if (sides.get(side) or {}).get("bins")]
-    varied = [one for one in shown if any(bin_["least"] != one[1]["bins"][0]["most"] for bin_ in one[1]["bins"])]
-    told = ", ".join(f"{one['mean']:,.1f} {one['unit']} a row of {side} on average" for side, one in shown)
+    varied = [
+        one
+        for one in shown
+        if any(bin_["least"] != one[1]["bins"][0]["most"] for bin_ in one[1]["bins"])
+    ]
+    told = ", ".join(
+        f"{one['mean']:,.1f} {one['unit']} a row of {side} on average" for side, one in shown
+    )
     parts = []
     for number, (side, one) in enumerate(varied):
         colour = COLOURS[SIDES.index(side)]
         bins, points = one["bins"], one["points"]
         x = [_middle(bin_["low"]) for bin_ in bins]
-        cloud: Report = {"type": "scatter", "mode": "markers", "name": f"some {side}", "hoverinfo": "skip"}
+        cloud: Report = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": f"some {side}",
+            "hoverinfo": "skip",
+        }
         cloud |= {"x": [max(0.5, n) for n in points["ratings"]], "y": points["cost"]}
         cloud |= {"marker": {"size": 4, "color": colour, "opacity": 0.25}}
         mean = _line("mean", x, [bin_["mean"] for bin_ in bins], 0) | {"line": {"color": "#1d2329"}}
-        layout: Report = PAPER | {"xaxis": _axis(f"ratings in training ({side})", type="log", dtick=1)}
+        layout: Report = PAPER | {
+            "xaxis": _axis(f"ratings in training ({side})", type="log", dtick=1)
+        }
         layout |= {"yaxis": _axis(f"{one['unit']} a row", rangemode="tozero")}
         parts.append(plot(f"cost{number}", [cloud, mean], layout, 320))
     if not shown:
@@ -225,7 +294,11 @@ def _cost(report: Report) -> str:
 
 def _middle(low: int) -> float:
     """Return the middle of a bin on a logarithmic axis: bins begin at 0, and at 1, 2 and 5 of each decade."""
-    return low * (math.sqrt(2.5) if str(low).startswith("2") else math.sqrt(2)) if low > 1 else 0.5 + low / 2
+    return (
+        low * (math.sqrt(2.5) if str(low).startswith("2") else math.sqrt(2))
+        if low > 1
+        else 0.5 + low / 2
+    )
 
 
 def _anchors(report: Report) -> str:
@@ -234,10 +307,18 @@ def _anchors(report: Report) -> str:
     if not found:
         return ""
     rows = [
-        (str(one["anchor"]), _count(one["leads"]), "; ".join(as_html(top["name"]) for top in one["top"]))
+        (
+            str(one["anchor"]),
+            _count(one["leads"]),
+            "; ".join(as_html(top["name"]) for top in one["top"]),
+        )
         for one in found["shown"]
     ]
-    more = f" The first {len(rows)} of {found['total']} are shown." if len(rows) < found["total"] else ""
+    more = (
+        f" The first {len(rows)} of {found['total']} are shown."
+        if len(rows) < found["total"]
+        else ""
+    )
     empty = f" {found['empty']:,} items have no weight at all." if found["empty"] else ""
     pure = found.get("purity")
     said = (
@@ -248,7 +329,9 @@ def _anchors(report: Report) -> str:
     )
     note = f"The items that each anchor weighs most in, and how many items have it as their largest weight.{more}{empty}{said}"
     head = ("anchor", "items", "induces most")
-    return table("What the anchors stand for", head, rows, note).replace("<table>", "<table class=text>", 1)
+    return table("What the anchors stand for", head, rows, note).replace(
+        "<table>", "<table class=text>", 1
+    )
 
 
 def _plain_table(title: str, head: tuple[str, str], values: Mapping[str, Any]) -> str:
@@ -265,17 +348,26 @@ def _text(value: Any) -> str:
 def _input(report: Report) -> str:
     """Return what was read: columns, lines left out, and how the ratings were split."""
     given, split = report.get("input") or {}, report.get("split") or {}
-    lines: dict[str, Any] = {f"column of {role}s": name for role, name in (given.get("columns") or {}).items()}
-    lines |= {COUNTS.get(what, f"lines {what}"): number for what, number in (given.get("counts") or {}).items()}
+    lines: dict[str, Any] = {
+        f"column of {role}s": name for role, name in (given.get("columns") or {}).items()
+    }
+    lines |= {
+        COUNTS.get(what, f"lines {what}"): number
+        for what, number in (given.get("counts") or {}).items()
+    }
     lines |= {"split": split["how"]} if "how" in split else {}
-    lines |= {f"{part} ratings": split[part] for part in ("train", "validation", "test") if part in split}
+    lines |= {
+        f"{part} ratings": split[part] for part in ("train", "validation", "test") if part in split
+    }
     notes = "".join(f"<p class=soft>{as_html(note)}</p>" for note in given.get("notes") or [])
     return (_plain_table("What was read", ("", ""), lines) + notes) if lines or notes else ""
 
 
 def _settings(report: Report) -> str:
     """Return the settings, folded away."""
-    settings = {name: value for name, value in (report.get("settings") or {}).items() if value is not None}
+    settings = {
+        name: value for name, value in (report.get("settings") or {}).items() if value is not None
+    }
     if not settings:
         return ""
     return f"<details><summary>All settings</summary>{_plain_table('', ('setting', 'value'), settings)}</details>"
@@ -284,7 +376,9 @@ def _settings(report: Report) -> str:
 def _repeat(report: Report) -> str:
     """Return the command and the foot of the page."""
     command, seconds = report.get("command"), report.get("seconds")
-    again = f"<h2>How to repeat it</h2><pre><code>{as_html(command)}</code></pre>" if command else ""
+    again = (
+        f"<h2>How to repeat it</h2><pre><code>{as_html(command)}</code></pre>" if command else ""
+    )
     version = f" {as_html(report['version'])}" if report.get("version") else ""
     time = "" if seconds is None else f" in {seconds:,.1f} s"
     return f"{again}<footer>Made by featherbed{version}{time}.</footer>"

@@ -9,11 +9,23 @@ from typing import Any
 from featherbed.errors import ArgumentError
 from featherbed.view.figures import as_bytes, as_figure, as_html
 from featherbed.view.page import PAPER, page, plot, table
-from featherbed.view.ratings import Report, _axis, _count, _epochs, _history, _line, _plain_table, _repeat, _settings
+from featherbed.view.ratings import (
+    Report,
+    _axis,
+    _count,
+    _epochs,
+    _history,
+    _line,
+    _plain_table,
+    _repeat,
+    _settings,
+)
 
 NEEDED = ("name", "metrics", "sizes")
 PARTS = ("test", "validation", "train")
-SQUARE = 16  # classes of a confusion matrix that is written out; of more, the pairs most often confused
+SQUARE = (
+    16  # classes of a confusion matrix that is written out; of more, the pairs most often confused
+)
 SHOWN = 30  # classes in the table of classes, pairs, wrong examples
 RIGHT, WRONG = "0, 114, 178", "213, 94, 0"  # blue and orange
 
@@ -73,7 +85,9 @@ def _bar(text: str, share: float) -> str:
     return f"{text}<i><b style='width:{100 * min(1.0, max(0.0, share)):.1f}%'></b></i>"
 
 
-def _words(title: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]], note: str = "") -> str:
+def _words(
+    title: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]], note: str = ""
+) -> str:
     """Return a table whose last column is running text."""
     return table(title, head, rows, note).replace("<table>", "<table class=text>", 1)
 
@@ -83,38 +97,65 @@ def _lead(report: Report) -> str:
     sizes, model, said = report["sizes"], report.get("model") or {}, []
     known = _number((report["metrics"].get("test") or {}).get(report["score"]))
     if report["score"] == "accuracy":
-        first = "A text classifier" if known is None else f"{_percent(known)} of test texts are classified right"
+        first = (
+            "A text classifier"
+            if known is None
+            else f"{_percent(known)} of test texts are classified right"
+        )
     else:
-        first = "A language model" if known is None else f"A language model with test perplexity {known:,.2f}"
+        first = (
+            "A language model"
+            if known is None
+            else f"A language model with test perplexity {known:,.2f}"
+        )
     file, dense = sizes.get("file"), sizes.get("float32")
     half = sizes.get("float16") or (dense // 2 if dense else None)
     first += f", by {as_bytes(file)} in all" if file else ""
     if file and dense and half and dense > file:
         first += f": {dense / file:,.1f} times smaller than with float32 rows, {half / file:,.1f} than with float16"
     if model.get("table"):
-        of = f" of {model['words']:,} words, width {model['dim']}," if model.get("words") and model.get("dim") else ""
+        of = (
+            f" of {model['words']:,} words, width {model['dim']},"
+            if model.get("words") and model.get("dim")
+            else ""
+        )
         kind = f" in a <b>{as_html(model['kind'])}</b> model" if model.get("kind") else ""
         said.append(f"The table{of} is <b>{as_html(model['table'])}</b>{kind}.")
     parameters, plain = sizes.get("parameters"), sizes.get("dense_parameters")
     if parameters and plain:
-        times = f", {plain / parameters:,.1f} times fewer than the {plain:,} of plain rows" if plain > parameters else ""
+        times = (
+            f", {plain / parameters:,.1f} times fewer than the {plain:,} of plain rows"
+            if plain > parameters
+            else ""
+        )
         said.append(f"It has {parameters:,} parameters{times}.")
     if report.get("interrupted"):
         said.append("<b>Training was interrupted</b>: this is the best epoch until then.")
     notes = "".join(f"<p class=soft>{as_html(note)}</p>" for note in report.get("notes") or [])
-    return f"<p class=lead>{as_html(first)}.</p>" + (f"<p>{' '.join(said)}</p>" if said else "") + notes
+    return (
+        f"<p class=lead>{as_html(first)}.</p>"
+        + (f"<p>{' '.join(said)}</p>" if said else "")
+        + notes
+    )
 
 
 def _scores(report: Report) -> str:
     """Return the scores of the three parts, of what is stored, and of what they stand against."""
     metrics, name, shares = report["metrics"], report["score"], report["score"] == "accuracy"
     lines = [(part, (metrics.get(part) or {}).get(name)) for part in PARTS]
-    lines.insert(1, ("test, by the files as they are served", (metrics.get("stored") or {}).get(name)))
+    lines.insert(
+        1, ("test, by the files as they are served", (metrics.get("stored") or {}).get(name))
+    )
     lines += [(as_html(other), value) for other, value in (metrics.get("baselines") or {}).items()]
     known = [(what, value) for what, given in lines if (value := _number(given)) is not None]
     most = 1.0 if shares else max((value for _, value in known), default=1.0)
-    rows = [(what, _bar(_percent(value) if shares else f"{value:,.2f}", value / most)) for what, value in known]
-    return table("How good it is", ("part", name), rows, "" if shares else "Perplexity: less is better.")
+    rows = [
+        (what, _bar(_percent(value) if shares else f"{value:,.2f}", value / most))
+        for what, value in known
+    ]
+    return table(
+        "How good it is", ("part", name), rows, "" if shares else "Perplexity: less is better."
+    )
 
 
 def _learning(report: Report) -> str:
@@ -123,7 +164,9 @@ def _learning(report: Report) -> str:
     for number, title in enumerate(("accuracy", "loss", "perplexity", "parameters")):
         named = [(part, _history(report, f"{part}_{title}")) for part in ("train", "validation")]
         named += [(title, values)] if len(set((values := _history(report, title))[1])) > 1 else []
-        traces = [_line(part, *values, n) for n, (part, values) in enumerate(named) if len(values[0]) > 1]
+        traces = [
+            _line(part, *values, n) for n, (part, values) in enumerate(named) if len(values[0]) > 1
+        ]
         heights = [value for trace in traces for value in trace["y"]]
         steep = title == "perplexity" and max(heights, default=0.0) > 3 * min(heights, default=0.0)
         doubling = {"type": "log", "tick0": 0, "dtick": math.log10(2), "tickformat": ",.0f"}
@@ -144,8 +187,15 @@ def _sizes(report: Report) -> str:
     rows = [(as_html(name), _bar(as_bytes(size), size / whole), "") for name, size in parts.items()]
     rows.append(("the whole model", as_bytes(whole), ""))
     plain = {"with float32 rows": sizes.get("float32"), "with float16 rows": sizes.get("float16")}
-    rows += [(name, as_bytes(size), f"{size / whole:,.1f} times as large") for name, size in plain.items() if size]
-    more = {"in memory when serving": sizes.get("resident"), "in memory in training": sizes.get("training")}
+    rows += [
+        (name, as_bytes(size), f"{size / whole:,.1f} times as large")
+        for name, size in plain.items()
+        if size
+    ]
+    more = {
+        "in memory when serving": sizes.get("resident"),
+        "in memory in training": sizes.get("training"),
+    }
     rows += [(name, as_bytes(size), "") for name, size in more.items() if size]
     return table("How large it is", ("part", "bytes", "against it"), rows)
 
@@ -156,11 +206,19 @@ def _classes(report: Report) -> str:
     if not counts:
         return ""
     given = [sum(column) for column in zip(*counts, strict=True)]
-    found = [(sum(row), row[n] / max(1, sum(row)), row[n] / max(1, given[n]), n) for n, row in enumerate(counts)]
+    found = [
+        (sum(row), row[n] / max(1, sum(row)), row[n] / max(1, given[n]), n)
+        for n, row in enumerate(counts)
+    ]
     worst = sorted(found, key=lambda one: one[1])[:SHOWN] if len(found) > SHOWN else found
-    rows = [(as_html(names[n]), _count(all_), _percent(said), _bar(_percent(share), share)) for all_, share, said, n in worst]
+    rows = [
+        (as_html(names[n]), _count(all_), _percent(said), _bar(_percent(share), share))
+        for all_, share, said, n in worst
+    ]
     note = f"Counted on the {as_html(report.get('part', 'test'))} part."
-    note += f" The {SHOWN} of {len(found)} classes that are found least." if len(found) > SHOWN else ""
+    note += (
+        f" The {SHOWN} of {len(found)} classes that are found least." if len(found) > SHOWN else ""
+    )
     return table("Accuracy by class", ("class", "texts", "right when given", "found"), rows, note)
 
 
@@ -170,21 +228,42 @@ def _confusion(report: Report) -> str:
     if 0 < len(counts) <= SQUARE:
         rows = []
         for n, row in enumerate(counts):
-            shades = [min(0.45, value / max(1, sum(row)) * (0.45 if n == m else 1.8)) for m, value in enumerate(row)]
-            colours = [f"rgba({RIGHT if n == m else WRONG}, {shade:.3f})" for m, shade in enumerate(shades)]
+            shades = [
+                min(0.45, value / max(1, sum(row)) * (0.45 if n == m else 1.8))
+                for m, value in enumerate(row)
+            ]
+            colours = [
+                f"rgba({RIGHT if n == m else WRONG}, {shade:.3f})" for m, shade in enumerate(shades)
+            ]
             cells = (
-                f"<span style='background:{c};padding:.15rem .5rem'>{v:,}</span>" for v, c in zip(row, colours, strict=True)
+                f"<span style='background:{c};padding:.15rem .5rem'>{v:,}</span>"
+                for v, c in zip(row, colours, strict=True)
             )
             rows.append((names[n], *cells))
         return table("What is taken for what", ("true \\ given", *names), rows)
-    pairs = [(value, n, m) for n, row in enumerate(counts) for m, value in enumerate(row) if n != m and value]
-    lines = [(names[n], _count(value), names[m]) for value, n, m in sorted(pairs, reverse=True)[:SQUARE]]
-    return _words("What is taken for what", ("true", "texts", "given"), lines, "The pairs most often confused.")
+    pairs = [
+        (value, n, m)
+        for n, row in enumerate(counts)
+        for m, value in enumerate(row)
+        if n != m and value
+    ]
+    lines = [
+        (names[n], _count(value), names[m]) for value, n, m in sorted(pairs, reverse=True)[:SQUARE]
+    ]
+    return _words(
+        "What is taken for what",
+        ("true", "texts", "given"),
+        lines,
+        "The pairs most often confused.",
+    )
 
 
 def _lengths(report: Report) -> str:
     """Return the accuracy of short and of long texts."""
-    found = [(as_html(one["name"]), _count(one["texts"]), one["accuracy"]) for one in report.get("lengths") or []]
+    found = [
+        (as_html(one["name"]), _count(one["texts"]), one["accuracy"])
+        for one in report.get("lengths") or []
+    ]
     rows = [(name, texts, _bar(_percent(share), share)) for name, texts, share in found]
     return table("Accuracy by length of the text", ("words", "texts", "right"), rows)
 
@@ -194,7 +273,9 @@ def _wrong(report: Report) -> str:
     rows = []
     for one in (report.get("wrong") or [])[:SHOWN]:
         sure = _number(one.get("probability"))
-        given = as_html(one["given"]) + ("" if sure is None else f"<small>{100 * sure:.1f} %</small>")
+        given = as_html(one["given"]) + (
+            "" if sure is None else f"<small>{100 * sure:.1f} %</small>"
+        )
         rows.append((as_html(one["true"]), given, f"<small>{as_html(one['text'])}</small>"))
     note = "The texts whose wrong answer it was surest of: mistakes of the model, and labels one may doubt."
     return _words("Most confidently wrong", ("true", "given", "text"), rows, note)
@@ -204,7 +285,11 @@ def _speed(report: Report) -> str:
     """Return the tokens that training read a second."""
     speed = {name: _number(value) for name, value in (report.get("speed") or {}).items()}
     most = max((value for value in speed.values() if value), default=1.0)
-    rows = [(as_html(name), _bar(f"{value:,.0f}", value / most)) for name, value in speed.items() if value]
+    rows = [
+        (as_html(name), _bar(f"{value:,.0f}", value / most))
+        for name, value in speed.items()
+        if value
+    ]
     return table("How fast it trains", ("model", "tokens a second"), rows)
 
 
@@ -213,16 +298,25 @@ def _tokens(report: Report) -> str:
     bands = [(one, math.log(max(1.0, one["perplexity"]))) for one in report.get("bands") or []]
     most = max((size for _, size in bands), default=1.0) or 1.0
     rows = [
-        (as_html(one["name"]), as_figure("share", one["share"]), _bar(f"{one['perplexity']:,.1f}", size / most))
+        (
+            as_html(one["name"]),
+            as_figure("share", one["share"]),
+            _bar(f"{one['perplexity']:,.1f}", size / most),
+        )
         for one, size in bands
     ]
     note = "By how often a word occurs in training; bars are logarithmic."
-    return table("Perplexity by frequency", ("times in training", "of all tokens", "perplexity"), rows, note)
+    return table(
+        "Perplexity by frequency", ("times in training", "of all tokens", "perplexity"), rows, note
+    )
 
 
 def _continuations(report: Report) -> str:
     """Return what the model writes after a few words."""
-    texts = [f"<p><b>{as_html(one['start'])}</b> {as_html(one['text'])}</p>" for one in report.get("continuations") or []]
+    texts = [
+        f"<p><b>{as_html(one['start'])}</b> {as_html(one['text'])}</p>"
+        for one in report.get("continuations") or []
+    ]
     return f"<h2>How it goes on</h2>{''.join(texts)}" if texts else ""
 
 
@@ -233,7 +327,9 @@ def _listed(words: Iterable[str]) -> str:
 def _inside(report: Report) -> str:
     """Return the look inside: rows by frequency, words without a row, anchors, pairs, codes, nearest words."""
     insight = report.get("insight") or {}
-    return "".join(make(insight) for make in (_bands, _empty, _anchors, _pairs, _codes, _neighbours))
+    return "".join(
+        make(insight) for make in (_bands, _empty, _anchors, _pairs, _codes, _neighbours)
+    )
 
 
 def _bands(insight: Report) -> str:
@@ -243,13 +339,29 @@ def _bands(insight: Report) -> str:
     shown = {key: head for key, head in asked.items() if any(band.get(key) for band in bands)}
     rows = [
         (
-            *(as_html(band["name"]), _count(band["words"]), as_figure("share", band["share"]), f"{band['cost']:,.1f}"),
+            *(
+                as_html(band["name"]),
+                _count(band["words"]),
+                as_figure("share", band["share"]),
+                f"{band['cost']:,.1f}",
+            ),
             *(_bar(as_figure("share", band[key]), band[key]) for key in shown),
         )
         for band in bands
     ]
-    head = ("times in training", "words", "of all tokens", f"{as_html(unit)} a row", *shown.values())
-    return table("Rows of rare and of frequent words", head, rows, "What is stored for each word, by how often it occurs.")
+    head = (
+        "times in training",
+        "words",
+        "of all tokens",
+        f"{as_html(unit)} a row",
+        *shown.values(),
+    )
+    return table(
+        "Rows of rare and of frequent words",
+        head,
+        rows,
+        "What is stored for each word, by how often it occurs.",
+    )
 
 
 def _empty(insight: Report) -> str:
@@ -257,13 +369,20 @@ def _empty(insight: Report) -> str:
     dropped = any("kept" in band for band in insight.get("bands") or [])
     none, some = ("dropped_words", "kept_words") if dropped else ("zero_words", "other_words")
     rows = [
-        (as_html(band["name"]), f"{_listed(band[none])}<small>with a row: {_listed(band.get(some) or []) or 'none'}</small>")
+        (
+            as_html(band["name"]),
+            f"{_listed(band[none])}<small>with a row: {_listed(band.get(some) or []) or 'none'}</small>",
+        )
         for band in insight.get("bands") or []
         if band.get(none)
     ]
     zero = insight.get("zero") or {}
     note = "" if dropped or not zero.get("rows") else f"{zero['rows']:,} words have a row of zeros."
-    note += f" {as_figure('share', zero['once'])} of them occur once in training." if note and zero.get("once") else ""
+    note += (
+        f" {as_figure('share', zero['once'])} of them occur once in training."
+        if note and zero.get("once")
+        else ""
+    )
     title = "Words that share a row" if dropped else "Words with a row of zeros"
     return _words(title, ("times in training", "some of them"), rows, note)
 
@@ -276,19 +395,32 @@ def _anchors(insight: Report) -> str:
         own, heavy = (_listed([top["word"] for top in one[key]]) for key in ("special", "top"))
         name = as_html(one["anchor"] if one["word"] is None else one["word"])
         rows.append((name, _count(one["leads"]), f"{own}<small>{heavy}</small>"))
-    more = f" {len(rows)} of {found['total']:,} anchors are shown." if rows and len(rows) < found["total"] else ""
+    more = (
+        f" {len(rows)} of {found['total']:,} anchors are shown."
+        if rows and len(rows) < found["total"]
+        else ""
+    )
     note = "How many words have the anchor as their largest weight, and the words that are most its own: a large weight and "
-    note += f"little of other anchors. Below them, in grey, those with the largest weights alone.{more}"
+    note += (
+        f"little of other anchors. Below them, in grey, those with the largest weights alone.{more}"
+    )
     return _words("What the anchors stand for", ("anchor", "words", "induces"), rows, note)
 
 
 def _pairs(insight: Report) -> str:
     """Return the largest weights between a word and an anchor."""
     found = (insight.get("pairs") or [])[:SHOWN]
-    ends = [(one["word"], one["anchor"] if one["of"] is None else one["of"], one["weight"]) for one in found]
+    ends = [
+        (one["word"], one["anchor"] if one["of"] is None else one["of"], one["weight"])
+        for one in found
+    ]
     pairs = [as_html(f"{word} – {anchor} ({weight:.3g})") for word, anchor, weight in ends]
     note = "Word and anchor, an anchor's weight for itself left out."
-    return f"<h2>Largest weights</h2><p class=soft>{note}</p><p>{'; '.join(pairs)}</p>" if pairs else ""
+    return (
+        f"<h2>Largest weights</h2><p class=soft>{note}</p><p>{'; '.join(pairs)}</p>"
+        if pairs
+        else ""
+    )
 
 
 def _codes(insight: Report) -> str:
@@ -297,24 +429,40 @@ def _codes(insight: Report) -> str:
     if not found:
         return ""
     parts = found["parts"]
-    lists = [(one["word"], [f"{other['word']} ({other['same']})" for other in one["others"]]) for one in found["shared"]]
+    lists = [
+        (one["word"], [f"{other['word']} ({other['same']})" for other in one["others"]])
+        for one in found["shared"]
+    ]
     rows = [(as_html(word), _listed(others)) for word, others in lists]
     note = f"{parts} codes a word, each one of {found['choices']}: {as_figure('share', found['used'])} of choices are used, as "
     note += f"evenly as {as_figure('share', found['even'])} of them at equal frequencies."
     distinct = found.get("distinct")
-    note += f" {insight['rows']:,} words have {distinct:,} different codes." if distinct and "rows" in insight else ""
-    return _words("Words with nearly the same codes", ("word", f"codes in common, of {parts}"), rows, note)
+    note += (
+        f" {insight['rows']:,} words have {distinct:,} different codes."
+        if distinct and "rows" in insight
+        else ""
+    )
+    return _words(
+        "Words with nearly the same codes", ("word", f"codes in common, of {parts}"), rows, note
+    )
 
 
 def _neighbours(insight: Report) -> str:
     """Return the words whose rows point the same way."""
     found = [(one["word"], one["nearest"]) for one in insight.get("neighbours") or []]
-    rows = [(as_html(word), _listed(f"{one['word']} {one['cosine']:.2f}" for one in near)) for word, near in found]
-    return _words("Nearest words", ("word", "nearest, by cosine"), rows, "Of the rows as they are stored.")
+    rows = [
+        (as_html(word), _listed(f"{one['word']} {one['cosine']:.2f}" for one in near))
+        for word, near in found
+    ]
+    return _words(
+        "Nearest words", ("word", "nearest, by cosine"), rows, "Of the rows as they are stored."
+    )
 
 
 def _input(report: Report) -> str:
     """Return what was read."""
-    notes = "".join(f"<p class=soft>{as_html(note)}</p>" for note in report.get("input_notes") or [])
+    notes = "".join(
+        f"<p class=soft>{as_html(note)}</p>" for note in report.get("input_notes") or []
+    )
     lines = report.get("input") or {}
     return (_plain_table("What was read", ("", ""), lines) + notes) if lines or notes else ""
