@@ -84,7 +84,7 @@ def test_slots_in_two_processes_without_a_group_say_what_to_do(monkeypatch):
     optimizer.step()
     optimizer.zero_grad()
     model(torch.tensor([1, 2])).sum().backward()
-    held = model.table._rows.weight
+    held = model.table._parameters["transform"]
     ones = torch.ones(1, 3, dtype=torch.float64)
     held.grad = held.grad + torch.sparse_coo_tensor(
         torch.tensor([[7]]), ones, held.shape, check_invariants=True

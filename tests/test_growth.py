@@ -204,7 +204,7 @@ def shown(table):
     packed = table.pack()
     counts = {
         len(table.state_dict()["atoms"]),
-        table.state_dict()["transform.weight"].shape[1],
+        table.state_dict()["transform"].shape[1],
         table.anchors,
     }
     counts |= {packed.bands[0].dictionary.shape[0], table.anchor_count}

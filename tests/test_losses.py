@@ -138,7 +138,7 @@ def test_all_samples_are_the_full_softmax(kind, biased):
     )
     loss = fb.SampledSoftmax(table, 40, kind(40), bias=bias)
     hidden, targets = batch(table, 3, 5)
-    scores = hidden.flatten(0, 1) @ table.rows.T
+    scores = hidden.flatten(0, 1) @ table.weight.T
     full = F.cross_entropy(scores if bias is None else scores + bias, targets.flatten())
     sampled = loss(hidden, targets)
     torch.testing.assert_close(sampled, full)
@@ -154,7 +154,7 @@ def test_evaluation_is_the_full_softmax(kind):
     table = dense()
     bias = nn.Parameter(torch.randn(40, generator=seeded(3), dtype=torch.float64))
     hidden, targets = batch(table, 4, 2)
-    full = F.cross_entropy((hidden @ table.rows.T + bias).flatten(0, 1), targets.flatten())
+    full = F.cross_entropy((hidden @ table.weight.T + bias).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(kind(table, 5, bias=bias).eval()(hidden, targets), full)
 
 
@@ -162,12 +162,12 @@ def test_evaluation_is_the_full_softmax(kind):
 def test_gradient_comes_near_the_full_one(replace, sizes):
     table = dense()
     hidden, targets = batch(table, 24)
-    full = torch.autograd.grad(F.cross_entropy(hidden @ table.rows.T, targets), table.rows)[0]
+    full = torch.autograd.grad(F.cross_entropy(hidden @ table.weight.T, targets), table.weight)[0]
     distances = []
     for samples in sizes:
         sampler = fb.LogUniform(40, replace=replace, generator=seeded())
         loss = fb.SampledSoftmax(table, samples, sampler, remove_accidental=not replace)
-        total = sum(torch.autograd.grad(loss(hidden, targets), table.rows)[0] for _ in range(400))
+        total = sum(torch.autograd.grad(loss(hidden, targets), table.weight)[0] for _ in range(400))
         distances.append(float((total / 400 - full).norm() / full.norm()))
     assert distances[0] > 1.5 * distances[1] > 3 * distances[2]
     assert distances[2] < 0.06
@@ -192,14 +192,14 @@ def test_nothing_but_hits_is_no_loss_and_no_gradient():
     loss.backward()
     assert float(loss.detach()) == 0
     assert not hidden.grad.any()
-    assert not table.rows.grad.any()
+    assert not table.weight.grad.any()
 
 
 def test_nce_keeps_accidental_hits():
     table = dense()
     hidden, _ = batch(table, 1)
     loss = fb.NCE(table, 1, Given(40, [7], replace=True))(hidden, torch.tensor([7]))
-    logit = (hidden @ table.rows[7])[0] - math.log(1 / 40)  # k p = 1 / 40
+    logit = (hidden @ table.weight[7])[0] - math.log(1 / 40)  # k p = 1 / 40
     torch.testing.assert_close(loss, F.softplus(-logit) + F.softplus(logit))
 
 
@@ -217,7 +217,7 @@ def learnt(make, steps=400):  # -> scores [V] of a model that sees ids only, dra
         loss(torch.ones(512, 1), targets).backward()
         optimizer.step()
         schedule.step()
-    return table.rows.detach()[:, 0]
+    return table.weight.detach()[:, 0]
 
 
 @pytest.mark.parametrize("sampler", [None, fb.Uniform(8, replace=True, generator=seeded(2))])
@@ -305,7 +305,7 @@ def test_a_step_looks_up_once_and_only_what_it_needs(kind):
     hidden, targets = batch(table, 5)
     kind(table, 4)(hidden, targets).backward()
     assert [len(ids) for ids in looked] == [9]
-    touched = table.rows.grad.any(1).nonzero()[:, 0].tolist()
+    touched = table.weight.grad.any(1).nonzero()[:, 0].tolist()
     assert set(targets.tolist()) <= set(touched) <= set(looked[0].tolist())
 
 

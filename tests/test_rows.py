@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import featherbed as fb
-from featherbed.rows import RowParameter
 from featherbed.rows.history import History
 
 V, K, D = 60, 6, 5
@@ -102,7 +101,7 @@ def test_lazy_is_eager(rule, kind, changing):
     sparse, dense = tables
     everyone = torch.arange(V)
     torch.testing.assert_close(sparse(everyone), dense(everyone), rtol=0, atol=1e-5)
-    before = sparse._rows.weight.clone()
+    before = sparse._parameters["transform"].clone()
     torch.testing.assert_close(sparse.transform, dense.transform, rtol=0, atol=1e-5)
     if optimizers[0]._lags(optimizers[0].param_groups[0]) or made[0] is not None:
         assert not torch.equal(before, sparse.transform), (
@@ -157,7 +156,7 @@ def test_adamw_and_adagrad_are_torchs_with_dense_gradients():
 
 def test_adamw_rests_moments_and_decays_every_row():
     table = fb.DenseTable(4, 3, sparse=True, dtype=torch.float64)
-    start = table.rows.detach().clone()
+    start = table.weight.detach().clone()
     other = nn.Embedding(4, 3, sparse=True, _weight=start.clone())
     optimizer = fb.AdamW(table.parameters(), lr=0.01, weight_decay=0.5)
     theirs = torch.optim.SparseAdam(other.parameters(), lr=0.01)
@@ -166,26 +165,26 @@ def test_adamw_rests_moments_and_decays_every_row():
             step.zero_grad()
             module(torch.tensor([1, 1, 2])).sum().backward()
             step.step()
-    torch.testing.assert_close(table.rows[[0, 3]], start[[0, 3]] * (1 - 0.005) ** 50)
+    torch.testing.assert_close(table.weight[[0, 3]], start[[0, 3]] * (1 - 0.005) ** 50)
     optimizer = fb.AdamW(table.parameters(), lr=0.01, weight_decay=0.0)
-    table.rows.data.copy_(start)
+    table.weight.data.copy_(start)
     for _ in range(50):
         optimizer.zero_grad()
         table(torch.tensor([1, 1, 2])).sum().backward()
         optimizer.step()
-    torch.testing.assert_close(table.rows, other.weight)
+    torch.testing.assert_close(table.weight, other.weight)
 
 
 def test_a_forward_pass_writes_nothing():
     table = pair(torch.float32)[0]
     optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.01)})
     run([table], [optimizer], 30)
-    before = table._rows.weight.clone(), table._rows.ledger.stamps.clone()
+    before = table._parameters["transform"].clone(), table._lazy["transform"].ledger.stamps.clone()
     seen = table(torch.arange(V))
-    assert torch.equal(table._rows.weight, before[0])
-    assert torch.equal(table._rows.ledger.stamps, before[1])
+    assert torch.equal(table._parameters["transform"], before[0])
+    assert torch.equal(table._lazy["transform"].ledger.stamps, before[1])
     table.transform  # noqa: B018 - reading it settles
-    assert not torch.equal(table._rows.weight, before[0])
+    assert not torch.equal(table._parameters["transform"], before[0])
     torch.testing.assert_close(seen, table(torch.arange(V)))
     torch.testing.assert_close(seen, table.weight)
 
@@ -218,7 +217,7 @@ def test_the_history_forgets_before_it_is_long(monkeypatch):
         fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables
     ]
     run(tables, optimizers, 200)
-    assert len(tables[0]._rows.ledger.history) < 40
+    assert len(tables[0]._lazy["transform"].ledger.history) < 40
     torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=0, atol=1e-5)
 
 
@@ -230,7 +229,9 @@ def test_a_dense_gradient_on_rows_that_are_behind():
     run(tables, optimizers, 30)
     for table, optimizer in zip(tables, optimizers, strict=True):
         optimizer.zero_grad()
-        (table(torch.tensor([1, 2])).sum() + table._rows.weight.square().sum() * 0).backward()
+        (
+            table(torch.tensor([1, 2])).sum() + table._parameters["transform"].square().sum() * 0
+        ).backward()
         optimizer.step()
     run(tables, optimizers, 30, seed=3)
     torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=0, atol=1e-5)
@@ -299,7 +300,7 @@ def test_a_large_gradient_is_not_infinite():
     table = pair(torch.float32)[0]
     optimizer = fb.SGD(table.parameters(), lr=1e-38)
     table(torch.tensor([1, 2, 3])).sum().backward()
-    table._rows.weight.grad._values().fill_(3e38)
+    table._parameters["transform"].grad._values().fill_(3e38)
     optimizer.step()
 
 
@@ -334,12 +335,16 @@ def test_bad_input_is_one_clear_error():
     assert not resumed.state
 
 
-def test_a_row_parameter_is_what_ddp_takes_sparse_gradients_from():
-    table = fb.DenseTable(10, 4, sparse=True)
-    held = [m for m in table.modules() if isinstance(m, nn.Embedding)]
-    assert len(held) == 1
-    assert isinstance(held[0], RowParameter)
-    assert held[0].sparse
+def test_ddp_is_told_which_parameter_has_sparse_gradients(monkeypatch):
+    model = nn.Sequential(fb.AnchorTable(10, 4, anchors=3, sparse=True), nn.Linear(4, 2))
+    assert not [m for m in model.modules() if isinstance(m, nn.Embedding)], "not outside of DDP"
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    told = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
+    assert [(name, m.sparse) for name, m in told] == [("0", True)]
+    assert [name for name, _ in told[0][1].named_parameters(recurse=False)] == ["transform"]
+    names = [name for name, _ in model.named_parameters()]
+    assert names == ["0.atoms", "0.transform", "1.weight", "1.bias"]
+    assert dict(model.named_modules())["0"] is model[0]
 
 
 def planted(seed=0, rows=400, anchors=16, dim=12):
@@ -369,7 +374,9 @@ def learn_planted(every, steps=400, dtype=torch.float32, clip=None):
         table.atoms.copy_(atoms)
     table.atoms.requires_grad_(False)
     optimizer = fb.Yogi(
-        [table._rows.weight], lr=0.02, penalties={table.transform: fb.NonNegativeL1(1e-4)}
+        [table._parameters["transform"]],
+        lr=0.02,
+        penalties={table.transform: fb.NonNegativeL1(1e-4)},
     )
     for _ in range(steps):
         ids = torch.randint(len(true), (200,), generator=generator)
@@ -476,7 +483,9 @@ def test_compiled_slots_are_the_dense_table(slots, dim, padding):
     def compare(mine, whole, extra=()):
         torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-5)
         gradient = torch.randn(mine.shape, generator=generator)
-        found = torch.autograd.grad(mine, [table._rows.weight, table.atoms, *extra], gradient)
+        found = torch.autograd.grad(
+            mine, [table._parameters["transform"], table.atoms, *extra], gradient
+        )
         expected = torch.autograd.grad(whole, [dense, atoms, *extra], gradient)
         of_slots = expected[0].gather(1, table.support.long())
         pairs = ((found[0].to_dense(), of_slots), *zip(found[1:], expected[1:], strict=True))
@@ -571,9 +580,6 @@ def test_rows_change_their_type_up_to_date(first, then, slots):
 def test_ids_nobody_checked_are_refused():
     table = twins()[0]
     drawn(table, fb.SGD(table.parameters(), lr=0.01, momentum=0.9), 5)
-    assert torch.equal(
-        table._modules["rows"](torch.tensor([3, 5], dtype=torch.int32)), table(torch.tensor([3, 5]))
-    )
     for ids in ([30], [-1]):
         with pytest.raises(IndexError):
             table.lookup(torch.tensor(ids))
@@ -587,7 +593,7 @@ def test_two_optimizers_in_turn():
             for number, optimizer in enumerate(optimizers):
                 drawn(table, optimizer, 2, seed=2 * turn + number)
     # with dense gradients a momentum rests while the other optimizer steps; so it does here
-    torch.testing.assert_close(tables[0].rows, tables[1].rows)
+    torch.testing.assert_close(tables[0].weight, tables[1].weight)
 
 
 def test_settings_that_change_between_steps():
@@ -598,7 +604,7 @@ def test_settings_that_change_between_steps():
             for table, optimizer in zip(tables, optimizers, strict=True):
                 optimizer.param_groups[0][key] = value
                 drawn(table, optimizer, 6, seed=turn)
-        torch.testing.assert_close(tables[0].rows, tables[1].rows)
+        torch.testing.assert_close(tables[0].weight, tables[1].weight)
 
     change("eps", [1e-3, 1e-1, 1e-3], lambda p: fb.Yogi(p))
     change("momentum", [0.9, 0.0, 0.9, 0.5], lambda p: fb.SGD(p, lr=0.01))
@@ -608,23 +614,23 @@ def test_settings_that_change_between_steps():
 def test_a_learning_rate_of_zero_hides_nothing():
     tables = twins()
     for table in tables:
-        table.rows.data.abs_()
+        table.weight.data.abs_()
         penalty = fb.NonNegativeL1(0.0)
         optimizer = fb.SGD(
-            table.parameters(), lr=0.1, momentum=0.9, penalties={table.rows: penalty}
+            table.parameters(), lr=0.1, momentum=0.9, penalties={table.weight: penalty}
         )
         for row, lr, lam in ((0, 0.1, 0), (1, 0.1, 20), (1, 0.0, 20), (1, 0.1, 0), (1, 0.1, 0)):
             optimizer.param_groups[0]["lr"], penalty.lam = lr, lam
             optimizer.zero_grad()
             (-3.0 * table(torch.tensor([row])).sum()).backward()
             optimizer.step()
-    torch.testing.assert_close(tables[0].rows, tables[1].rows)
-    assert bool(tables[0].rows[0].any())
+    torch.testing.assert_close(tables[0].weight, tables[1].weight)
+    assert bool(tables[0].weight[0].any())
 
 
 def test_tied_tables_and_assigned_states():
     one, other = twins()[0], twins()[0]
-    other._modules["rows"].weight = one._modules["rows"].weight
+    other.weight = one.weight
     drawn(one, fb.SGD(one.parameters(), lr=0.01, momentum=0.9), 8)
     assert torch.equal(other(torch.arange(30)), one(torch.arange(30)))
     table = twins()[0]
@@ -647,7 +653,7 @@ def test_a_pass_without_a_step_does_not_stop_the_next():
     table(torch.empty(0, dtype=torch.int64)).sum().backward()
     table(torch.arange(3)).sum().backward()
     optimizer.step()
-    table._rows.weight.requires_grad_(False)
+    table._parameters["transform"].requires_grad_(False)
     for _ in range(5):
         table(torch.arange(3)).sum().backward()
-    assert len(table._rows.slots._left) <= 1
+    assert len(table._slots._left) <= 1

@@ -59,7 +59,7 @@ def related_pairs(graph):
 def spared_in(table, graph):  # -> bool, as the transform
     """Entries whose object and anchor object are related, one after the other."""
     edges, objects = related_pairs(graph), table.anchor_ids.tolist()
-    shape = table._rows.weight.shape
+    shape = table._parameters["transform"].shape
     found = torch.zeros(shape, dtype=torch.bool)
     for i in range(shape[0]):
         for j in range(shape[1]):
@@ -240,7 +240,7 @@ def test_lazy_is_eager_with_spared_and_frozen_entries(rule, name, exempt):
         optimizer = MAKERS[rule](table.parameters(), {table.transform: penalty})
         train(table, optimizer, 120, after=scenario(name, table, penalty, LAM[rule]))
         rows = table(EVERYONE).detach()  # as a look-up sees them
-        stored = table._rows.weight.detach().clone()
+        stored = table._parameters["transform"].detach().clone()
         behind = behind or not torch.equal(stored, table.transform)
         ends.append((rows, full(table), table.atoms.detach()))
     for lazy, eager in zip(*ends, strict=True):

@@ -1,17 +1,22 @@
 """Every table through the conformance suite, and what each promises beyond it."""
 
+import copy
 import inspect
+import pickle
 import shutil
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import featherbed as fb
 from featherbed import testing
 from featherbed.tables import METHODS, Codes
 from featherbed.tables.spec import method_name
 
+COUNTS = torch.arange(600) % 97
 VARIANTS = {
     "anchor signed": lambda **kw: fb.AnchorTable(50, 8, anchors=5, nonnegative=False, **kw),
     "anchor xavier": lambda **kw: fb.AnchorTable(50, 8, anchors=12, init=fb.Xavier(), **kw),
@@ -31,9 +36,7 @@ VARIANTS = {
     "hashed learnt": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=3, values="learnt", **kw),
     "hashed one": lambda **kw: fb.HashedTable(50, 8, buckets=6, hashes=1, **kw),
     "remainder sum": lambda **kw: fb.RemainderTable(50, 8, divisor=7, combine="sum", **kw),
-    "selected hashed": lambda **kw: fb.SelectedTable(
-        600, 8, keep=70, rest=4, counts=torch.arange(600) % 97, **kw
-    ),
+    "selected hashed": lambda **kw: fb.SelectedTable(600, 8, keep=70, rest=4, counts=COUNTS, **kw),
     "selected all": lambda **kw: fb.SelectedTable(50, 8, keep=50, **kw),
     "quantized column": lambda **kw: fb.QuantizedTable(50, 8, bits=3, scales="column", **kw),
     "quantized 2": lambda **kw: fb.QuantizedTable(50, 7, bits=2, **kw),
@@ -74,7 +77,7 @@ def test_conformance_sees_a_wrong_gradient():
         def lookup(self, ids):
             return 2 * super().lookup(ids) - super().lookup(ids).detach()
 
-    with pytest.raises(AssertionError, match="gradient of rows"):
+    with pytest.raises(AssertionError, match="gradient of weight"):
         testing.check_gradients(lambda **kw: Wrong(50, 8, **kw))
 
 
@@ -421,7 +424,7 @@ def test_every_setting_changes_the_rows(method):
     if method is fb.HashedTable:  # learnt weights start at one: the setting adds a parameter
         assert dict(method(50, 8, buckets=6, values="learnt").named_parameters()).keys() == {
             "atoms",
-            "weights.weight",
+            "weights",
         }
         covered.add("values")
     if method is fb.GrowingAnchorTable:  # a limit that these few anchors are far from
@@ -489,12 +492,116 @@ def test_anchors_of_many_rows_are_fitted_from_a_sample(monkeypatch, tensors):
     assert float((table.weight.detach() - matrix).norm() / matrix.norm()) < 0.15
 
 
-def test_a_padding_row_that_is_loaded_becomes_zero():
-    embedding = torch.nn.Embedding(5, 3)  # without padding_idx: row 1 is not zero
-    table = fb.DenseTable(5, 3, padding_idx=1)
+def test_a_dense_table_keeps_its_padding_row_as_nn_embedding_does(tmp_path):
+    matrix = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    embedding = torch.nn.Embedding.from_pretrained(matrix, freeze=False, padding_idx=1)
+    table = fb.DenseTable.from_pretrained(matrix, freeze=False, padding_idx=1)
+    ids, hidden = torch.tensor([[1, 2], [1, 1]]), torch.ones(2, 3)
+    for one, other in (
+        (table(ids), embedding(ids)),
+        (table.logits(hidden), hidden @ embedding.weight.T),
+        (table.bag(ids), F.embedding_bag(ids, embedding.weight, mode="sum", padding_idx=1)),
+    ):
+        torch.testing.assert_close(one, other)
+    table(ids).sum().backward()
+    embedding(ids).sum().backward()
+    assert torch.equal(table.weight.grad, embedding.weight.grad)
+    with pytest.raises(fb.ArgumentError, match="padding row 1 is not zero"):
+        table.pack()
+    table.weight.data[1] = 0
+    assert not table.pack()[1].any()
+
+
+def test_a_compact_table_says_that_its_padding_row_is_zero():
+    matrix = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(fb.FeatherbedWarning, match="row 2 .* padding"):
+        table = fb.LowRankTable.from_dense(matrix, rank=2, padding_idx=2)
+    assert not table(torch.tensor([2])).any()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("slots", [None, 3])
+def test_rows_that_lag_behind_are_exported_and_vmapped_as_they_are_looked_up(slots, strict):
+    def train():
+        generator = torch.Generator().manual_seed(0)
+        init = fb.HalfNormal(0.3)
+        table = fb.AnchorTable(
+            30, 4, anchors=5, sparse=True, slots=slots, init=init, generator=generator
+        )
+        penalty = {table.transform: fb.NonNegativeL1(0.01)}
+        optimizer = fb.Yogi(table.parameters(), lr=0.05, penalties=penalty)
+        for ids in torch.randint(30, (20, 6), generator=generator):
+            optimizer.zero_grad()
+            table(ids).square().sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        return table, optimizer  # the rows that other batches stepped lag behind while it lives
+
+    ids = torch.arange(30)
+    expected = train()[0](ids).detach()
+    table, optimizer = train()
+    assert not torch.allclose(table._parameters["transform"], train()[0].transform)
+    program = torch.export.export(table.eval(), (ids,), strict=strict)
+    torch.testing.assert_close(program.module()(ids), expected)
+    table, optimizer = train()
+    torch.testing.assert_close(torch.func.vmap(table)(ids.reshape(5, 6)).reshape(30, 4), expected)
+    assert optimizer.state
+
+
+def test_states_go_to_nn_embedding_and_back():
+    embedding, table = torch.nn.Embedding(5, 3), fb.DenseTable(5, 3, sparse=True)
     table.load_state_dict(embedding.state_dict())
-    assert not table(torch.tensor([1])).any()
-    assert bool(embedding.weight[1].any())
+    assert torch.equal(table.weight, embedding.weight)
+    again = torch.nn.Embedding(5, 3)
+    again.load_state_dict(fb.DenseTable.from_dense(embedding.weight.detach() + 1).state_dict())
+    assert torch.equal(again.weight, embedding.weight + 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "old"),
+    [
+        (lambda: fb.DenseTable(9, 4), {"weight": "rows.weight"}),
+        (lambda: fb.AnchorTable(9, 4, anchors=3), {"transform": "transform.weight"}),
+        (lambda: fb.QuantizedTable(9, 4), {"rows": "rows.weight", "scale": "scale.weight"}),
+        (lambda: fb.KDTable(9, 4, choices=2, parts=3), {"code_logits": "code_logits.weight"}),
+        (lambda: fb.LowRankTable(9, 4, rank=2), {"coefficients": "values.weight"}),
+        (
+            lambda: fb.ProductTable(9, 4, choices=2, parts=2),
+            {"queries": "queries.weight", "atoms": "values", "key_vectors": "keys"},
+        ),
+    ],
+)
+def test_states_of_earlier_versions_load(table, old):
+    saved, fresh = table(), nn.Sequential(table())
+    state = {f"0.{old.get(name, name)}": value for name, value in saved.state_dict().items()}
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh[0].eval().weight, saved.eval().weight)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.__setitem__(3, 0),
+        lambda weight: weight.data.__setitem__(3, 0),
+        lambda weight: nn.init.normal_(weight),
+        lambda weight: weight.mul_(2),
+        lambda weight: weight.data.copy_(weight),
+    ],
+)
+def test_writing_to_a_computed_weight_is_an_error(write):
+    table = fb.AnchorTable(10, 4, anchors=3)
+    with torch.no_grad(), pytest.raises(fb.ArgumentError, match="computed from its parameters"):
+        write(table.weight)
+    plain = pickle.loads(pickle.dumps(table.weight.detach())), copy.deepcopy(table.weight)
+    assert all(type(one) is torch.Tensor for one in (*plain, table.weight + 1, table.weight[3]))
+    (gradient,) = torch.autograd.grad(table.weight.sum(), table.atoms)
+    assert gradient.any()
+
+
+def test_computed_weights_are_saved_as_tensors(tmp_path):
+    table = fb.AnchorTable(10, 4, anchors=3)
+    torch.save(table.weight, tmp_path / "rows.pt")
+    assert torch.equal(torch.load(tmp_path / "rows.pt", weights_only=True), table.weight)
 
 
 def test_logits_take_the_dtype_of_the_hidden_vectors():

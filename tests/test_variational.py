@@ -273,8 +273,8 @@ def test_rows_that_group_lasso_left_are_stored_alone(padding):
     dense = fb.DenseTable(400, 8, padding_idx=padding, generator=seeded())
     penalty = fb.GroupL1(2.0)
     with torch.no_grad():
-        dense.rows.copy_(penalty.prox(dense.rows, 1.0))
-    left = int(dense.rows.any(1).sum())
+        dense.weight.copy_(penalty.prox(dense.weight, 1.0))
+    left = int(dense.weight.any(1).sum())
     assert 0 < left < 400
     selected = fb.selected_rows(dense)
     assert selected.keep == left

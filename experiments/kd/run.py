@@ -36,7 +36,7 @@ def make(settings, rows, generator, runs):
         given["guide"] = fb.Pretrained(matrix, autoencode=settings["autoencode"], **weights)
     table = method(rows, settings["dim"], generator=generator, **given)
     with torch.no_grad():
-        (table.rows if method is fb.DenseTable else table.atoms).mul_(settings["init_std"])
+        (table.weight if method is fb.DenseTable else table.atoms).mul_(settings["init_std"])
     return table
 
 

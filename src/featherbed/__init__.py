@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from featherbed.errors import ArgumentError as ArgumentError
     from featherbed.errors import DataError as DataError
     from featherbed.errors import FeatherbedError as FeatherbedError
+    from featherbed.errors import FeatherbedWarning as FeatherbedWarning
     from featherbed.errors import FormatError as FormatError
     from featherbed.errors import IdError as IdError
     from featherbed.errors import MissingExtra as MissingExtra
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from featherbed.packed.inside import purity as purity
     from featherbed.packed.inside import zero_rows as zero_rows
     from featherbed.packed.table import PackedTable as PackedTable
-    from featherbed.rows.parameter import settle as settle
+    from featherbed.rows.lazy import settle as settle
     from featherbed.serve.recommender import Recommender as Recommender
     from featherbed.sharing import SSE as SSE
     from featherbed.sharing import share as share
@@ -127,6 +128,7 @@ _HOMES = {
         "ArgumentError",
         "DataError",
         "FeatherbedError",
+        "FeatherbedWarning",
         "FormatError",
         "IdError",
         "MissingExtra",
@@ -190,7 +192,7 @@ _HOMES = {
         "zero_rows",
     ),
     "featherbed.packed.table": ("PackedTable",),
-    "featherbed.rows.parameter": ("settle",),
+    "featherbed.rows.lazy": ("settle",),
     "featherbed.serve.recommender": ("Recommender",),
     "featherbed.sharing": (
         "SSE",

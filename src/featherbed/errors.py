@@ -10,6 +10,8 @@
     ├── FormatError          (ValueError)    a packed file that breaks its specification
     ├── NotPackable          (TypeError)     a table that has no packed form
     └── MissingExtra         (ImportError)   an optional dependency is not installed
+
+``FeatherbedWarning`` (UserWarning) is for results that are valid but probably not intended.
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ from __future__ import annotations
 
 class FeatherbedError(Exception):
     """The root of all errors raised on purpose."""
+
+
+class FeatherbedWarning(UserWarning):
+    """A result that is valid but probably not the one intended: the message says what happened and why."""
 
 
 class ArgumentError(FeatherbedError, ValueError):

@@ -35,6 +35,13 @@ def _(ids: Tensor, rows: int) -> Tensor:  # noqa: ARG001
     return torch.empty_like(ids, dtype=torch.int64)
 
 
+@check_ids.register_vmap
+def _(
+    _info: object, in_dims: tuple[int | None, ...], ids: Tensor, rows: int
+) -> tuple[Tensor, int | None]:
+    return check_ids(ids, rows), in_dims[0]
+
+
 @torch.library.custom_op("featherbed::bag_of", mutates_args=())
 def bag_of(
     offsets: Tensor, count: int, include_last: bool
@@ -73,3 +80,13 @@ def bag_of(
 @bag_of.register_fake
 def _(offsets: Tensor, count: int, include_last: bool) -> Tensor:  # noqa: ARG001
     return offsets.new_empty(count, dtype=torch.int64)
+
+
+@bag_of.register_vmap
+def _(
+    _info: object, in_dims: tuple[int | None, ...], offsets: Tensor, count: int, include_last: bool
+) -> tuple[Tensor, int | None]:
+    if in_dims[0] is None:
+        return bag_of(offsets, count, include_last), None
+    parts = offsets.unbind(in_dims[0])
+    return torch.stack([bag_of(part, count, include_last) for part in parts]), 0

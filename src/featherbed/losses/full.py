@@ -12,7 +12,6 @@ from featherbed.errors import ArgumentError
 from featherbed.losses.candidates import check_hidden
 from featherbed.ops import check_ids
 from featherbed.optim.penalties import L1, NonNegativeL1, Penalty
-from featherbed.rows import row_parameter
 from featherbed.tables.anchor import AnchorTable
 
 ROUNDING = 1e-5  # by which a sum in another order may differ
@@ -74,9 +73,8 @@ class FullSoftmax(nn.Module):
         if self.table.padding_idx is not None or not torch.is_grad_enabled():
             logits = self.table.logits(flat)
         else:
-            held = row_parameter(self.table, "transform")
             scores = flat @ self.table.atoms.to(flat.dtype).T
-            logits = cast(Tensor, _Scores.apply(held.parameter, scores, self, inputs))  # type: ignore[no-untyped-call]
+            logits = cast(Tensor, _Scores.apply(self.table.transform, scores, self, inputs))  # type: ignore[no-untyped-call]
         return F.cross_entropy(logits if self.bias is None else logits + self.bias, wanted)
 
 
@@ -96,7 +94,7 @@ class _Scores(torch.autograd.Function):
         (gradient,) = gradients  # [n, V]
         transform, scores, inputs = ctx.saved_tensors
         loss = cast(FullSoftmax, ctx.loss)
-        before = row_parameter(loss.table, "transform").weight.grad
+        before = loss.table.transform.grad
         if before is not None and bool(
             before._values().any() if before.is_sparse else before.any()
         ):

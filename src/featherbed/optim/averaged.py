@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from featherbed.errors import ArgumentError
 from featherbed.optim.penalties import Penalty
-from featherbed.rows.registry import holders_of
+from featherbed.rows import lazy_rows, settle_parameter
 
 NEVER = 1 << 62  # steps between two scans of the atoms that rows lack
 
@@ -80,8 +80,7 @@ class Averaged(Optimizer):
         """Return the parameters, every row up to date."""
         found = [p for group in self.param_groups for p in group["params"]]
         for parameter in found:
-            for holder in holders_of(parameter):
-                holder.settle()
+            settle_parameter(parameter)
         return found
 
     def start(self) -> None:
@@ -93,9 +92,9 @@ class Averaged(Optimizer):
 
     def _rest_slots(self) -> None:
         for parameter in self._parameters():
-            for holder in holders_of(parameter):
-                if holder.slots is not None:
-                    holder.slots.every = NEVER
+            lazy = lazy_rows(parameter)
+            if lazy is not None and lazy.slots is not None:
+                lazy.slots.every = NEVER
 
     def observe(self, value: float) -> bool:
         """Take in the newest validation loss; start if losses no longer fall. Return whether means are kept."""

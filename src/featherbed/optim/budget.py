@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.optim.penalties import Penalty
-from featherbed.rows.registry import holders_of
+from featherbed.rows import settle_parameter
 
 WAYS = ("projection", "penalty")
 SLACK = 1.02  # of the budget is the support while it is refitted
@@ -103,8 +103,7 @@ class Budget:
     def count(self) -> int:
         """How many entries are other than zero."""
         for parameter in self.penalties:
-            for holder in holders_of(parameter):
-                holder.settle()
+            settle_parameter(parameter)
         return sum(int(torch.count_nonzero(parameter.detach())) for parameter in self.penalties)
 
     @property

@@ -25,7 +25,7 @@ def clip_grad_norm_(
     >>> import torch, featherbed as fb
     >>> table = fb.DenseTable(10, 4, sparse=True)
     >>> table(torch.tensor([3, 3])).sum().backward()
-    >>> float(clip_grad_norm_(table.parameters(), 1.0)), float(table.rows.grad.to_dense().norm().round(decimals=4))
+    >>> float(clip_grad_norm_(table.parameters(), 1.0)), float(table.weight.grad.to_dense().norm().round(decimals=4))
     (4.0, 1.0)
     """
     if not max_norm >= 0:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.optim.exempt import Exempt
-from featherbed.rows.registry import holders_of
+from featherbed.rows import settle_parameter
 
 Step = float | Tensor
 
@@ -109,13 +109,13 @@ class Penalty(ABC):
         >>> penalty.freeze(weights); penalty.prox(torch.tensor([[5.0, 5.0]]), 1.0)
         tensor([[0., 5.]])
         """
-        _settle(parameter)
+        settle_parameter(parameter)
         self.keep(parameter, parameter.detach() != 0)
         self.lam = 0.0
 
     def keep(self, parameter: nn.Parameter, kept: Tensor | None) -> None:  # bool, as the parameter
         """Hold every other entry at zero, from now on (None: none)."""
-        _settle(parameter)  # what rows have missed, they missed under the old rule
+        settle_parameter(parameter)  # what rows have missed, they missed under the old rule
         if kept is not None and self.shared:
             raise ArgumentError(
                 f"{self!r} is on several parameters, each with its own zeros: give every parameter a penalty"
@@ -230,11 +230,6 @@ class GroupL1(Penalty):
             alive, rows * length / (length + weight), torch.zeros_like(rows)
         )
         return point.reshape(x.shape)
-
-
-def _settle(parameter: nn.Parameter) -> None:
-    for holder in holders_of(parameter):
-        holder.settle()
 
 
 def check_penalties(

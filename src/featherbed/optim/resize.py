@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featherbed.optim.row_optimizer import RowOptimizer
-from featherbed.rows.registry import holders_of
+from featherbed.rows import settle_parameter
 
 Change = Callable[
     [Tensor, float], Tensor
@@ -50,8 +50,7 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
     The parameter stays the object it is, so that optimizers, penalties and models still hold it. Its new entries are zero;
     those of the optimizer's tensors are what fresh ones hold.
     """
-    for holder in holders_of(parameter):
-        holder.settle()
+    settle_parameter(parameter)
     for owner in reversed(
         owners(optimizer)
     ):  # the innermost, which knows what fresh ones hold, first
@@ -76,5 +75,3 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
         0, dtype=torch.float16 if changed.dtype != torch.float16 else torch.float32
     )
     parameter.data = changed
-    for holder in holders_of(parameter):
-        holder.num_embeddings, holder.embedding_dim = parameter.shape

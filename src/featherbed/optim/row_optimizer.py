@@ -15,8 +15,8 @@ import featherbed.rows.fast as fast
 from featherbed.errors import ArgumentError
 from featherbed.optim.checks import check_state
 from featherbed.optim.penalties import Penalty, check_penalties
+from featherbed.rows import lazy_rows
 from featherbed.rows.ledger import Account, Ledger
-from featherbed.rows.registry import holder_of, holders_of
 from featherbed.rows.slots import Proposal
 
 Group = dict[str, Any]
@@ -122,7 +122,7 @@ class RowOptimizer(Optimizer):
                 "optimizer: use prox='scalar'"
             )
         lags = penalty is not None or self._lags(group)
-        if grad.is_sparse and lags and holder_of(parameter) is None:
+        if grad.is_sparse and lags and lazy_rows(parameter) is None:
             raise ArgumentError(
                 f"the parameter of shape {tuple(parameter.shape)} has row-sparse gradients, but is no table of featherbed, "
                 "whose rows could catch up with the steps they miss: use fb.DenseTable(..., sparse=True) in place of "
@@ -174,10 +174,11 @@ class RowOptimizer(Optimizer):
     ) -> None:
         ledger, grad = self._ledgers.get(parameter), parameter.grad
         assert grad is not None
-        for holder in holders_of(parameter):
-            holder.settle()
-            if holder.slots is not None:
-                holder.slots.clear()
+        lazy = lazy_rows(parameter)
+        if lazy is not None:
+            lazy.settle()
+            if lazy.slots is not None:
+                lazy.slots.clear()
         if ledger is not None:
             ledger.steps = state["step"]
         if self.coupled and group["weight_decay"]:
@@ -226,11 +227,10 @@ class RowOptimizer(Optimizer):
             self.penalties.get(parameter),
             self._beta(group),
         )
-        holders, eps = holders_of(parameter), float(group.get("eps", 0.0))
-        for holder in holders:
-            if holder.ledger is not ledger:
-                holder.settle()  # what another optimizer has left to do
-                holder.ledger = ledger
+        lazy, eps = lazy_rows(parameter), float(group.get("eps", 0.0))
+        if lazy is not None and lazy.ledger is not ledger:
+            lazy.settle()  # the updates another optimizer has recorded
+            lazy.ledger = ledger
         if ledger is not None and self._fits(ledger, state, beta, eps, penalty):
             return ledger
         if ledger is not None:
@@ -240,8 +240,8 @@ class RowOptimizer(Optimizer):
         second = state["v"] if self.preconditioned else None
         account = Account(moving, second, eps, self.metric, penalty, kind)
         self._ledgers[parameter] = ledger = Ledger(parameter, account, beta, state["step"])
-        for holder in holders:
-            holder.ledger = ledger
+        if lazy is not None:
+            lazy.ledger = ledger
         return ledger
 
     def _fits(
@@ -268,16 +268,12 @@ class RowOptimizer(Optimizer):
         )
 
     def _propose(self, parameter: nn.Parameter) -> Proposal | None:
-        holder, ledger = holder_of(parameter), self._ledgers.get(parameter)
-        if (
-            holder is None
-            or holder.slots is None
-            or ledger is None
-            or not holder.slots.due(ledger.steps)
-        ):
+        lazy, ledger = lazy_rows(parameter), self._ledgers.get(parameter)
+        slots = None if lazy is None else lazy.slots
+        if slots is None or ledger is None or not slots.due(ledger.steps):
             return None
         assert parameter.grad is not None
-        return holder.slots.propose(parameter.grad)
+        return slots.propose(parameter.grad)
 
     def _let_in(
         self,
@@ -288,11 +284,12 @@ class RowOptimizer(Optimizer):
         proposal: Proposal | None,
     ) -> None:
         """Let an atom into a row for the weakest that is there, if its first step makes more of it."""
-        holder = holder_of(parameter)
-        if proposal is None or holder is None or holder.slots is None:
+        lazy = lazy_rows(parameter)
+        slots = None if lazy is None else lazy.slots
+        if proposal is None or slots is None:
             return
         penalty, ids = self.penalties.get(parameter), proposal.ids
-        support = holder.slots.table.support
+        support = slots.table.support
         weak = parameter.detach()[ids].abs().min(dim=1)
         grad = proposal.gradients
         first, kept = torch.zeros_like(grad), self._fresh(grad, group)
@@ -301,7 +298,7 @@ class RowOptimizer(Optimizer):
             first = penalty.first(
                 first, c.prox / scale if self.metric else c.prox, ids, proposal.atoms
             )
-        elif holder.slots.table.nonnegative:
+        elif slots.table.nonnegative:
             first = first.clamp(min=0)
         better = (first.abs() > weak.values) & (grad != 0)
         at = ids[better], weak.indices[better]
@@ -331,8 +328,7 @@ class RowOptimizer(Optimizer):
         """Begin ledgers where a state goes on: a backward pass before the next step may ask how many steps there were."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                holder = holder_of(parameter)
-                if holder is not None and holder.sparse and self.state.get(parameter):
+                if lazy_rows(parameter) is not None and self.state.get(parameter):
                     self._ledger_of(parameter, group, self.state[parameter])
 
     def _drop_ledgers(self) -> None:
@@ -344,8 +340,9 @@ class RowOptimizer(Optimizer):
         ledger = self._ledgers.pop(parameter, None)
         if ledger is not None:
             ledger.settle()
-            for holder in holders_of(parameter):
-                holder.ledger = None
+            lazy = lazy_rows(parameter)
+            if lazy is not None:
+                lazy.ledger = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles keep the penalties, on the copied parameters."""

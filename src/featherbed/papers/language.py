@@ -90,10 +90,10 @@ def compressed(table: Table, method: str, times: float, seed: int) -> dict[str, 
         )
     exact = f"{method},codes={codes},values=int8,kind=float16"
     packed = compress(
-        table.rows.detach().numpy(), budget=4 * rows * dim + ROOM, method=exact, generator=seed
+        table.weight.detach().numpy(), budget=4 * rows * dim + ROOM, method=exact, generator=seed
     )
     with torch.no_grad():
-        table.rows.copy_(torch.from_numpy(packed[np.arange(rows)]))
+        table.weight.copy_(torch.from_numpy(packed[np.arange(rows)]))
     parameters, size = atoms * dim + rows * codes, sum(packed.sizes_by_part().values())
     dense = rows * dim
     return {

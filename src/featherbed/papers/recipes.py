@@ -43,7 +43,7 @@ class PulledRows(DenseTable):
 
     def auxiliary(self) -> Tensor | None:
         """Return l1 times the sum of all |entries|."""
-        return self.l1 * self.rows.abs().sum()
+        return self.l1 * self.weight.abs().sum()
 
 
 def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar) -> Outcome:

@@ -1,5 +1,5 @@
-"""Rows that learn by themselves: row-sparse gradients, and what rows without a gradient have missed."""
+"""Rows that are updated lazily: row-sparse gradients, and the updates that other rows have missed."""
 
-from featherbed.rows.parameter import HeldRows, RowParameter, new_rows, row_parameter
+from featherbed.rows.lazy import LazyRows, RowParameter, lazy_rows, settle_parameter, track
 
-__all__ = ["HeldRows", "RowParameter", "new_rows", "row_parameter"]
+__all__ = ["LazyRows", "RowParameter", "lazy_rows", "settle_parameter", "track"]

@@ -6,15 +6,22 @@ import torch
 from torch import Tensor
 
 import featherbed.rows.fast as fast
-from featherbed.rows.registry import numbered
+from featherbed.errors import ArgumentError
+from featherbed.rows.lazy import numbered
 
 
 def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
-    """Return the rows of ids as they are now."""
-    holder = numbered(number)
-    if holder is None or holder.ledger is None or not holder.ledger.behind:
-        return weight.detach()[ids]
-    return holder.ledger.settled(ids)
+    """Return the rows of ids with the updates they have missed."""
+    lazy = numbered(number)
+    ledger = None if lazy is None else lazy.lagging(weight)
+    return weight.detach()[ids] if ledger is None else ledger.settled(ids)
+
+
+def _refuse_second_derivative(*_: object) -> None:
+    raise ArgumentError(
+        "row-sparse gradients have no second derivative (nor have those of nn.Embedding(sparse=True)): "
+        "make the table with sparse=False and without slots"
+    )
 
 
 def _row_sparse(ids: Tensor, rows: Tensor, count: int) -> Tensor:
@@ -64,13 +71,14 @@ def _gather_backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]
 
 
 gather_rows.register_autograd(_gather_backward, setup_context=_keep_ids)
+row_gradient.register_autograd(_refuse_second_derivative)
 
 
 def _settle_into(values: Tensor, weight: Tensor, found: Tensor, number: int, padding: int) -> None:
-    """Fill values with rows as they are now; the padding row is zero."""
-    holder = numbered(number)
-    ledger = None if holder is None else holder.ledger
-    if ledger is not None and ledger.behind and ledger.account.kind is not None:
+    """Fill values with settled rows; the padding row is zero."""
+    lazy = numbered(number)
+    ledger = None if lazy is None else lazy.lagging(weight)
+    if ledger is not None and ledger.account.kind is not None:
         fast.settle_rows(ledger, found, write=False, into=values)
     else:
         values.copy_(_settled(weight, found, number))
@@ -197,18 +205,14 @@ def slot_gradients(
     quick = fast.in_kernels(gradient, atoms, values) and (
         weights is None or fast.in_kernels(weights)
     )
-    holder = numbered(number)
-    slots = None if holder is None else holder.slots
+    lazy = numbered(number)
+    slots = None if lazy is None else lazy.slots
+    parameter = None if lazy is None else lazy.parameter
     keep = False
-    if (
-        slots is not None
-        and holder is not None
-        and holder.ledger is not None
-        and holder.weight.requires_grad
-    ):
-        keep = slots.due(holder.ledger.steps)
-        if holder.weight.grad is None:
-            slots.clear()  # a new step begins: what is left is of one that was not taken
+    if slots is not None and lazy is not None and lazy.ledger is not None and parameter is not None:
+        keep = parameter.requires_grad and slots.due(lazy.ledger.steps)
+        if parameter.requires_grad and parameter.grad is None:
+            slots.clear()  # a new step begins: the gradients left are of one that was not taken
     if quick:
         to_values, to_atoms, total = fast.slot_gradients(
             parts, values, atoms, gradient, index, owner, weights, keep
@@ -304,3 +308,4 @@ def _slot_backward(ctx: object, gradient: Tensor, *_: Tensor) -> tuple[Tensor | 
 
 
 slot_rows.register_autograd(_slot_backward, setup_context=_keep_slots)
+slot_gradients.register_autograd(_refuse_second_derivative)

@@ -14,12 +14,12 @@ from featherbed.optim.exempt import Exempt
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import HeldRows, RowParameter, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.rows.operators import slot_rows
 from featherbed.rows.slots import Slots
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, pursued, scales_of, semi_nonnegative
-from featherbed.tables.table import Table, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, out_of_place, positive, to_numpy
 
 BLOCK = 1 << 20  # rows started at once
 
@@ -62,7 +62,7 @@ class AnchorTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"anchors": 5}
-    transform = HeldRows()
+    transform = RowParameter()  # [V, K], [V, s] with slots
     support: Tensor | None
     anchor_ids: Tensor | None
 
@@ -82,7 +82,7 @@ class AnchorTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse or slots is not None)
         self.anchors, self.scan_every = (
             positive("anchors", anchors),
             positive("scan_every", scan_every),
@@ -91,7 +91,6 @@ class AnchorTable(Table):
             bool(nonnegative),
             None if slots is None else positive("slots", slots),
         )
-        self.sparse = bool(sparse) or self.slots is not None
         if self.slots is not None and self.slots > self.anchors:
             raise ArgumentError(
                 f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots out to keep all"
@@ -101,42 +100,45 @@ class AnchorTable(Table):
                 f"init={init!r}: give an object such as fb.HalfNormal() or fb.Frequency(counts)"
             )
         self.init: AnchorInit = HalfNormal() if init is None else init
-        self.atoms = nn.Parameter(
-            torch.empty(anchors, embedding_dim, dtype=dtype, device=device)
-        )  # [K, d]
         width = self.anchors if self.slots is None else self.slots
-        transform = torch.empty(
-            num_embeddings, width, dtype=dtype, device=device
-        )  # [V, K] or [V, s]
-        with torch.no_grad():
-            ids = self.init.fill(self.atoms, transform, self.nonnegative, generator)
-        support = (
-            None
-            if self.slots is None
-            else random_support(self.num_embeddings, self.slots, anchors, generator)
-        )
-        if ids is not None:
-            start_as_themselves(ids, transform, support)
-        self.transform = new_rows(transform, self.sparse)
-        self.register_buffer("support", None if support is None else support.to(device))  # [V, s]
-        self.register_buffer("anchor_ids", None if ids is None else ids.to(device))  # [K]
+        self.atoms = empty_parameter((anchors, embedding_dim), dtype, device)  # [K, d]
+        self._slots = None if self.slots is None else Slots(self, self.scan_every)
+        self.add_rows("transform", width, dtype, device)
+        support = None
         if self.slots is not None:
-            self._rows.slots = Slots(self, self.scan_every)
+            shape = (self.num_embeddings, self.slots)
+            support = torch.empty(shape, dtype=support_dtype(self.anchors), device=device)
+        self.register_buffer("support", support)  # [V, s]
+        self.register_buffer("anchor_ids", None)  # [K]
+        self.initialize(generator)
 
-    @property
-    def _rows(self) -> RowParameter:
-        return row_parameter(self, "transform")
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialize anchors and weights as ``init`` says; with slots every row gets random anchors."""
+        transform = self.transform
+        ids = self.init.fill(self.atoms, transform, self.nonnegative, generator)
+        if self.support is not None and self.slots is not None:
+            rows = (self.num_embeddings, self.slots, self.anchors)
+            self.support.copy_(random_support(*rows, generator))
+        if ids is not None:
+            start_as_themselves(ids, transform, self.support)
+        self.anchor_ids = None if ids is None else ids.to(self.device)
+
+    def _track(self, name: str) -> None:
+        super()._track(name)
+        if name == "transform" and self._slots is not None:
+            self._lazy[name].slots = self._slots
 
     @property
     def slot_group(self) -> Any:
         """The process group whose rows are scored together: set it with DistributedDataParallel and slots."""
-        return None if self._rows.slots is None else self._rows.slots.group
+        return None if self._slots is None else self._slots.group
 
     @slot_group.setter
     def slot_group(self, group: Any) -> None:
-        if self._rows.slots is None:
+        if self._slots is None:
             raise ArgumentError("slot_group is for tables with slots")
-        self._rows.slots.group = group
+        self._slots.group = group
 
     def related(self, graph: Graph) -> Exempt:
         """Return the (object, anchor) entries whose object and anchor object ``graph`` relates, for ``fb.NonNegativeL1``."""
@@ -159,37 +161,41 @@ class AnchorTable(Table):
         )
         return Exempt(self, pairs, self.anchors)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take in a state; where its anchors are objects, so are this table's from then on."""
-        ids = state_dict.get(prefix + "anchor_ids")
-        if isinstance(ids, Tensor) and self.anchor_ids is None:
-            self.anchor_ids = torch.empty_like(ids, device=self.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def codes(self, ids: Tensor) -> Codes:
         """Every anchor, weighted by the row of the transform; with slots those of the support."""
         indices = None if self.support is None else self.support[ids].long()
-        return Codes(indices, self._rows(ids), self.atoms)
+        return Codes(indices, self.row_values("transform", ids), self.atoms)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Compose rows; with slots every distinct id once."""
-        if self.support is None:
+        if not self._fusible(ids):
             return super().lookup(ids)
-        return self._fused(ids.reshape(-1), None, None, 0).reshape(*ids.shape, self.embedding_dim)
+        rows = self._fused(ids.reshape(-1), None, None, 0)
+        return rows.reshape(*ids.shape, self.embedding_dim)
 
     def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
-        """Sum rows into bags; with slots without making the rows of all ids first."""
-        if self.support is None:
+        """Sum rows into bags; with slots without composing the rows of all ids first."""
+        if not self._fusible(ids):
             return super().pooled(ids, owner, bags, weights)
         return self._fused(ids, owner, weights, bags)
+
+    def _fusible(self, ids: Tensor) -> bool:
+        """Whether the fused operator can serve: with slots, and the parameters themselves in place."""
+        stored = self._parameters.get("transform")
+        return (
+            self.support is not None
+            and isinstance(stored, nn.Parameter)
+            and isinstance(self._parameters.get("atoms"), nn.Parameter)
+            and not out_of_place(ids)
+        )
 
     def _fused(
         self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
     ) -> Tensor:
         padding = -1 if self.padding_idx is None else self.padding_idx
-        held, support = self._rows, self.support
+        stored, number = self._parameters["transform"], self._row_numbers["transform"]
         rows: Tensor = slot_rows(
-            held.weight, support, self.atoms, ids, owner, weights, bags, padding, held.number
+            stored, self.support, self.atoms, ids, owner, weights, bags, padding, number
         )[0]
         return rows
 
@@ -254,6 +260,11 @@ def start_as_themselves(
     transform[ids, 0] = 1.0
 
 
+def support_dtype(anchors: int) -> torch.dtype:
+    """Return the smallest integer type that can name every anchor."""
+    return torch.uint8 if anchors <= 256 else torch.int16 if anchors <= 32768 else torch.int32
+
+
 def random_support(
     rows: int, slots: int, anchors: int, generator: torch.Generator | None
 ) -> Tensor:  # -> int [V, s]
@@ -267,7 +278,7 @@ def random_support(
     strides = torch.tensor(
         [n for n in range(1, max(2, anchors)) if math.gcd(n, anchors) == 1], dtype=torch.int32
     )
-    kind = torch.uint8 if anchors <= 256 else torch.int16 if anchors <= 32768 else torch.int32
+    kind = support_dtype(anchors)
     support = torch.empty(rows, slots, dtype=kind)
     for start in range(0, rows, BLOCK):
         count = min(BLOCK, rows - start)

@@ -15,6 +15,7 @@ from featherbed.errors import ArgumentError, NotPackable
 from featherbed.packed.band import Band, Members
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
+from featherbed.tables.computed import is_transformed
 from featherbed.tables.hashed import HashedTable
 from featherbed.tables.mixed import most_popular, places_within
 from featherbed.tables.remainder import RemainderTable
@@ -63,20 +64,34 @@ class BandedTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        chosen = hot_ids(hot, self.num_embeddings, counts)
-        self.hot, self.head, self.tail = len(chosen), head, tail
-        cold = torch.ones(self.num_embeddings, dtype=torch.int64)
-        cold[chosen] = 0
+        self.hot_ids = hot_ids(hot, self.num_embeddings, counts)
+        self.hot, self.head, self.tail = len(self.hot_ids), head, tail
         where = {"generator": generator, "dtype": dtype, "device": device}
         self.head_table = self._part(head, self.hot, where)
         self.tail_table = self._part(tail, self.num_embeddings - self.hot, where)
+        cold = torch.empty(self.num_embeddings, dtype=torch.bool, device=device)
+        self.register_buffer("cold", cold)  # [V]
+        place = torch.empty(self.num_embeddings, dtype=torch.int64, device=device)
+        self.register_buffer("place", place)  # [V]: in its part; where that hashes ids, the id
+        if not cold.is_meta:
+            self._divide()
+
+    def _divide(self) -> None:
+        """Say which ids are in the tail, and where."""
+        cold = torch.ones(self.num_embeddings, dtype=torch.int64)
+        cold[self.hot_ids] = 0
         place, ids = places_within(cold), torch.arange(self.num_embeddings)
         for number, part in enumerate((self.head_table, self.tail_table)):
             place = torch.where(cold == number, ids, place) if by_id(part) else place
-        self.register_buffer("cold", cold.bool().to(device))  # [V]
-        self.register_buffer(
-            "place", place.to(device)
-        )  # [V]: in its part; where that hashes ids, the id
+        self.cold.copy_(cold.bool())
+        self.place.copy_(place)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialize head and tail anew."""
+        self.head_table.reset_parameters(generator)
+        self.tail_table.reset_parameters(generator)
+        self._divide()
 
     def _part(self, spec: str, rows: int, where: dict[str, Any]) -> Table:
         from featherbed.tables.spec import make_table, parse_spec
@@ -118,7 +133,7 @@ class BandedTable(Table):
 
     def _of_parts(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
         """Ask each part for its own ids alone, so that what it adds to the loss is of these; how many they are is data."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_transformed(ids):
             return self._everywhere(ids, ask)
         cold, place = self.cold[ids].reshape(-1), self.place[ids].reshape(-1)
         rows = torch.zeros(len(cold), self.embedding_dim, dtype=self.dtype, device=self.device)
@@ -192,7 +207,7 @@ def hot_ids(hot: Any, rows: int, counts: Any) -> Tensor:  # -> int64 [H]
         return most_popular(rows, counts)[0][: int(hot)]
     if isinstance(hot, str | bool | None):
         raise ArgumentError(f"hot={hot!r}: give the hot ids, or how many of the most frequent")
-    ids = torch.as_tensor(hot).reshape(-1).cpu()
+    ids = torch.as_tensor(hot, device="cpu").reshape(-1)
     if ids.is_floating_point() or not 1 <= len(ids) < rows or len(torch.unique(ids)) < len(ids):
         raise ArgumentError(
             f"hot holds {len(ids)} ids: give from 1 to {rows - 1} different whole numbers"

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from featherbed.packed.cells import Cell
 from featherbed.packed.matrix import Matrix
-from featherbed.tables.table import new_parameter, normal, to_numpy
+from featherbed.tables.table import empty_parameter, to_numpy
 
 
 class CodeCell(nn.Module):
-    """A cell of ``width`` numbers over code vectors of width ``code_dim``; ``in_order`` ones take them one after the other."""
+    """A cell of ``width`` units over code vectors of width ``code_dim``; ``in_order`` ones read them one by one.
+
+    Its parameters are uninitialized until ``reset_parameters``, which the table calls.
+    """
 
     kind: str
     in_order = True
 
     def __init__(
-        self, code_dim: int, width: int, generator: torch.Generator | None, **where: Any
+        self,
+        code_dim: int,
+        width: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.code_dim, self.width = code_dim, width
         rows = code_dim if self.kind == "mlp" else width
         columns = width if self.kind == "mlp" else 4 * width
-        self.weight = new_parameter(
-            (rows, columns), normal(1 / math.sqrt(rows), generator), **where
-        )
-        self.bias = new_parameter((columns,), torch.nn.init.zeros_, **where)
+        self.weight = empty_parameter((rows, columns), dtype, device)
+        self.bias = empty_parameter((columns,), dtype, device)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw weights of unit gain; the bias is zero."""
+        self.weight.normal_(0.0, 1 / math.sqrt(self.weight.shape[0]), generator=generator)
+        self.bias.zero_()
 
     def packed(self, kind: str) -> Cell:
         """Return the cell for the torch-free runtime, its matrices stored as ``kind``."""
@@ -47,7 +57,7 @@ class CodeCell(nn.Module):
 class MLPCell(CodeCell):
     """y = relu(x W + b), x the pooled code vectors.
 
-    >>> MLPCell(4, 8, None, dtype=None, device=None)(torch.zeros(2, 4)).shape
+    >>> MLPCell(4, 8)(torch.zeros(2, 4)).shape
     torch.Size([2, 8])
     """
 
@@ -64,7 +74,7 @@ class RecurrentCell(CodeCell):
 
     t, i, o = σ(a_j + h U + b) each with U, b of its own;  m = t m + i tanh(a_j + h U_m + b_m);  h = o tanh(m);  y = mean_j h_j.
 
-    >>> RecurrentCell(4, 4, None, dtype=None, device=None)(torch.zeros(2, 3, 4)).shape
+    >>> RecurrentCell(4, 4)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 4])
     """
 
@@ -93,19 +103,27 @@ class RecurrentCell(CodeCell):
 class LSTMCell(RecurrentCell):
     """An ordinary LSTM over the code vectors (torch's equations and order of gates), y the mean of its outputs.
 
-    >>> LSTMCell(4, 6, None, dtype=None, device=None)(torch.zeros(2, 3, 4)).shape
+    >>> LSTMCell(4, 6)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 6])
     """
 
     kind = "lstm"
 
     def __init__(
-        self, code_dim: int, width: int, generator: torch.Generator | None, **where: Any
+        self,
+        code_dim: int,
+        width: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(code_dim, width, generator, **where)
-        self.input = new_parameter(
-            (code_dim, 4 * width), normal(1 / math.sqrt(code_dim), generator), **where
-        )
+        super().__init__(code_dim, width, dtype, device)
+        self.input = empty_parameter((code_dim, 4 * width), dtype, device)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw weights of unit gain; the bias is zero."""
+        super().reset_parameters(generator)
+        self.input.normal_(0.0, 1 / math.sqrt(self.code_dim), generator=generator)
 
     def seen(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., s, 4 w]
         """Return what the gates see of the code vectors."""

@@ -88,8 +88,9 @@ class CodedTable(Table):
         choices: int,
         unique: bool,
         padding_idx: int | None,
+        sparse: bool,
     ) -> None:
-        super().__init__(rows, dim, padding_idx)
+        super().__init__(rows, dim, padding_idx, sparse)
         self.parts, self.choices, self.unique = (
             positive("parts", parts),
             positive("choices", choices),
@@ -145,6 +146,10 @@ class CodedTable(Table):
         )
         asked = check_ids(asked, self.num_embeddings)
         flat = asked.reshape(-1)
+        if (
+            torch.compiler.is_compiling()
+        ):  # a graph has no loop over a number of blocks that is data
+            return self.responses(flat).argmax(-1).reshape(*asked.shape, self.parts)
         step = max(1, BLOCK // (self.parts * self.choices))
         blocks = [self.responses(flat[s : s + step]).argmax(-1) for s in range(0, len(flat), step)]
         found = torch.cat(blocks) if blocks else flat.new_zeros(0, self.parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from featherbed.tables.cells import CELLS, CodeCell
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.norm import Normalise
-from featherbed.tables.table import new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import empty_parameter, positive, to_numpy
 
 COMPOSERS = ("linear", *CELLS)
 
@@ -45,24 +44,29 @@ class ComposedTable(CodedTable):
         self.code_dim = self.embedding_dim if code_dim is None else positive("code_dim", code_dim)
         self.composer, self.pool, self.shared = composer, pool, bool(shared)
 
-    def new_composer(self, generator: torch.Generator | None, **where: Any) -> None:
-        """Make code vectors, cell and projection."""
-        in_order = self.composer in ("recurrent", "lstm")
-        spread = 1.0 if in_order else math.sqrt(self.parts) ** (1 if self.pool == "mean" else -1)
+    def add_composer(self, dtype: torch.dtype | None, device: torch.device | str | None) -> None:
+        """Register uninitialized code vectors, cell and projection."""
         sets = 1 if self.shared else self.parts
-        self.atoms = new_parameter(
-            (sets * self.choices, self.code_dim), normal(spread, generator), **where
-        )
+        self.atoms = empty_parameter((sets * self.choices, self.code_dim), dtype, device)
         self.cell = None
         if self.composer != "linear":
-            self.cell = CELLS[self.composer](self.code_dim, self.code_dim, generator, **where)
+            self.cell = CELLS[self.composer](self.code_dim, self.code_dim, dtype, device)
         self.projection = self.bias = None
         if self.cell is not None or self.code_dim != self.embedding_dim:
-            shape = (self.code_dim, self.embedding_dim)
-            self.projection = new_parameter(
-                shape, normal(1 / math.sqrt(self.code_dim), generator), **where
-            )
-            self.bias = new_parameter((self.embedding_dim,), nn.init.zeros_, **where)
+            self.projection = empty_parameter((self.code_dim, self.embedding_dim), dtype, device)
+            self.bias = empty_parameter((self.embedding_dim,), dtype, device)
+
+    @torch.no_grad()
+    def reset_composer(self, generator: torch.Generator | None) -> None:
+        """Initialize code vectors, cell and projection so that rows have about unit variance."""
+        in_order = self.composer in ("recurrent", "lstm")
+        std = 1.0 if in_order else math.sqrt(self.parts) ** (1 if self.pool == "mean" else -1)
+        self.atoms.normal_(0.0, std, generator=generator)
+        if self.cell is not None:
+            self.cell.reset_parameters(generator)
+        if self.projection is not None and self.bias is not None:
+            self.projection.normal_(0.0, 1 / math.sqrt(self.code_dim), generator=generator)
+            self.bias.zero_()
 
     @property
     def dictionary(self) -> Tensor:  # [D, K, d']

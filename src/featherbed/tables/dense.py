@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.packed.table import PackedTable
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
-from featherbed.tables.table import Table, new_parameter, normal, to_numpy
+from featherbed.tables.table import Table, to_numpy
 
 
 class DenseTable(Table):
@@ -27,7 +29,8 @@ class DenseTable(Table):
     torch.Size([2, 4])
     """
 
-    rows = HeldRows()  # [V, d]
+    weight = RowParameter()  # [V, d]
+    old_names: ClassVar[dict[str, str]] = {"rows.weight": "weight"}
 
     def __init__(
         self,
@@ -40,41 +43,62 @@ class DenseTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
-        shape = (num_embeddings, embedding_dim)
-        self.sparse = bool(sparse)
-        self.rows = new_rows(
-            new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse
-        )
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
+        self.add_rows("weight", embedding_dim, dtype, device)
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw rows from N(0, 1); the padding row is zero."""
+        self.weight.normal_(0.0, 1.0, generator=generator)
         if self.padding_idx is not None:
-            with torch.no_grad():
-                self.rows[self.padding_idx] = 0
+            self.weight[self.padding_idx] = 0
 
     def codes(self, ids: Tensor) -> Codes:
         """Row i is atom i of a dictionary of V atoms."""
-        return Codes(ids[..., None], None, self.rows)
+        return Codes(ids[..., None], None, self.weight)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Gather."""
-        if self.sparse:
-            return self.mask_padding(ids, row_parameter(self, "rows")(ids))
-        return F.embedding(ids, self.rows, padding_idx=self.padding_idx)
+        """Gather rows; the padding row, whatever it is, gives no gradient."""
+        return self.mask_padding(ids, self.row_values("weight", ids))
 
-    @property
-    def weight(self) -> Tensor:
-        """The rows themselves."""
-        return self.rows
+    def mask_padding(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Return rows without a gradient where an id is the padding id; as in nn.Embedding they may be other than zero."""
+        if self.padding_idx is None:
+            return rows
+        return torch.where((ids == self.padding_idx)[..., None], rows.detach(), rows)
+
+    def without_padding(self, matrix: Tensor) -> Tensor:  # [V, d]
+        """Return the matrix as it is."""
+        return matrix
+
+    def dense_rows(self) -> Tensor:  # [V, d]
+        """Return the parameter."""
+        return self.weight
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """Multiply with the rows; the padding row scores 0 and learns nothing."""
+        """Multiply with the rows; the padding row learns nothing."""
         if hidden.shape[-1] != self.embedding_dim:
             return super().logits(hidden)  # which says what is wrong
-        scores = F.linear(hidden, self.rows.to(hidden.dtype))
+        rows = self.weight.to(hidden.dtype)
+        scores = F.linear(hidden, rows)
         if self.padding_idx is None:
             return scores
-        return scores.masked_fill(
-            torch.arange(self.num_embeddings, device=scores.device) == self.padding_idx, 0.0
-        )
+        constant = F.linear(hidden, rows[self.padding_idx].detach()[None])
+        padding = torch.arange(self.num_embeddings, device=scores.device) == self.padding_idx
+        return torch.where(padding, constant, scores)
+
+    def pack(
+        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+    ) -> PackedTable:
+        """Return the packed form, in which the padding row is zero; refuse to change another one."""
+        padding = self.padding_idx
+        if padding is not None and bool(self.weight[padding].detach().any()):
+            raise ArgumentError(
+                f"the padding row {padding} is not zero, as it is in a packed table: set it to zero "
+                "(table.weight.data[table.padding_idx] = 0), or make the table without padding_idx"
+            )
+        return super().pack(values, dictionary, layout)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - it has no values
         """One band of stored rows."""
@@ -82,7 +106,7 @@ class DenseTable(Table):
             Band(
                 self.num_embeddings,
                 Identity(),
-                dictionary=Matrix.encode(to_numpy(self.rows), dictionary),
+                dictionary=Matrix.encode(to_numpy(self.weight), dictionary),
             )
         ]
 
@@ -92,21 +116,4 @@ class DenseTable(Table):
 
     def fit_dense(self, matrix: Tensor) -> None:
         """Copy."""
-        self.rows.copy_(matrix)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        held = prefix + "rows.weight"
-        if prefix + "weight" in state_dict and held not in state_dict:
-            state_dict[held] = state_dict.pop(prefix + "weight")
-        rows = state_dict.get(held)
-        if (
-            self.padding_idx is not None
-            and rows is not None
-            and rows.shape == self.rows.shape
-            and rows[self.padding_idx].any()
-        ):
-            state_dict[held] = rows.clone()
-            state_dict[held][self.padding_idx] = (
-                0  # torch allows another row there, a table does not
-            )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self.weight.copy_(matrix)

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, graded_scales
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 # what the best even steps of 0, 1, ... 8 bits leave of a normal variable's variance (Max 1960; beyond 5 bits the same integral)
 LEFT = np.array([1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.001040, 0.0003043, 0.00008769])
@@ -36,7 +36,7 @@ class GradedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"bits": 3, "grades": 3}
-    rows = HeldRows()  # [V, d]
+    rows = RowParameter()  # [V, d]
 
     def __init__(
         self,
@@ -52,31 +52,38 @@ class GradedTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= MOST_BITS:
             raise ArgumentError(
                 f"bits={bits!r}: give the mean bits of an element, more than 0 and at most {MOST_BITS}"
             )
         if positive("grades", grades) > MOST_GRADES:
             raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
-        self.bits, self.grades, self.sparse = bits, grades, bool(sparse)
-        ends = grade_ends(num_embeddings, grades)
-        weights = _weights(counts, ends, num_embeddings)
-        fresh = new_parameter(
-            (num_embeddings, embedding_dim), normal(1.0, generator), dtype=dtype, device=device
-        )
-        self.rows = new_rows(fresh, self.sparse)
-        shape, where = (len(ends), embedding_dim), self.rows.device
-        self.scale = nn.Parameter(torch.ones(shape, dtype=self.rows.dtype, device=where))
+        self.bits, self.grades, self.counts = bits, grades, counts
+        self.add_rows("rows", embedding_dim, dtype, device)
+        shape = (len(grade_ends(num_embeddings, grades)), embedding_dim)
+        self.scale = empty_parameter(shape, dtype, device)  # [G, d]
         self.tops: Tensor  # [G, d], the highest level: 2^b - 1
-        self.ends: Tensor  # [G], rows up to the end of each grade
-        self.weights: Tensor  # [G], what a squared error of a row counts
-        self.register_buffer("tops", torch.zeros(shape, dtype=torch.uint8, device=where))
-        self.register_buffer("ends", torch.tensor(ends, device=where), persistent=False)
-        self.register_buffer("weights", torch.tensor(weights, device=where), persistent=False)
-        if where.type != "meta":
-            with torch.no_grad():
-                self.fit_dense(self.rows.detach().clone())
+        self.register_buffer("tops", torch.empty(shape, dtype=torch.uint8, device=device))
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw rows from N(0, 1), divide the bits among grades and columns, and choose the scales."""
+        self.rows.normal_(0.0, 1.0, generator=generator)
+        self.fit_dense(self.rows.detach().clone())
+
+    @property
+    def ends(self) -> list[int]:
+        """Number of rows up to the end of each grade, [G]."""
+        return grade_ends(self.num_embeddings, self.grades)
+
+    def grade_of(self, ids: Tensor) -> Tensor:  # int64 [...] -> int64 [...]
+        """Return the grade of each id."""
+        grade = torch.zeros_like(ids)
+        for end in self.ends[:-1]:
+            grade = grade + (ids >= end)
+        return grade
 
     @property
     def widths(self) -> NDArray[np.uint8]:  # [G, d]
@@ -87,12 +94,12 @@ class GradedTable(Table):
     @property
     def grade_rows(self) -> list[int]:
         """How many rows each grade has."""
-        return [int(rows) for rows in np.diff(self.ends.cpu().numpy(), prepend=0)]
+        return [int(rows) for rows in np.diff(self.ends, prepend=0)]
 
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: levels times scale, rounded straight through."""
-        grade = torch.bucketize(ids, self.ends, right=True)
-        rows, scale = row_parameter(self, "rows")(ids), self.scale[grade]
+        grade = self.grade_of(ids)
+        rows, scale = self.row_values("rows", ids), self.scale[grade]
         top = self.tops[grade].to(rows.dtype)
         exact = torch.minimum(torch.clamp(rows / scale + top / 2, min=0), top)
         levels = exact + (torch.round(exact) - exact).detach()
@@ -108,9 +115,7 @@ class GradedTable(Table):
             raise ArgumentError(
                 "the table holds NaN or infinite rows, which have no levels: training has diverged"
             )
-        grade = torch.bucketize(
-            torch.arange(self.num_embeddings, device=self.device), self.ends, right=True
-        )
+        grade = self.grade_of(torch.arange(self.num_embeddings, device=self.device))
         top = self.tops[grade].to(self.rows.dtype)
         levels = torch.minimum(
             torch.clamp(torch.round(self.rows / self.scale[grade] + top / 2), min=0), top
@@ -132,7 +137,8 @@ class GradedTable(Table):
         sums = np.add.reduceat(
             np.square(dense, dtype=np.float64), np.cumsum([0, *rows[:-1]]), axis=0
         )
-        spread = sums / np.array(rows)[:, None] * self.weights.double().cpu().numpy()[:, None]
+        weights = np.array(_weights(self.counts, self.ends, self.num_embeddings))
+        spread = sums / np.array(rows)[:, None] * weights[:, None]
         widths = allot(spread, rows, int(self.bits * matrix.numel()))
         self.tops.copy_(torch.from_numpy(((1 << widths.astype(np.int64)) - 1).astype(np.uint8)))
         self.scale.copy_(torch.from_numpy(graded_scales(dense, widths, rows)))

@@ -98,7 +98,11 @@ class GrowingAnchorTable(AnchorTable):
             **settings,
         )
         self.max_anchors = int(max_anchors)
-        self.anchor_ids = None  # anchors that come and go are no objects
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialize the active anchors and their weights; anchors that come and go stand for no objects."""
+        super().reset_parameters(generator)
+        self.anchor_ids = None
 
     def related(self, graph: Any) -> Any:  # noqa: ARG002 - for tables whose anchors stay
         """Refuse: the anchors of this table come and go, so no entry stands for two objects."""
@@ -279,7 +283,7 @@ class GrowingAnchorTable(AnchorTable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies are no part of the training that changes this table."""
-        return {**self.__dict__, "on_training": None, "on_gradient": None}
+        return {**super().__getstate__(), "on_training": None, "on_gradient": None}
 
 
 @dataclass

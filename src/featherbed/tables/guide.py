@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.tables.relax import is_number
-from featherbed.tables.table import new_parameter, normal
+from featherbed.tables.table import empty_parameter
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class Online:
         dim: int,
         parts: int,  # noqa: ARG002
         choices: int,  # noqa: ARG002
-        generator: Any,
         **where: Any,
     ) -> Guidance:
         """Return what a table trains with."""
-        return OnlineGuidance(self, rows, dim, generator, **where)
+        return OnlineGuidance(self, rows, dim, **where)
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,13 @@ class Pretrained:
         for name in ("weight", "reconstruct", "agree"):
             _check_weight(name, getattr(self, name))
 
-    def module(
-        self, rows: int, dim: int, parts: int, choices: int, generator: Any, **where: Any
-    ) -> Guidance:
+    def module(self, rows: int, dim: int, parts: int, choices: int, **where: Any) -> Guidance:
         """Return what a table trains with."""
         if tuple(self.matrix.shape) != (rows, dim):
             raise ArgumentError(
                 f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, {dim}]"
             )
-        return PretrainedGuidance(self, dim, parts * choices, generator, **where)
+        return PretrainedGuidance(self, dim, parts * choices, **where)
 
 
 Guide = Online | Pretrained
@@ -114,6 +111,10 @@ class Guidance(nn.Module):
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
         """Return what is added to the task's loss."""
 
+    @abstractmethod
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialize the guide's parameters."""
+
     def mix(self, ids: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Return the rows the task sees."""
         return rows
@@ -122,10 +123,15 @@ class Guidance(nn.Module):
 class OnlineGuidance(Guidance):
     """The full table of an ``Online`` guide."""
 
-    def __init__(self, guide: Online, rows: int, dim: int, generator: Any, **where: Any) -> None:
+    def __init__(self, guide: Online, rows: int, dim: int, **where: Any) -> None:
         super().__init__()
         self.guide = guide
-        self.rows = new_parameter((rows, dim), normal(1.0, generator), **where)
+        self.rows = empty_parameter((rows, dim), **where)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw rows from N(0, 1)."""
+        self.rows.normal_(0.0, 1.0, generator=generator)
 
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:  # noqa: ARG002
         """Draw the coded rows to the full ones."""
@@ -142,20 +148,23 @@ class PretrainedGuidance(Guidance):
 
     matrix: Tensor
 
-    def __init__(
-        self, guide: Pretrained, dim: int, choices: int, generator: Any, **where: Any
-    ) -> None:
+    def __init__(self, guide: Pretrained, dim: int, choices: int, **where: Any) -> None:
         super().__init__()
         self.guide = guide
-        where_to = {"dtype": torch.get_default_dtype()} | {
-            k: v for k, v in where.items() if v is not None
-        }
-        self.register_buffer("matrix", guide.matrix.to(**where_to), False)
+        real = {k: v for k, v in where.items() if v is not None and str(v) != "meta"}
+        dtype = {"dtype": torch.get_default_dtype()}  # the matrix is given, so it is never on meta
+        self.register_buffer("matrix", guide.matrix.to(**(dtype | real)), False)
         self.encoder: nn.Parameter | None = None
         if guide.autoencode:
-            self.encoder = new_parameter(
-                (dim, choices), normal(1 / math.sqrt(dim), generator), **where
-            )
+            self.encoder = empty_parameter((dim, choices), **where)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the encoder; the matrix is copied from the guide."""
+        self.matrix.copy_(self.guide.matrix)
+        if self.encoder is not None:
+            std = 1 / math.sqrt(self.encoder.shape[0])
+            self.encoder.normal_(0.0, std, generator=generator)
 
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
         """Draw the coded rows to the matrix; with auto-encoding, the matrix's own codes to them too."""

@@ -12,10 +12,10 @@ from featherbed.hashing import hash_codes
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Hash
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import share_of_unit_rows, shared_atoms
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 
 class HashedTable(Table):
@@ -31,7 +31,7 @@ class HashedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"buckets": 6}
-    weights = HeldRows()  # [V, k], learnt values
+    weights = RowParameter()  # [V, k], learnt values
 
     def __init__(
         self,
@@ -48,24 +48,24 @@ class HashedTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         if values not in ("unit", "learnt"):
             raise ArgumentError(f"values={values!r}: use unit or learnt")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
             raise ArgumentError(f"seed={seed!r}: give a whole number from 0 to 2**32 - 1")
         self.buckets, self.hashes = positive("buckets", buckets), positive("hashes", hashes)
         self.values, self.seed = values, seed
-        spread = normal(share_of_unit_rows(hashes), generator)
-        self.atoms = new_parameter(
-            (buckets, embedding_dim), spread, dtype=dtype, device=device
-        )  # [m, d]
-        self.sparse = bool(sparse)
+        self.atoms = empty_parameter((buckets, embedding_dim), dtype, device)  # [m, d]
         if values == "learnt":
-            shape = (num_embeddings, hashes)
-            self.weights = new_rows(
-                new_parameter(shape, lambda tensor: tensor.fill_(1.0), dtype=dtype, device=device),
-                self.sparse,
-            )
+            self.add_rows("weights", hashes, dtype, device)
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw shared rows so that composed rows have unit variance; learnt weights start at 1."""
+        self.atoms.normal_(0.0, share_of_unit_rows(self.hashes), generator=generator)
+        if self.values == "learnt":
+            self.weights.fill_(1.0)
 
     def get_extra_state(self) -> dict[str, int]:
         """The hash functions belong to the state: other ones would give other rows."""
@@ -81,7 +81,7 @@ class HashedTable(Table):
     def codes(self, ids: Tensor) -> Codes:
         """The buckets of an id, and its weights if they are learnt."""
         found = hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=self.buckets)
-        values = None if self.values == "unit" else row_parameter(self, "weights")(ids)
+        values = None if self.values == "unit" else self.row_values("weights", ids)
         return Codes(torch.stack(found, dim=-1), values, self.atoms)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its indices are implicit

@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.autoencode import autoencode
 from featherbed.tables.composed import ComposedTable
 from featherbed.tables.guide import Guidance, Guide, Online, Pretrained
 from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import Softmax, StraightThrough
-from featherbed.tables.table import new_parameter, normal
 
 MARGIN = 4.0  # by which the logit of an assigned choice stands above the others
 
@@ -47,7 +46,7 @@ class KDTable(ComposedTable):
     """
 
     example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 5}
-    code_logits = HeldRows()  # [V, D K]
+    code_logits = RowParameter()  # [V, D K]
 
     def __init__(
         self,
@@ -78,6 +77,7 @@ class KDTable(ComposedTable):
             choices=choices,
             unique=unique,
             padding_idx=padding_idx,
+            sparse=sparse,
         )
         self.choose_composer(code_dim, composer, pool, shared)
         self.relax: Softmax = StraightThrough() if relax is None else relax
@@ -86,34 +86,41 @@ class KDTable(ComposedTable):
         if not isinstance(guide, Online | Pretrained | None):
             shown = repr(guide) if isinstance(guide, str) else type(guide).__name__
             raise ArgumentError(f"guide={shown}: give fb.Online(...) or fb.Pretrained(matrix, ...)")
-        self.guide, self.sparse = guide, bool(sparse)
+        self.guide = guide
         self.logit_norm, self.output_norm = bool(logit_norm), bool(output_norm)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
-        flat = (self.num_embeddings, self.parts * self.choices)
-        self.code_logits = new_rows(
-            new_parameter(flat, normal(1.0, generator), **where), self.sparse
-        )
-        self.new_composer(generator, **where)
-        self.norm = (
-            Normalise(self.choices, learnt=not self.relax.schedule.falls, **where)
-            if self.logit_norm
-            else None
-        )
+        self.add_rows("code_logits", self.parts * self.choices, **where)
+        self.add_composer(**where)
+        learnt = not self.relax.schedule.falls
+        self.norm = Normalise(self.choices, learnt=learnt, **where) if self.logit_norm else None
         self.last = (
             Normalise(self.embedding_dim, learnt=True, **where) if self.output_norm else None
         )
         self.guidance: Guidance | None = None
         if guide is not None:
             self.guidance = guide.module(
-                num_embeddings, embedding_dim, self.parts, self.choices, generator, **where
+                num_embeddings, embedding_dim, self.parts, self.choices, **where
             )
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("steps", torch.empty((), dtype=torch.int64, device=device))
         self.steps: Tensor
-        if self.unique and self.code_logits.device.type != "meta":
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw code logits from N(0, 1), and code vectors and composer for rows of about unit variance."""
+        self.code_logits.normal_(0.0, 1.0, generator=generator)
+        self.reset_composer(generator)
+        for norm in (self.norm, self.last):
+            if norm is not None:
+                norm.reset_parameters()
+        if self.guidance is not None:
+            self.guidance.reset_parameters(generator)
+        self.steps.zero_()
+        if self.unique:
             self.make_unique()
 
     def _logits(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, K], float32 at least
-        found: Tensor = row_parameter(self, "code_logits")(ids)
+        found: Tensor = self.row_values("code_logits", ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         return found.to(wide).reshape(*ids.shape, self.parts, self.choices)
 
@@ -162,7 +169,7 @@ class KDTable(ComposedTable):
 
     def code_parameters(self) -> list[nn.Parameter]:
         """Return the code logits."""
-        return [cast(nn.Parameter, row_parameter(self, "code_logits").weight)]
+        return [cast(nn.Parameter, self._parameters["code_logits"])]
 
     def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
         """Code the rows of ``matrix`` by additive quantisation, then fit code vectors and composer to them."""

@@ -10,10 +10,10 @@ from torch import Tensor
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, scales_of, share_of_unit_rows
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 
 class LowRankTable(Table):
@@ -27,7 +27,8 @@ class LowRankTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"rank": 3}
-    values = HeldRows()  # [V, r]
+    old_names: ClassVar[dict[str, str]] = {"values.weight": "coefficients"}
+    coefficients = RowParameter()  # [V, r]
 
     def __init__(
         self,
@@ -41,27 +42,25 @@ class LowRankTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         self.rank = positive("rank", rank)
-        self.sparse = bool(sparse)
-        self.values = new_rows(
-            new_parameter(
-                (num_embeddings, rank), normal(1.0, generator), dtype=dtype, device=device
-            ),
-            self.sparse,
-        )
-        spread = normal(share_of_unit_rows(rank), generator)
-        self.atoms = new_parameter(
-            (rank, embedding_dim), spread, dtype=dtype, device=device
-        )  # [r, d]
+        self.add_rows("coefficients", rank, dtype, device)
+        self.atoms = empty_parameter((rank, embedding_dim), dtype, device)  # [r, d]
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw B from N(0, 1) and A so that rows have unit variance."""
+        self.coefficients.normal_(0.0, 1.0, generator=generator)
+        self.atoms.normal_(0.0, share_of_unit_rows(self.rank), generator=generator)
 
     def codes(self, ids: Tensor) -> Codes:
         """Every atom, weighted by the row of B."""
-        return Codes(None, row_parameter(self, "values")(ids), self.atoms)
+        return Codes(None, self.row_values("coefficients", ids), self.atoms)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its values are dense
         """Dense values over the atoms."""
-        stored = Matrix.encode(to_numpy(self.values), values)
+        stored = Matrix.encode(to_numpy(self.coefficients), values)
         return [
             Band(
                 self.num_embeddings,
@@ -73,11 +72,11 @@ class LowRankTable(Table):
 
     def parameter_count(self) -> int:
         """V r + r d."""
-        return self.values.numel() + self.atoms.numel()
+        return self.coefficients.numel() + self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Truncated SVD: the best of its rank (Eckart and Young 1936), also where rows are weighed by ``weights``."""
         root = scales_of(weights, matrix)
         values, atoms = low_rank(matrix if root is None else matrix * root, self.rank)
-        self.values.copy_(values if root is None else values / root)
+        self.coefficients.copy_(values if root is None else values / root)
         self.atoms.copy_(atoms)

@@ -13,10 +13,12 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Identity
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, share_of_unit_rows
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+
+MOST_BLOCKS = 32
 
 
 class MixedTable(Table):
@@ -40,6 +42,9 @@ class MixedTable(Table):
     example: ClassVar[dict[str, Any]] = {"dims": (8, 3), "blocks": (20, 30)}
     block: Tensor
     place: Tensor
+    for _number in range(MOST_BLOCKS):
+        locals()[f"rows{_number}"] = RowParameter()
+    del _number
 
     def __init__(
         self,
@@ -55,30 +60,39 @@ class MixedTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         self.dims = checked_dims(dims, self.embedding_dim)
-        order, popularity = most_popular(self.num_embeddings, counts)
-        self.blocks = checked_blocks(blocks, popularity, len(self.dims))
-        self.sparse = bool(sparse)
-        where: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.counts = counts
+        self.blocks = checked_blocks(blocks, self._most_popular()[1], len(self.dims))
         for number, (size, width) in enumerate(zip(self.blocks, self.dims, strict=True)):
-            rows = new_rows(
-                new_parameter((size, width), normal(1.0, generator), **where), self.sparse
-            )
-            setattr(self, f"rows{number}", rows)  # [n_b, d_b]
-            spread = normal(share_of_unit_rows(width), generator)
+            self.add_rows(f"rows{number}", width, dtype, device, size)  # [n_b, d_b]
             wide = width == self.embedding_dim
-            projection = (
-                None if wide else new_parameter((width, self.embedding_dim), spread, **where)
-            )
+            projection = None if wide else empty_parameter((width, embedding_dim), dtype, device)
             self.register_parameter(f"projection{number}", projection)  # [d_b, d]
+        for name in ("block", "place"):
+            index = torch.empty(self.num_embeddings, dtype=torch.int64, device=device)
+            self.register_buffer(name, index)  # [V]
+        self.initialize(generator)
+
+    def _most_popular(self) -> tuple[Tensor, Tensor]:
+        return most_popular(self.num_embeddings, self.counts)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw rows from N(0, 1), projections so that projected rows have unit variance; sort ids into blocks."""
+        for number, width in enumerate(self.dims):
+            getattr(self, f"rows{number}").normal_(0.0, 1.0, generator=generator)
+            projection = getattr(self, f"projection{number}")
+            if projection is not None:
+                projection.normal_(0.0, share_of_unit_rows(width), generator=generator)
         block = torch.empty(self.num_embeddings, dtype=torch.int64)
-        block[order] = torch.arange(len(self.dims)).repeat_interleave(torch.tensor(self.blocks))
-        self.register_buffer("block", block.to(device))  # [V]
-        self.register_buffer("place", places_within(block).to(device))  # [V]
+        sizes = torch.tensor(self.blocks)
+        block[self._most_popular()[0]] = torch.arange(len(self.dims)).repeat_interleave(sizes)
+        self.block.copy_(block)
+        self.place.copy_(places_within(block))
 
     def _projected(self, number: int, rows: Tensor) -> Tensor:  # [..., d_b] -> [..., d]
-        projection: Tensor | None = self._parameters[f"projection{number}"]
+        projection: Tensor | None = getattr(self, f"projection{number}")
         return rows if projection is None else rows @ projection
 
     def codes(self, ids: Tensor) -> Codes:
@@ -88,7 +102,7 @@ class MixedTable(Table):
         for number in range(len(self.dims)):
             inside = block == number
             rows = self._projected(
-                number, row_parameter(self, f"rows{number}")(torch.where(inside, place, 0))
+                number, self.row_values(f"rows{number}", torch.where(inside, place, 0))
             )
             total = rows if total is None else torch.where(inside[..., None], rows, total)
         return Codes(None, total, None)
@@ -97,11 +111,11 @@ class MixedTable(Table):
         """One band for each block: stored rows, or rows times projection; low bits have a scale for each column."""
         block, found = self.block.cpu().numpy(), []
         for number, size in enumerate(self.blocks):
-            rows = to_numpy(row_parameter(self, f"rows{number}").parameter)
+            rows = to_numpy(getattr(self, f"rows{number}"))
             last = number == len(self.dims) - 1
             members = None if last else Members.of(np.flatnonzero(block == number), len(block))
             block = block[block != number]
-            projection = self._parameters[f"projection{number}"]
+            projection = getattr(self, f"projection{number}")
             if projection is None:
                 found.append(
                     Band(
@@ -126,8 +140,8 @@ class MixedTable(Table):
         """Truncated SVD of the rows of each block."""
         for number, width in enumerate(self.dims):
             part = matrix[self.block == number]  # in the order of ids, which is that of places
-            projection = self._parameters[f"projection{number}"]
-            rows = row_parameter(self, f"rows{number}").parameter
+            projection = getattr(self, f"projection{number}")
+            rows = getattr(self, f"rows{number}")
             if projection is None:
                 rows.copy_(part)
                 continue
@@ -154,8 +168,8 @@ def most_popular(
 ) -> tuple[Tensor, Tensor]:  # -> ids [V], counts [V], both by falling counts
     """Return the ids from the most popular to the least, and their counts (ones where none are given)."""
     if counts is None:
-        return torch.arange(rows), torch.ones(rows, dtype=torch.float64)
-    counts = torch.as_tensor(counts).cpu()
+        return torch.arange(rows, device="cpu"), torch.ones(rows, dtype=torch.float64, device="cpu")
+    counts = torch.as_tensor(counts, device="cpu")
     if counts.shape != (rows,):
         raise ArgumentError(
             f"counts have shape {tuple(counts.shape)}; give one for each of the {rows} ids"
@@ -173,6 +187,8 @@ def checked_dims(dims: Any, dim: int) -> tuple[int, ...]:
             f"dims={dims!r}: give the width of each block, for example dims=[{dim}, {max(1, dim // 4)}]"
         )
     widths = tuple(positive("dims", width) for width in dims)
+    if len(widths) > MOST_BLOCKS:
+        raise ArgumentError(f"dims has {len(widths)} blocks: {MOST_BLOCKS} is the most")
     if max(widths) > dim:
         raise ArgumentError(f"dims={list(widths)}: a block is at most as wide as the rows, {dim}")
     return widths
@@ -189,7 +205,12 @@ def checked_blocks(given: Any, popularity: Tensor, count: int) -> tuple[int, ...
         raise ArgumentError(f"{count} blocks need at least as many ids: the table has {rows}")
     if given is None:
         share = torch.cumsum(popularity.double(), 0) / popularity.sum().clamp(min=1e-300)
-        cuts = torch.searchsorted(share, torch.arange(1, count, dtype=torch.float64) / count) + 1
+        cuts = (
+            torch.searchsorted(
+                share, torch.arange(1, count, dtype=torch.float64, device="cpu") / count
+            )
+            + 1
+        )
         edges = [0]
         for number, cut in enumerate(cuts.tolist(), 1):
             edges.append(min(max(cut, edges[-1] + 1), rows - count + number))

@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.anchor import start_as_themselves
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, semi_nonnegative
-from featherbed.tables.table import Table, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 BLOCK = 1 << 16  # rows weighed at once in float64
 OWN_SHARE = 0.9  # of an object that is an anchor, in its own row of a softmax
@@ -53,7 +53,7 @@ class MixtureTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"anchors": (3, 4)}
-    transform = HeldRows()  # [V, Σ K_m]
+    transform = RowParameter()  # [V, Σ K_m]
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MixtureTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         self.set_sizes = sizes_of(anchors, sets)
         self.sets, self.anchors = (
             len(self.set_sizes),
@@ -79,28 +79,28 @@ class MixtureTable(Table):
         )
         if combine not in ("softmax", "linear"):
             raise ArgumentError(f"combine={combine!r}: sets are combined by softmax or linear")
-        self.combine, self.nonnegative, self.sparse = combine, bool(nonnegative), bool(sparse)
+        self.combine, self.nonnegative = combine, bool(nonnegative)
         self.inits = inits_of(inits, self.sets)
         total = sum(self.set_sizes)
-        self.atoms = nn.Parameter(
-            torch.empty(total, embedding_dim, dtype=dtype, device=device)
-        )  # [Σ K_m, d]
-        transform = torch.empty(num_embeddings, total, dtype=dtype, device=device)
+        self.atoms = empty_parameter((total, embedding_dim), dtype, device)  # [Σ K_m, d]
+        self.add_rows("transform", total, dtype, device)
+        for number in range(self.sets):
+            self.register_buffer(f"anchor_ids_{number}", None)  # [K_m]
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialize every set of anchors and its weights as its ``init`` says."""
+        transform = self.transform
         blocks = zip(
-            self.inits,
-            self._by_set(self.atoms.detach(), 0),
-            self._by_set(transform, 1),
-            strict=True,
+            self.inits, self._by_set(self.atoms, 0), self._by_set(transform, 1), strict=True
         )
         for number, (init, atoms, block) in enumerate(blocks):
             ids = init.fill(atoms, block, self.nonnegative, generator)
             if ids is not None:
                 start_as_themselves(ids, block, None)
-                block[ids] *= own_weight(len(atoms)) if combine == "softmax" else 1.0
-            self.register_buffer(
-                f"anchor_ids_{number}", None if ids is None else ids.to(device)
-            )  # [K_m]
-        self.transform = new_rows(transform, self.sparse)
+                block[ids] *= own_weight(len(atoms)) if self.combine == "softmax" else 1.0
+            setattr(self, f"anchor_ids_{number}", None if ids is None else ids.to(self.device))
 
     @property
     def anchor_ids(self) -> tuple[Tensor | None, ...]:
@@ -112,7 +112,7 @@ class MixtureTable(Table):
 
     def codes(self, ids: Tensor) -> Codes:
         """Every anchor of every set, weighted by the softmax of its set's row, or by the row itself."""
-        weights: Tensor = row_parameter(self, "transform")(ids)  # [..., Σ K_m]
+        weights: Tensor = self.row_values("transform", ids)  # [..., Σ K_m]
         if self.combine == "softmax":
             weights = torch.cat([part.softmax(-1) for part in self._by_set(weights, -1)], -1)
         return Codes(None, weights, self.atoms)

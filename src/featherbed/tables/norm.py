@@ -33,10 +33,20 @@ class Normalise(nn.Module):
         super().__init__()
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         where: dict[str, Any] = {"dtype": wide, "device": device}
-        self.register_buffer("mean", torch.zeros(width, **where))
-        self.register_buffer("var", torch.ones(width, **where))
-        self.scale = nn.Parameter(torch.ones(width, **where)) if learnt else None
-        self.shift = nn.Parameter(torch.zeros(width, **where)) if learnt else None
+        self.register_buffer("mean", torch.empty(width, **where))
+        self.register_buffer("var", torch.empty(width, **where))
+        self.scale = nn.Parameter(torch.empty(width, **where)) if learnt else None
+        self.shift = nn.Parameter(torch.empty(width, **where)) if learnt else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin with statistics of mean 0 and variance 1, scale 1 and shift 0."""
+        self.mean.zero_()
+        self.var.fill_(1.0)
+        if self.scale is not None and self.shift is not None:
+            self.scale.fill_(1.0)
+            self.shift.zero_()
 
     def forward(self, x: Tensor) -> Tensor:  # [..., width]
         """Normalise by the batch and take it into the running statistics; a single vector is normalised by those alone."""

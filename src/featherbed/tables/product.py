@@ -15,13 +15,13 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.autoencode import rows_to_code
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import harden, is_number
-from featherbed.tables.table import new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import empty_parameter, positive, to_numpy
 
 VARIANTS = ("softmax", "centroid")
 
@@ -51,7 +51,8 @@ class ProductTable(CodedTable):
     """
 
     example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 4}
-    queries = HeldRows()  # [V, D query_dim]
+    old_names: ClassVar[dict[str, str]] = {"values": "atoms", "keys": "key_vectors"}
+    queries = RowParameter()  # [V, D query_dim]
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class ProductTable(CodedTable):
             choices=choices,
             unique=False,
             padding_idx=padding_idx,
+            sparse=sparse,
         )
         if variant not in VARIANTS:
             raise ArgumentError(f"variant={variant!r}: use one of {', '.join(VARIANTS)}")
@@ -107,32 +109,39 @@ class ProductTable(CodedTable):
         )
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         sets, query = 1 if self.shared else self.parts, self.query_dim
-        self.sparse = bool(sparse)
-        flat = (self.num_embeddings, self.parts * query)
-        self.queries = new_rows(new_parameter(flat, normal(1.0, generator), **where), self.sparse)
-        spread = math.sqrt(self.parts) if self.additive else 1.0
-        self.values = new_parameter(
-            (sets * self.choices, self.width), normal(spread, generator), **where
-        )
-        shape = (sets * self.choices, query)
-        self.keys = (
-            new_parameter(shape, normal(1.0, generator), **where) if variant == "softmax" else None
-        )
+        self.add_rows("queries", self.parts * query, **where)
+        self.atoms = empty_parameter((sets * self.choices, self.width), **where)
+        keys = empty_parameter((sets * self.choices, query), **where)
+        self.key_vectors = keys if variant == "softmax" else None
         self.norm = Normalise(self.choices, learnt=False, **where) if self.normalise else None
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw queries and keys from N(0, 1), and values for rows of unit variance."""
+        self.queries.normal_(0.0, 1.0, generator=generator)
+        std = math.sqrt(self.parts) if self.additive else 1.0
+        self.atoms.normal_(0.0, std, generator=generator)
+        if self.key_vectors is not None:
+            self.key_vectors.normal_(0.0, 1.0, generator=generator)
+        if self.norm is not None:
+            self.norm.reset_parameters()
 
     def _sets(self, flat: Tensor) -> Tensor:  # [sets * K, n] -> [D, K, n]
         return flat.reshape(-1, self.choices, flat.shape[1]).expand(self.parts, -1, -1)
 
     def _asked(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, query_dim], float32 at least
-        found: Tensor = row_parameter(self, "queries")(ids)
+        found: Tensor = self.row_values("queries", ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         return found.to(wide).reshape(*ids.shape, self.parts, self.query_dim)
 
     def _responses(self, asked: Tensor) -> Tensor:  # [..., D, query_dim] -> [..., D, K]
-        keys = self._sets(self.values if self.keys is None else self.keys).to(asked.dtype)
+        keys = self._sets(self.atoms if self.key_vectors is None else self.key_vectors).to(
+            asked.dtype
+        )
         match = torch.einsum("...jq,jkq->...jk", asked, keys)
         return (
-            match if self.keys is not None else 2 * match - keys.square().sum(-1)
+            match if self.key_vectors is not None else 2 * match - keys.square().sum(-1)
         )  # -||q - k||², but for ||q||²
 
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
@@ -145,7 +154,7 @@ class ProductTable(CodedTable):
         """Say what rows are made of: the values of their codes, side by side (or their mean)."""
         codes = self.codes_of(ids)
         offset = 0 if self.shared else self.choices * torch.arange(self.parts, device=codes.device)
-        values = self.values / self.parts if self.additive else self.values
+        values = self.atoms / self.parts if self.additive else self.atoms
         return Codes(codes + offset, None, values, "sum" if self.additive else "concat")
 
     def seen(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
@@ -156,10 +165,10 @@ class ProductTable(CodedTable):
             asked = self._asked(ids)
             found = self._responses(asked)
             found = found if self.norm is None else self.norm(found)
-            if self.keys is not None:
+            if self.key_vectors is not None:
                 weights = harden((found / self.temperature).softmax(-1))
                 chosen = torch.einsum(
-                    "...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.values)
+                    "...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.atoms)
                 )
             else:
                 chosen = self._centroids(asked.to(self.dtype), found.argmax(-1))
@@ -169,7 +178,7 @@ class ProductTable(CodedTable):
     def _centroids(
         self, asked: Tensor, codes: Tensor
     ) -> Tensor:  # [..., D, w], [..., D] -> [..., D, w]
-        values = self._sets(self.values)[torch.arange(self.parts, device=codes.device), codes]
+        values = self._sets(self.atoms)[torch.arange(self.parts, device=codes.device), codes]
         loss = F.mse_loss(values, asked.detach())
         if self.commitment:
             loss = loss + self.commitment * F.mse_loss(asked, values.detach())
@@ -180,10 +189,10 @@ class ProductTable(CodedTable):
         """Give rows codes: their queries become the keys of these, all keys of one length; running means begin anew."""
         with torch.no_grad():
             if (
-                self.keys is not None
+                self.key_vectors is not None
             ):  # or a longer key would answer louder than the one that is asked
-                self.keys.div_(self.keys.norm(dim=1, keepdim=True).clamp(min=1e-6))
-            keys = self._sets(self.values if self.keys is None else self.keys)
+                self.key_vectors.div_(self.key_vectors.norm(dim=1, keepdim=True).clamp(min=1e-6))
+            keys = self._sets(self.atoms if self.key_vectors is None else self.key_vectors)
             chosen = keys[torch.arange(self.parts, device=codes.device), codes]
             self.queries[ids] = chosen.reshape(len(ids), -1).to(self.queries.dtype)
             if self.norm is not None:
@@ -191,14 +200,14 @@ class ProductTable(CodedTable):
 
     def choice_parameters(self) -> list[nn.Parameter]:
         """Return the values, and the keys where they are apart."""
-        return [self.values] if self.keys is None else [self.values, self.keys]
+        return [self.atoms] if self.key_vectors is None else [self.atoms, self.key_vectors]
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - codes have no values
         """Store bit-packed codes and values; queries and keys stay behind."""
         coded = Fixed.encode(
             to_numpy(self.codes_of()).astype(np.int64), None, self.choices, parts=not self.shared
         )
-        stored = self.values / self.parts if self.additive else self.values
+        stored = self.atoms / self.parts if self.additive else self.atoms
         how = "sum" if self.additive else "concat"
         return [
             Band(self.num_embeddings, coded, None, Matrix.encode(to_numpy(stored), dictionary), how)
@@ -206,7 +215,7 @@ class ProductTable(CodedTable):
 
     def parameter_count(self) -> int:
         """Count the values, K d (K d / D when shared); the codes are bits (``code_bits``)."""
-        return self.values.numel()
+        return self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
         """Find centroids and codes of the columns of each part by k-means (additive: by additive quantisation)."""
@@ -230,11 +239,11 @@ class ProductTable(CodedTable):
             codes = np.stack(
                 [nearest(piece, atoms) for piece, atoms in zip(pieces, every, strict=True)], axis=1
             )
-        self.values.copy_(torch.from_numpy(centroids.reshape(-1, self.width)))
-        if self.keys is not None and self.query_dim == self.width:
-            around = self.values - self.values.mean(0)
-            self.keys.copy_(
-                around + 0.01 * around.std() * self.keys
+        self.atoms.copy_(torch.from_numpy(centroids.reshape(-1, self.width)))
+        if self.key_vectors is not None and self.query_dim == self.width:
+            around = self.atoms - self.atoms.mean(0)
+            self.key_vectors.copy_(
+                around + 0.01 * around.std() * self.key_vectors
             )  # a little apart even where directions are the same
         ids = torch.arange(self.num_embeddings, device=self.device)
         self.assign(ids, torch.from_numpy(codes.astype(np.int64)).to(self.device))

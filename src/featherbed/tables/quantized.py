@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, best_scales, pack_levels
-from featherbed.rows import HeldRows, new_rows, row_parameter
+from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
-from featherbed.tables.table import Table, new_parameter, normal, to_numpy
+from featherbed.tables.table import Table, empty_parameter, to_numpy
 
 
 class QuantizedTable(Table):
@@ -31,7 +31,7 @@ class QuantizedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"bits": 4}
-    rows, scale = HeldRows(), HeldRows()  # [V, d], [V, 1] or [1, d]
+    rows, scale = RowParameter(), RowParameter()  # [V, d], [V, 1] or [1, d]
 
     def __init__(
         self,
@@ -46,29 +46,30 @@ class QuantizedTable(Table):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         if not isinstance(bits, int) or bits not in (8, 4, 3, 2):
             raise ArgumentError(f"bits={bits!r}: rows are stored in 8, 4, 3 or 2 bits")
         if scales not in ("row", "column"):
             raise ArgumentError(f"scales={scales!r}: use row or column")
         self.bits, self.scales = bits, scales
-        shape = (num_embeddings, embedding_dim)
-        self.sparse = bool(sparse)
-        self.rows = new_rows(
-            new_parameter(shape, normal(1.0, generator), dtype=dtype, device=device), self.sparse
-        )
-        scale_shape = (num_embeddings, 1) if scales == "row" else (1, embedding_dim)
-        ones = torch.ones(scale_shape, dtype=self.rows.dtype, device=self.rows.device)
-        self.scale = new_rows(ones, self.sparse) if scales == "row" else nn.Parameter(ones)
-        if self.rows.device.type != "meta":
-            with torch.no_grad():
-                self.fit_dense(self.rows.detach().clone())
+        self.add_rows("rows", embedding_dim, dtype, device)
+        if scales == "row":
+            self.add_rows("scale", 1, dtype, device)
+        else:
+            self.register_parameter("scale", empty_parameter((1, embedding_dim), dtype, device))
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw rows from N(0, 1) and choose their scales."""
+        self.rows.normal_(0.0, 1.0, generator=generator)
+        self.fit_dense(self.rows.detach().clone())
 
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: levels times scale, rounded straight through."""
-        scale = row_parameter(self, "scale")(ids) if self.scales == "row" else self.scale[0]
+        scale = self.row_values("scale", ids) if self.scales == "row" else self.scale[0]
         top = 2**self.bits - 1
-        rows = row_parameter(self, "rows")(ids)
+        rows = self.row_values("rows", ids)
         exact = torch.clamp(rows / scale + top / 2, 0, top)
         levels = exact + (torch.round(exact) - exact).detach()
         clipped = (rows / scale).abs() > top / 2

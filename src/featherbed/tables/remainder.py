@@ -13,7 +13,7 @@ from featherbed.packed.codes import Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import quotient_remainder, share_of_unit_rows, shared_atoms
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 
 class RemainderTable(Table):
@@ -45,11 +45,15 @@ class RemainderTable(Table):
             raise ArgumentError(f"combine={combine!r}: use product or sum")
         self.divisor, self.combine = positive("divisor", divisor), combine
         self.quotients = -(-num_embeddings // divisor)
-        std = 1.0 if combine == "product" else share_of_unit_rows(2)
         shape = (self.quotients + divisor, embedding_dim)
-        self.atoms = new_parameter(
-            shape, normal(std, generator), dtype=dtype, device=device
-        )  # [V/r + r, d]
+        self.atoms = empty_parameter(shape, dtype, device)  # [V/r + r, d]
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw both small tables so that composed rows have unit variance."""
+        std = 1.0 if self.combine == "product" else share_of_unit_rows(2)
+        self.atoms.normal_(0.0, std, generator=generator)
 
     def codes(self, ids: Tensor) -> Codes:
         """Quotient and remainder of the id."""

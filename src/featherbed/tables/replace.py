@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
-from featherbed.rows import RowParameter
+from featherbed.rows.lazy import SparseGradient
 from featherbed.tables.bag import Bag
 from featherbed.tables.sizes import Sizes
 from featherbed.tables.spec import parse_spec, table_from_dense
@@ -60,7 +60,7 @@ def replace_embeddings(
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Embedding)
-        and not isinstance(module, RowParameter)
+        and not isinstance(module, SparseGradient)
         and name
         and (where is None or where(name, module))
     }

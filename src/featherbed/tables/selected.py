@@ -16,7 +16,7 @@ from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.fitting import shared_atoms
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 
 class SelectedTable(Table):
@@ -50,14 +50,21 @@ class SelectedTable(Table):
         self.keep, self.rest = positive("keep", keep), positive("rest", rest)
         if keep > num_embeddings:
             raise ArgumentError(f"keep={keep}: there are only {num_embeddings} ids to keep")
-        shape = (keep + rest, embedding_dim)
-        self.atoms = new_parameter(
-            shape, normal(1.0, generator), dtype=dtype, device=device
+        self.counts = counts
+        self.atoms = empty_parameter(
+            (keep + rest, embedding_dim), dtype, device
         )  # [keep + rest, d]
-        index = keep + hash_ids(torch.arange(num_embeddings), 0, rest)
-        kept = torch.sort(self._most_frequent(counts)).values
-        index[kept] = torch.arange(keep)
-        self.register_buffer("index", index.to(device))  # [V]
+        index = torch.empty(num_embeddings, dtype=torch.int64, device=device)
+        self.register_buffer("index", index)  # [V]
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw rows from N(0, 1); give frequent ids rows of their own."""
+        self.atoms.normal_(0.0, 1.0, generator=generator)
+        index = self.keep + hash_ids(torch.arange(self.num_embeddings), 0, self.rest)
+        index[torch.sort(self._most_frequent(self.counts)).values] = torch.arange(self.keep)
+        self.index.copy_(index)
 
     def _most_frequent(self, counts: Tensor | None) -> Tensor:
         if counts is None:
@@ -110,7 +117,7 @@ def selected_rows(table: DenseTable) -> SelectedTable:
     """
     if not isinstance(table, DenseTable):
         raise ArgumentError(f"selected_rows takes a DenseTable, got {type(table).__name__}")
-    rows = table.rows.detach()
+    rows = table.weight.detach()
     used = rows.any(1)
     keep = max(1, int(used.sum()))
     return SelectedTable.from_dense(

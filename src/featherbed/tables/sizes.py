@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from featherbed.rows import RowParameter
+from featherbed.rows import lazy_rows
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,10 @@ def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     A row-sparse gradient counts as what it is; what tells how far each row has come counts too.
     """
     total = sum(buffer.nbytes for buffer in module.buffers())
-    total += sum(
-        m.ledger.stamps.nbytes
-        for m in module.modules()
-        if isinstance(m, RowParameter) and m.ledger is not None
-    )
     for parameter in module.parameters():
+        lazy = lazy_rows(parameter)
+        if lazy is not None and lazy.ledger is not None:
+            total += lazy.ledger.stamps.nbytes
         grad = parameter.grad
         if grad is not None and grad.is_sparse:
             total += parameter.nbytes + grad._values().nbytes + grad._indices().nbytes

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from featherbed.errors import ArgumentError, IdError, NotPackable
+from featherbed.errors import ArgumentError, FeatherbedWarning, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
-from featherbed.rows import RowParameter
+from featherbed.rows import LazyRows, settle_parameter, track
+from featherbed.rows.lazy import SparseGradient, settle_numbered
+from featherbed.rows.operators import gather_rows
 from featherbed.tables.codes import Codes
+from featherbed.tables.computed import computed, is_transformed
 from featherbed.tables.sizes import Sizes, measure
 
 BLOCK_ELEMENTS = 1 << 22  # elements of the dense table that logits may hold at once
@@ -42,8 +47,15 @@ class Table(nn.Module):
     example: ClassVar[dict[str, Any]] = {}  # keywords a small table of this class can be made with
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
 
+    sparse: bool = False  # whether parameters with one row per id have row-sparse gradients
+    old_names: ClassVar[dict[str, str]] = {}  # parameters that earlier state dicts call otherwise
+
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         self.num_embeddings = positive("num_embeddings", num_embeddings)
@@ -56,6 +68,64 @@ class Table(nn.Module):
                 )
             padding_idx = int(padding_idx) % num_embeddings
         self.padding_idx = padding_idx
+        self.sparse = bool(sparse)
+        self._row_numbers: dict[str, int] = {}  # row parameter -> its number in compiled graphs
+        self._lazy: dict[str, LazyRows] = {}  # row parameter -> its record
+
+    def add_rows(
+        self,
+        name: str,
+        width: int,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+        rows: int | None = None,
+    ) -> None:
+        """Register the uninitialized parameter ``name`` [V, width], with row-sparse gradients if ``sparse``."""
+        shape = (self.num_embeddings if rows is None else rows, width)
+        parameter = empty_parameter(shape, dtype, device)
+        if self.sparse:
+            self._row_numbers[name] = 0
+        self.register_parameter(name, parameter)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter; row-sparse ones are tracked from then on."""
+        super().register_parameter(name, param)
+        if name in self.__dict__.get("_row_numbers", ()):
+            self._track(name)
+
+    def _track(self, name: str) -> None:
+        parameter = self._parameters[name]
+        if parameter is None:
+            return
+        self._lazy[name] = track(parameter)
+        self._row_numbers[name] = self._lazy[name].number
+
+    def row_values(self, name: str, ids: Tensor) -> Tensor:  # int64 [...] -> [..., width]
+        """Return rows of the parameter ``name``, settled; gradients are row-sparse if the table is.
+
+        Tensors in the parameter's place (``functional_call``, prune, parametrizations) are gathered as
+        they are, with dense gradients; so is the parameter when it is exported or vmapped, settled first.
+        """
+        stored = self._parameters.get(name)
+        if stored is None:
+            return F.embedding(ids, getattr(self, name))
+        number = self._row_numbers.get(name)
+        if number is None or not isinstance(stored, nn.Parameter):
+            return F.embedding(ids, stored)
+        if out_of_place(ids):
+            settle_numbered(number)
+            return F.embedding(ids, stored)
+        rows: Tensor = gather_rows(stored, ids, number)
+        return rows
+
+    def initialize(self, generator: torch.Generator | None) -> None:
+        """Call ``reset_parameters``, unless the table is on the meta device."""
+        if not any(parameter.is_meta for parameter in self.parameters()):
+            self.reset_parameters(generator)
+
+    @abstractmethod
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Initialize every parameter and buffer anew, as the constructor does."""
 
     @abstractmethod
     def codes(self, ids: Tensor) -> Codes:  # int64 [...]
@@ -74,7 +144,7 @@ class Table(nn.Module):
         return self.mask_padding(ids, self.codes(ids).rows())
 
     def mask_padding(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """Zero the padding row, and with it its gradient."""
+        """Return rows with zeros, and no gradient, where an id is the padding id."""
         if self.padding_idx is None:
             return rows
         return rows.masked_fill((ids == self.padding_idx)[..., None], 0.0)
@@ -105,7 +175,11 @@ class Table(nn.Module):
 
     @property
     def weight(self) -> Tensor:  # [V, d]
-        """The dense table, computed."""
+        """The dense table, computed: it cannot be written to (``fit_dense`` sets rows)."""
+        return computed(self.dense_rows(), type(self).__name__)
+
+    def dense_rows(self) -> Tensor:  # [V, d]
+        """Compute all rows."""
         return self.lookup(torch.arange(self.num_embeddings, device=self.device))
 
     @property
@@ -168,7 +242,9 @@ class Table(nn.Module):
         """Sum the rows of checked ids [n] into the bags ``owner`` [n] says, each times its weight."""
         rows = self.seen(ids)
         if weights is not None:
-            rows = self.mask_padding(ids, rows * weights[:, None].to(rows.dtype))
+            rows = rows * weights[:, None].to(rows.dtype)
+        if self.padding_idx is not None:
+            rows = rows.masked_fill((ids == self.padding_idx)[:, None], 0.0)
         return rows.new_zeros(bags, self.embedding_dim).index_add(0, owner, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
@@ -186,7 +262,7 @@ class Table(nn.Module):
         if self._through_atoms(flat.shape[0]):
             scores = self._atom_logits(flat)
         elif self.num_embeddings <= block:
-            scores = flat @ self.weight.to(flat.dtype).T
+            scores = flat @ self.dense_rows().to(flat.dtype).T
         else:
             starts = range(0, self.num_embeddings, block)
             scores = torch.cat(
@@ -279,14 +355,45 @@ class Table(nn.Module):
         table = cls(matrix.shape[0], matrix.shape[1], **settings)
         with torch.no_grad():
             target = matrix.detach().to(device=table.device, dtype=table.dtype).clone()
-            if table.padding_idx is not None:
-                target[table.padding_idx] = 0
-            table.fit_dense(target)
+            table.fit_dense(table.without_padding(target))
         if not all(bool(torch.isfinite(parameter).all()) for parameter in table.parameters()):
             raise ArgumentError(
                 f"the fit does not fit into {table.dtype}: pass dtype=torch.float32"
             )
         return table
+
+    def without_padding(self, matrix: Tensor) -> Tensor:  # [V, d]
+        """Return the matrix with zeros in the padding row, where this table has zeros; say so if they are new."""
+        padding = self.padding_idx
+        if padding is None or not bool(matrix[padding].any()):
+            return matrix
+        warnings.warn(
+            f"row {padding} of the matrix is the padding row of this {type(self).__name__}, which is zero: "
+            "its numbers are dropped (fb.DenseTable keeps them)",
+            FeatherbedWarning,
+            stacklevel=3,
+        )
+        found = matrix.clone()
+        found[padding] = 0
+        return found
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,  # [V, d]
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Make a table that comes near ``embeddings``, frozen by default: nn.Embedding's call.
+
+        >>> import featherbed as fb
+        >>> table = fb.DenseTable.from_pretrained(torch.eye(3))
+        >>> table.weight.requires_grad, table(torch.tensor([1])).tolist()
+        (False, [[0.0, 1.0, 0.0]])
+        """
+        table = cls.from_dense(embeddings, padding_idx=padding_idx, **settings)
+        return table.requires_grad_(not freeze)
 
     @abstractmethod
     def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
@@ -318,19 +425,60 @@ class Table(nn.Module):
         }
         return {"table": type(self).__name__} | plain
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """``table.transform *= 2`` and the like: a parameter goes to the row parameter that holds it."""
-        held = self.__dict__.get("_modules", {}).get(name)
-        if isinstance(held, RowParameter) and isinstance(value, nn.Parameter):
-            held.weight = value
-        else:
-            super().__setattr__(name, value)
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the table and its children; in a process group first what DDP must know of gradients."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if self._row_numbers and distributed:
+            for name in self._row_numbers:
+                parameter = self._parameters.get(name)
+                if parameter is not None:
+                    yield prefix, SparseGradient(name, parameter)
+        yield from super().named_modules(memo, prefix, remove_duplicate)
 
-    def __repr__(self) -> str:
-        """Show the table; what merely holds its rows is no part of a model's structure."""
-        if all(isinstance(child, RowParameter) for child in self.children()):
-            return f"{type(self).__name__}({self.extra_repr()})"
-        return super().__repr__()
+    def settle(self) -> None:
+        """Apply the updates that rows of this table have missed, in place."""
+        for parameter in self.parameters():
+            settle_parameter(parameter)
+
+    def _apply(self, *given: Any, **settings: Any) -> Self:
+        """Settle rows before they change their type or device."""
+        self.settle()
+        super()._apply(*given, **settings)  # type: ignore[no-untyped-call]
+        for name in self._row_numbers:
+            if name in self._parameters:
+                self._track(name)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.settle()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load a state; names of earlier versions are translated, absent buffers (anchor ids) are added."""
+        self.settle()
+        for name, buffer in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if buffer is None and isinstance(given, Tensor):
+                self._buffers[name] = torch.empty_like(given, device=self.device)
+        names = {f"{name}.weight": name for name in self._parameters} | self.old_names
+        for old, name in names.items():
+            if prefix + old in state_dict and prefix + name not in state_dict:
+                state_dict[prefix + name] = state_dict.pop(prefix + old)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold settled rows and no records, which are the optimizer's."""
+        self.settle()
+        return {**self.__dict__, "_lazy": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name in self._row_numbers:
+            if name in self._parameters:
+                self._track(name)
 
     def extra_repr(self) -> str:
         """Show the call that makes this table."""
@@ -342,6 +490,13 @@ class Table(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
 
 
+def out_of_place(ids: Tensor) -> bool:
+    """Whether a look-up is exported or vectorized, where operators with row-sparse gradients cannot serve."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return is_transformed(ids)
+
+
 def positive(name: str, value: int) -> int:
     """Return a positive whole number, or say which setting is not one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
@@ -349,23 +504,11 @@ def positive(name: str, value: int) -> int:
     return int(value)
 
 
-def new_parameter(
-    shape: tuple[int, ...],
-    fill: Callable[[Tensor], Any],
-    *,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
+def empty_parameter(
+    shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> nn.Parameter:
-    """Return a parameter filled in place by ``fill``."""
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    if tensor.device.type != "meta":
-        fill(tensor)
-    return nn.Parameter(tensor)
-
-
-def normal(std: float, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
-    """Fill with N(0, std²)."""
-    return lambda tensor: tensor.normal_(0.0, std, generator=generator)
+    """Return an uninitialized parameter."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
 
 
 def to_numpy(tensor: Tensor) -> NDArray[np.floating]:

@@ -15,7 +15,7 @@ from featherbed.packed.band import Band
 from featherbed.tables.codes import Codes
 from featherbed.tables.relax import is_number
 from featherbed.tables.sizes import Sizes, measure
-from featherbed.tables.table import Table, new_parameter, normal, positive
+from featherbed.tables.table import Table, empty_parameter, positive
 
 CORES = 3
 FILLINGS = 10  # rounds in which a fit fills the places of ids beyond V for the next
@@ -66,13 +66,18 @@ class TensorTrainTable(Table):
             raise ArgumentError(f"std={std!r}: give the spread of fresh rows, a number above 0")
         self.shape, self.dims = _factors(self.num_embeddings, self.embedding_dim, shape, dims)
         self.ranks = _ranks(self.rank, self.shape, self.dims)  # r_0, ..., r_c
-        spread = (std / math.sqrt(math.prod(self.ranks))) ** (1 / len(self.shape))
         sizes = zip(self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)
         for k, (n, left, m, right) in enumerate(sizes):
-            core = new_parameter(
-                (n, left * m * right), normal(spread, generator), dtype=dtype, device=device
-            )
+            core = empty_parameter((n, left * m * right), dtype, device)
             self.register_parameter(f"core{k}", core)
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw cores so that the entries of rows have the standard deviation ``std``."""
+        std = (self.std / math.sqrt(math.prod(self.ranks))) ** (1 / len(self.shape))
+        for core in self.cores:
+            core.normal_(0.0, std, generator=generator)
 
     @property
     def cores(self) -> list[nn.Parameter]:
@@ -92,15 +97,15 @@ class TensorTrainTable(Table):
         rows, width = None, 1
         for k, (digit, core) in enumerate(zip(self._digits(flat), self.cores, strict=True)):
             left, right = self.ranks[k], self.ranks[k + 1]
-            chosen = F.embedding(digit, core).reshape(len(flat), left, self.dims[k] * right)
+            chosen = F.embedding(digit, core).reshape(-1, left, self.dims[k] * right)
             rows, width = chosen if rows is None else rows @ chosen, width * self.dims[k]
-            rows = rows.reshape(len(flat), width, right)  # [B, m_1 ... m_k, r_k]
+            rows = rows.reshape(-1, width, right)  # [B, m_1 ... m_k, r_k]
         assert rows is not None
         return Codes(None, rows.reshape(*ids.shape, self.embedding_dim), None)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Multiply the matrices of digits; of many ids all but the last, once for every combination of digits."""
-        if ids.numel() < math.prod(self.shape[:-1]):
+        if torch.compiler.is_compiling() or ids.numel() < math.prod(self.shape[:-1]):
             return super().lookup(ids)
         flat, last = ids.reshape(-1), self.shape[-1]
         before = F.embedding(
@@ -114,9 +119,8 @@ class TensorTrainTable(Table):
         )
         return self.mask_padding(ids, rows.reshape(*ids.shape, self.embedding_dim))
 
-    @property
-    def weight(self) -> Tensor:  # [V, d]
-        """The dense table, computed for all ids at once."""
+    def dense_rows(self) -> Tensor:  # [V, d]
+        """Compute all rows at once."""
         rows = self._products(len(self.shape))[: self.num_embeddings]
         return self.mask_padding(torch.arange(self.num_embeddings, device=self.device), rows)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from featherbed.packed.codes import MOST_CODES, Hash, Identity, sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.relax import is_number
-from featherbed.tables.table import Table, new_parameter, normal, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 STARTS = {
     "row": 1.5,
@@ -93,19 +91,22 @@ class VariationalTable(Table):
                 raise ArgumentError(
                     f"{name}={getattr(self, name)!r}: log alpha is a number, from about -8 to 8"
                 )
-        where: dict[str, Any] = {"dtype": dtype, "device": device}
         whole, column = (self.num_embeddings, self.embedding_dim), (self.num_embeddings, 1)
-        self.rows = new_parameter(whole, normal(1.0, generator), **where)  # θ, [V, d]
+        self.rows = empty_parameter(whole, dtype, device)  # θ, [V, d]
         if noise == "row":
-            self.log_alpha = new_parameter(column, nn.init.zeros_, **where)
+            self.log_alpha = empty_parameter(column, dtype, device)
         else:
-            self.log_variance = new_parameter(whole, nn.init.zeros_, **where)
+            self.log_variance = empty_parameter(whole, dtype, device)
         if noise == "both":
-            self.gates = new_parameter(column, nn.init.ones_, **where)
-            self.gate_log_variance = new_parameter(column, nn.init.zeros_, **where)
-        if self.rows.device.type != "meta":
-            with torch.no_grad():
-                self.fit_dense(self.rows.detach().clone())
+            self.gates = empty_parameter(column, dtype, device)
+            self.gate_log_variance = empty_parameter(column, dtype, device)
+        self.initialize(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw means from N(0, 1); every row bears the initial noise."""
+        self.rows.normal_(0.0, 1.0, generator=generator)
+        self.fit_dense(self.rows.detach().clone())
 
     def warm(self, share: float) -> None:
         """Weigh the divergence by ``share`` (0 to 1) from now on, for a loop that lets it come in slowly."""
@@ -169,16 +170,15 @@ class VariationalTable(Table):
             )
         return self.mask_padding(ids, rows)
 
-    @property
-    def weight(self) -> Tensor:  # [V, d]
-        """The dense table, pruned; in training a draw of it."""
+    def dense_rows(self) -> Tensor:  # [V, d]
+        """Compute all rows, pruned; in training a draw of them."""
         return self.seen(torch.arange(self.num_embeddings, device=self.device))
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Return hidden . row(i) for every id; in training with one draw of each row."""
         if not self.training or hidden.shape[-1] != self.embedding_dim:
             return super().logits(hidden)
-        return F.linear(hidden, self.weight.to(hidden.dtype))
+        return F.linear(hidden, self.dense_rows().to(hidden.dtype))
 
     def kept(self) -> Tensor:  # int64 [kept]
         """Return the ids whose rows are not all zero."""

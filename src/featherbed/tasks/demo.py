@@ -101,7 +101,7 @@ def _tables(method: str, ratings: Ratings, seed: int) -> tuple[Table, Table]:
     users_, items_ = (DenseTable(n, dim, generator=generator) for n in counts)
     for table in (users_, items_):
         with torch.no_grad():
-            table.rows.mul_(0.2)
+            table.weight.mul_(0.2)
     return users_, items_
 
 

@@ -94,7 +94,7 @@ def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 def _stored(table: Any) -> nn.Parameter:
     """Return what a table holds for each row: weights over its anchors [V, K], or the row [V, d]."""
-    held: nn.Parameter = table.rows if isinstance(table, DenseTable) else table.transform
+    held: nn.Parameter = table.weight if isinstance(table, DenseTable) else table.transform
     return held
 
 

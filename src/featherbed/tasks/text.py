@@ -317,7 +317,7 @@ def parameter_count(table: Table) -> int:
     """Count the parameters of a table; rows of a dense one that a penalty has emptied do not count."""
     if not isinstance(table, DenseTable):
         return table.parameter_count()
-    empty = (table.rows.detach() == 0).all(1)
+    empty = (table.weight.detach() == 0).all(1)
     if table.padding_idx is not None:
         empty[table.padding_idx] = False
     return int((~empty).sum()) * table.embedding_dim

@@ -128,7 +128,7 @@ class WordModel(nn.Module):
         )
         self.output = None if tied else DenseTable(table.num_embeddings, width)
         if self.output is not None:
-            nn.init.uniform_(self.output.rows, -(width**-0.5), width**-0.5)
+            nn.init.uniform_(self.output.weight, -(width**-0.5), width**-0.5)
         self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
 
     @property

@@ -252,7 +252,7 @@ def penalties_of(
 ) -> dict[nn.Parameter, Penalty]:
     """Return the penalties of a table; what the domain relates is exempt from them."""
     if asked.lassoed and isinstance(table, DenseTable):
-        return {table.rows: GroupL1(asked.lam)}
+        return {table.weight: GroupL1(asked.lam)}
     if not isinstance(table, AnchorTable | MixtureTable):
         return {}
     if lexicon.padding_idx is not None:

@@ -1,0 +1,82 @@
+"""Rows of a table that are computed: a tensor that says so when somebody writes to it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from featherbed.errors import ArgumentError
+
+
+class ComputedRows(Tensor):
+    """A tensor computed from a table's parameters; in-place operations raise, since they would change nothing.
+
+    Results of operations are ordinary tensors, as those of an nn.Parameter are.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    table: str
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The rows without their graph, computed all the same."""
+        return computed(self.detach(), self.table)
+
+    def __setitem__(self, *_: Any) -> NoReturn:
+        _refuse(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as an ordinary tensor."""
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.detach().clone()
+
+
+def _refuse(rows: ComputedRows, *_: Any, **__: Any) -> NoReturn:
+    raise ArgumentError(
+        f"the weight of a {rows.table} is computed from its parameters and cannot be written to: set those, "
+        "or fit the table to rows with fit_dense(matrix)"
+    )
+
+
+def _in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_",)
+
+
+for _name in filter(_in_place, dir(Tensor)):
+    setattr(ComputedRows, _name, _refuse)
+for _name in (
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "iand",
+    "ior",
+    "ixor",
+):
+    setattr(ComputedRows, f"__{_name}__", _refuse)
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a torch.func transform (vmap, grad) has wrapped the tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def computed(rows: Tensor, table: str) -> Tensor:
+    """Return rows as ``ComputedRows``; within compiled graphs and torch.func transforms as they are.
+
+    >>> computed(torch.zeros(2, 3), "AnchorTable").sum()
+    tensor(0.)
+    """
+    if torch.compiler.is_compiling() or is_transformed(rows) or isinstance(rows, ComputedRows):
+        return rows
+    marked = rows.as_subclass(ComputedRows)
+    marked.table = table
+    found: Tensor = marked
+    return found
