@@ -21,7 +21,7 @@ STEPS = 2 * -(-len(DATA) // BATCH)  # of two epochs
 def table(spec, rows, generator):
     made = fb.make_table(spec, rows, 6, generator=generator)
     with torch.no_grad():
-        (made.rows if isinstance(made, fb.DenseTable) else made.atoms).mul_(0.4)
+        (made.weight if isinstance(made, fb.DenseTable) else made.atoms).mul_(0.4)
     return made
 
 

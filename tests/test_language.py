@@ -173,7 +173,7 @@ def test_weight_drop_leaves_out_weights_and_only_in_training():
     rows = model.table(ids)
     for layer in model.layers:
         rows, _ = layer(rows)
-    assert torch.allclose(model(ids)[0], F.linear(rows, model.table.rows, model.bias), atol=1e-5)
+    assert torch.allclose(model(ids)[0], F.linear(rows, model.table.weight, model.bias), atol=1e-5)
 
 
 def test_activations_and_their_changes_are_penalised():

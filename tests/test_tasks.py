@@ -99,7 +99,7 @@ def test_early_stopping_waits_for_patience():
     parts = SMALL.split(0)
     frozen = [p.requires_grad_(False) for p in model.parameters()]
     assert frozen
-    model.users.rows.requires_grad_(True)
+    model.users.weight.requires_grad_(True)
     result = ratings.train(
         model, optimizer, parts[0], parts[1], epochs=30, batch=4096, patience=2, progress=False
     )

@@ -177,7 +177,7 @@ def test_a_budget_of_weights_is_kept():
 
 def test_group_lasso_empties_rows_and_trains_the_others_on():
     fitted = fit(words={"by": "lasso", "lam": 2.0, "start": 0.05})
-    rows = fitted.made.table.rows.detach()
+    rows = fitted.made.table.weight.detach()
     kept = int(rows.any(1).sum())
     assert 3 <= kept < 40
     assert fitted.result.sizes["words"]["parameters"] == (kept + 1) * 12  # with the padding

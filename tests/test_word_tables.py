@@ -209,7 +209,7 @@ def test_rows_that_do_not_depend_on_a_dictionary_are_left_as_they_are():
 
 def test_what_is_penalised():
     lasso = make_word_table(WordTable(by="lasso", lam=0.1, dim=8), lexicon(), 0)
-    assert isinstance(lasso.penalties[lasso.table.rows], fb.GroupL1)
+    assert isinstance(lasso.penalties[lasso.table.weight], fb.GroupL1)
     signed = make_word_table(
         WordTable("anchor:anchors=3,nonnegative=false", dim=8, lam=0.1), lexicon(), 0
     )

@@ -21,7 +21,7 @@ def make(settings, rows, dim, generator):
     table = fb.make_table(settings["table"], rows, dim, generator=generator)
     if "init_std" in settings:
         with torch.no_grad():
-            table.rows.mul_(settings["init_std"])
+            table.weight.mul_(settings["init_std"])
     return table
 
 

@@ -138,7 +138,7 @@ def low_bit(task, settings):
     own = {"lr": settings["lr"], "decay": settings["decay"]}
     rough = learn(task, *started(task, "dense", settings["dim"]), share=0.5, **own)
     as_stored = {"bits": settings["bits"], "scales": "column"}
-    tables = [fb.QuantizedTable.from_dense(table.rows.detach(), **as_stored) for table in rough]
+    tables = [fb.QuantizedTable.from_dense(table.weight.detach(), **as_stored) for table in rough]
     users, items = learn(task, *tables, share=0.5, lr=settings["lr"] / 3, decay=settings["decay"])
     return in_all_kinds(task, users, items, kinds=(f"int{settings['bits']}",))
 
@@ -191,7 +191,7 @@ def sparse_rows(matrix):
 
 
 def stored_sparse(task, tables):
-    rows = [table.rows.detach() for table in tables]
+    rows = [table.weight.detach() for table in tables]
     return in_all_kinds(
         task,
         *map(sparse_rows, rows),
@@ -203,11 +203,14 @@ def sparse_cbow(task, settings):
     """Rows with an l1 term by its subgradient, which reaches no exact zeros; what is below the threshold is set to zero."""
     tables = started(task, "dense")
     learn(
-        task, *tables, lr=settings["lr"], lasso=(settings["lam"], [table.rows for table in tables])
+        task,
+        *tables,
+        lr=settings["lr"],
+        lasso=(settings["lam"], [table.weight for table in tables]),
     )
     with torch.no_grad():
         for table in tables:
-            table.rows.mul_(table.rows.abs() >= settings["threshold"])
+            table.weight.mul_(table.weight.abs() >= settings["threshold"])
     return stored_sparse(task, tables)
 
 
@@ -226,7 +229,7 @@ def slimmed(task, tables, settings, parameters, penalty):
 def slimming(task, settings):
     tables = started(task, "dense")
     return stored_sparse(
-        task, slimmed(task, tables, settings, [table.rows for table in tables], fb.L1)
+        task, slimmed(task, tables, settings, [table.weight for table in tables], fb.L1)
     )
 
 

@@ -227,6 +227,7 @@ def starts(
 def rescale(table: Table, start: float) -> None:
     """Give rows the spread ``start``: the dictionary is scaled by what the rows' dependence on it (its degree) asks for."""
     rows, dictionary = getattr(table, "rows", None), getattr(table, "atoms", None)
+    rows = table.weight if isinstance(table, DenseTable) else rows
     if isinstance(rows, Tensor):
         table.fit_dense(
             rows.detach() * (start / float(rows.std()))
