@@ -18,7 +18,7 @@ FLOORS = [
     ["kernels"],
     ["packed"],
     ["coding", "pursuit"],
-    ["ops", "rows"],
+    ["ops"],
     ["tables", "optim", "sharing", "anchors", "graphs", "theory", "losses"],
     ["compression", "view", "serve", "exports", "testing"],
     ["models"],

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import featherbed as fb
-from featherbed.rows.history import History
+from featherbed.optim.lazy.history import History
 
 V, K, D = 60, 6, 5
 
@@ -103,7 +103,7 @@ def test_lazy_is_eager(rule, kind, changing):
     torch.testing.assert_close(sparse(everyone), dense(everyone), rtol=0, atol=1e-5)
     before = sparse._parameters["transform"].clone()
     torch.testing.assert_close(sparse.transform, dense.transform, rtol=0, atol=1e-5)
-    if optimizers[0]._lags(optimizers[0].param_groups[0]) or made[0] is not None:
+    if moves(optimizers[0]) or made[0] is not None:
         assert not torch.equal(before, sparse.transform), (
             "some rows must have been behind, or nothing was tested"
         )
@@ -175,14 +175,19 @@ def test_adamw_rests_moments_and_decays_every_row():
     torch.testing.assert_close(table.weight, other.weight)
 
 
+def moves(optimizer):
+    group = optimizer.param_groups[0]
+    return optimizer.beta(group) > 0 or optimizer.coefficients(group, 1).decay != 1.0
+
+
 def test_a_forward_pass_writes_nothing():
     table = pair(torch.float32)[0]
     optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.01)})
     run([table], [optimizer], 30)
-    before = table._parameters["transform"].clone(), table._lazy["transform"].ledger.stamps.clone()
+    before = table._parameters["transform"].clone(), table._lazy["transform"].stamps.clone()
     seen = table(torch.arange(V))
     assert torch.equal(table._parameters["transform"], before[0])
-    assert torch.equal(table._lazy["transform"].ledger.stamps, before[1])
+    assert torch.equal(table._lazy["transform"].stamps, before[1])
     table.transform  # noqa: B018 - reading it settles
     assert not torch.equal(table._parameters["transform"], before[0])
     torch.testing.assert_close(seen, table(torch.arange(V)))
@@ -211,13 +216,13 @@ def test_saved_and_resumed_bit_for_bit():
 
 
 def test_the_history_forgets_before_it_is_long(monkeypatch):
-    monkeypatch.setattr("featherbed.rows.history.LONGEST", 40)
+    monkeypatch.setattr("featherbed.optim.lazy.history.LONGEST", 40)
     tables = pair(torch.float64)
     optimizers = [
         fb.Yogi(t.parameters(), penalties={t.transform: fb.NonNegativeL1(0.003)}) for t in tables
     ]
     run(tables, optimizers, 200)
-    assert len(tables[0]._lazy["transform"].ledger.history) < 40
+    assert len(tables[0]._lazy["transform"].history) < 40
     torch.testing.assert_close(tables[0].transform, tables[1].transform, rtol=0, atol=1e-5)
 
 

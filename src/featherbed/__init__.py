@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from featherbed.optim import Several as Several
     from featherbed.optim import Yogi as Yogi
     from featherbed.optim import clip_grad_norm_ as clip_grad_norm_
+    from featherbed.optim.lazy.rows import settle as settle
     from featherbed.packed.file import check as check
     from featherbed.packed.file import load as load
     from featherbed.packed.file import save as save
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from featherbed.packed.inside import purity as purity
     from featherbed.packed.inside import zero_rows as zero_rows
     from featherbed.packed.table import PackedTable as PackedTable
-    from featherbed.rows.lazy import settle as settle
     from featherbed.serve.recommender import Recommender as Recommender
     from featherbed.sharing import SSE as SSE
     from featherbed.sharing import share as share
@@ -192,7 +192,7 @@ _HOMES = {
         "zero_rows",
     ),
     "featherbed.packed.table": ("PackedTable",),
-    "featherbed.rows.lazy": ("settle",),
+    "featherbed.optim.lazy.rows": ("settle",),
     "featherbed.serve.recommender": ("Recommender",),
     "featherbed.sharing": (
         "SSE",

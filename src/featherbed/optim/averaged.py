@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import lazy_rows, settle_parameter
 from featherbed.optim.penalties import Penalty
-from featherbed.rows import lazy_rows, settle_parameter
 
 NEVER = 1 << 62  # steps between two scans of the atoms that rows lack
 

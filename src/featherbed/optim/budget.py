@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import settle_parameter
 from featherbed.optim.penalties import Penalty
-from featherbed.rows import settle_parameter
 
 WAYS = ("projection", "penalty")
 SLACK = 1.02  # of the budget is the support while it is refitted

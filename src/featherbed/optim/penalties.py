@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.optim.exempt import Exempt
-from featherbed.rows import settle_parameter
+from featherbed.optim.lazy import settle_parameter
 
 Step = float | Tensor
 

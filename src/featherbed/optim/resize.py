@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featherbed.optim.lazy import settle_parameter
 from featherbed.optim.row_optimizer import RowOptimizer
-from featherbed.rows import settle_parameter
 
 Change = Callable[
     [Tensor, float], Tensor

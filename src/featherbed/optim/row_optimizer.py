@@ -1,4 +1,4 @@
-"""RowOptimizer: what the optimizers here share. Dense and row-sparse gradients, penalties, rows that catch up."""
+"""RowOptimizer, the base of our optimizers: dense and row-sparse gradients, penalties, lazily updated rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import featherbed.rows.fast as fast
+import featherbed.optim.lazy.native as native
 from featherbed.errors import ArgumentError
 from featherbed.optim.checks import check_state
+from featherbed.optim.lazy.rows import LazyRows, UpdateState, lazy_rows
+from featherbed.optim.lazy.slots import Proposal
 from featherbed.optim.penalties import Penalty, check_penalties
-from featherbed.rows import lazy_rows
-from featherbed.rows.ledger import Account, Ledger
-from featherbed.rows.slots import Proposal
 
 Group = dict[str, Any]
 
@@ -62,7 +61,7 @@ class RowOptimizer(Optimizer):
         held = {id(p) for group in self.param_groups for p in group["params"]}
         self.penalties = check_penalties(penalties or {}, held)
         self.metric = metric
-        self._ledgers: dict[nn.Parameter, Ledger] = {}
+        self._untracked: dict[nn.Parameter, LazyRows] = {}  # of modules that are no tables
 
     @abstractmethod
     def coefficients(self, group: Group, step: int) -> Coefficients:
@@ -78,112 +77,115 @@ class RowOptimizer(Optimizer):
         """Return what a kept tensor is filled with before the first step."""
         return 0.0
 
+    def beta(self, group: Group) -> float:  # noqa: ARG002 - some rules have one
+        """Return the share of its momentum that a row without a gradient keeps at each step, 0 if it does not move."""
+        return 0.0
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient, then take the prox of the penalised ones."""
+        """Update every parameter that has a gradient, then take the prox of the penalized ones."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = [
-            (p, group) for group in self.param_groups for p in group["params"] if p.grad is not None
-        ]
-        for parameter, group in work:
-            self._check(parameter, group)
-        proposals = {p: self._propose(p) for p, _ in work if p.grad.is_sparse}
+        work: list[tuple[nn.Parameter, Group]] = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._check(parameter, group)
+                    work.append((parameter, group))
+        proposals: dict[nn.Parameter, Proposal | None] = {}
+        # all scans before any step, so that they score gradients at one point
+        for parameter, _ in work:
+            lazy, grad = lazy_rows(parameter), parameter.grad
+            if grad is None or not grad.is_sparse or lazy is None or lazy.slots is None:
+                continue
+            if lazy.bound_to(self):
+                proposals[parameter] = lazy.slots.propose(grad, lazy.steps)
         for parameter, group in work:
             state = self._state_of(parameter, group)
             state["step"] += 1
             c = self.coefficients(group, state["step"])
-            if parameter.grad.is_sparse:
+            if parameter.grad is not None and parameter.grad.is_sparse:
                 self._step_rows(parameter, group, state, c)
-                self._let_in(parameter, group, state, c, proposals[parameter])
+                proposal = proposals.get(parameter)
+                if proposal is not None:
+                    self._replace_weakest(parameter, group, state, c, proposal)
             else:
                 self._step_dense(parameter, group, state, c)
         return loss
 
     def _check(self, parameter: nn.Parameter, group: Group) -> None:
+        """Refuse gradients and settings that a step cannot take, before anything changes."""
         grad = parameter.grad
         assert grad is not None
-        values = grad._values() if grad.is_sparse else grad
-        if not fast.finite(values):
+        if not native.finite(grad._values() if grad.is_sparse else grad):
             raise ArgumentError(
                 f"the gradient of the parameter of shape {tuple(parameter.shape)} holds NaN or infinity; nothing was changed: "
-                "lower the learning rate, or look for what made the loss so large"
+                "lower the learning rate, or look for the cause of so large a loss"
             )
-        if self.coefficients(group, 1).decay <= 0:
+        decay = self.coefficients(group, 1).decay
+        if decay <= 0:
             raise ArgumentError(
                 f"lr={group['lr']} times weight_decay={group['weight_decay']} takes all of a parameter: lower one"
             )
-        penalty = self.penalties.get(parameter)
-        if grad.is_sparse and penalty is not None and self.metric and not penalty.separable:
+        if not grad.is_sparse:
+            return
+        penalty, lazy = self.penalties.get(parameter), lazy_rows(parameter)
+        if penalty is not None and self.metric and not penalty.separable:
             raise ArgumentError(
                 f"{penalty!r} joins the elements of a row, which a row-sparse parameter cannot catch up in the metric of its "
                 "optimizer: use prox='scalar'"
             )
-        lags = penalty is not None or self._lags(group)
-        if grad.is_sparse and lags and lazy_rows(parameter) is None:
+        moves = penalty is not None or decay != 1.0 or self.beta(group) > 0
+        if moves and (lazy is None or not lazy.settled_by_lookup):
             raise ArgumentError(
                 f"the parameter of shape {tuple(parameter.shape)} has row-sparse gradients, but is no table of featherbed, "
                 "whose rows could catch up with the steps they miss: use fb.DenseTable(..., sparse=True) in place of "
                 "nn.Embedding(..., sparse=True)"
             )
 
-    def _lags(self, group: Group) -> bool:
-        """Whether rows without a gradient move."""
-        c = self.coefficients(group, 1)
-        return c.decay != 1.0 or self._beta(group) > 0
-
-    def _beta(self, group: Group) -> float:  # noqa: ARG002 - some rules have one
-        """Return how much of its momentum a row without a gradient keeps at each step, 0 if it does not move."""
-        return 0.0
-
     def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
+        """Return the state of a parameter, completed where it is new or the parameter has changed its type or shape."""
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = 0
             state.update(self._fresh(parameter, group))
-        elif any(name not in state or not _fit(state[name], parameter) for name in self.holds):
-            fresh = self._fresh(
-                parameter, group
-            )  # a momentum that was not there, a parameter of another type or shape
-            for name, tensor in fresh.items():
-                old = state.get(name)
-                state[name] = (
-                    tensor.copy_(old) if old is not None and old.shape == tensor.shape else tensor
-                )
+            return state
+        for name in self.holds:
+            kept = state.get(name)
+            if kept is None or kept.dtype != parameter.dtype or kept.shape != parameter.shape:
+                for other, fresh in self._fresh(parameter, group).items():
+                    old = state.get(other)
+                    fits = old is not None and old.shape == fresh.shape
+                    state[other] = fresh.copy_(old) if fits else fresh  # type: ignore[arg-type]
+                break
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
-        """Return the kept tensors as they are before the first step; those of a row lie side by side, on few cache lines."""
-        names = self.holds
-        if like.dim() != 2:
-            return {name: torch.full_like(like, self.first(name, group)) for name in names}
-        rows, width = like.shape
-        together = like.new_empty(rows, len(names) * width)
-        kept = {name: together[:, at * width : (at + 1) * width] for at, name in enumerate(names)}
-        for name, tensor in kept.items():
-            tensor.fill_(self.first(name, group))
+        """Return initial state tensors; those of a row lie side by side, on few cache lines."""
+        kept: dict[str, Tensor] = {}
+        width = like.shape[1] if like.dim() == 2 else 0
+        together = like.new_empty(len(like), len(self.holds) * width) if width else like
+        for at, name in enumerate(self.holds):
+            tensor = together[:, at * width : (at + 1) * width] if width else torch.empty_like(like)
+            kept[name] = tensor.fill_(self.first(name, group))
         return kept
-
-    def _tensors(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        return {name: state[name] for name in self.holds}
 
     def _step_dense(
         self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
     ) -> None:
-        ledger, grad = self._ledgers.get(parameter), parameter.grad
+        lazy, grad = lazy_rows(parameter), parameter.grad
         assert grad is not None
-        lazy = lazy_rows(parameter)
         if lazy is not None:
             lazy.settle()
+            if lazy.bound_to(self):
+                lazy.steps = state["step"]
             if lazy.slots is not None:
                 lazy.slots.clear()
-        if ledger is not None:
-            ledger.steps = state["step"]
         if self.coupled and group["weight_decay"]:
             grad = grad + group["weight_decay"] * parameter
-        scale = self.advance(parameter, grad, self._tensors(state), c)
+        scale = self.advance(parameter, grad, state, c)
         penalty = self.penalties.get(parameter)
         if penalty is not None:
             parameter.copy_(penalty.prox(parameter, c.prox / scale if self.metric else c.prox))
@@ -191,158 +193,126 @@ class RowOptimizer(Optimizer):
     def _step_rows(
         self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
     ) -> None:
-        ledger, penalty = self._ledger_of(parameter, group, state), self.penalties.get(parameter)
+        lazy, penalty = self._bind(parameter, group, state), self.penalties.get(parameter)
         assert parameter.grad is not None
-        ids, grad = fast.summed(parameter.grad._indices()[0], parameter.grad._values())
+        ids, grad = native.summed(parameter.grad._indices()[0], parameter.grad._values())
         if self.coupled and group["weight_decay"]:
-            grad = grad + group["weight_decay"] * ledger.settled(ids)
-        threshold = penalty.lam * c.prox if penalty is not None else 0.0
-        idle = c.decay == 1.0 and threshold == 0.0 and ledger.beta == 0.0 and penalty is None
-        stamp = ledger.now + (not idle)
-        if ledger.account.kind is not None and fast.in_kernels(parameter, grad, wide=True):
-            numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
-            fast.update_rows(
-                ledger, self.rule, ids, grad, numbers, state.get("m"), state.get("v"), stamp
-            )
+            grad = grad + group["weight_decay"] * lazy.read(ids)
+        threshold = 0.0 if penalty is None else penalty.lam * c.prox
+        beta = lazy.history.beta
+        idle = c.decay == 1.0 and beta == 0.0 and penalty is None  # other rows miss nothing
+        stamp = lazy.history.now + (not idle)
+        assert lazy.state is not None
+        if lazy.state.kind is not None and native.serves(parameter, grad, wide=True):
+            native.update_rows(lazy, self.rule, ids, grad, c, threshold, state, stamp)
         else:
-            ledger.settle(ids)
-            kept = {name: tensor[ids] for name, tensor in self._tensors(state).items()}
-            rows = parameter.detach()[ids]
-            scale = self.advance(rows, grad, kept, c)
-            if penalty is not None:
-                rows = penalty.prox(rows, c.prox / scale if self.metric else c.prox, ids)
-            parameter[ids] = rows
-            for name, tensor in kept.items():
-                state[name][ids] = tensor
-            ledger.stamps[ids] = stamp
-        ledger.steps = state["step"]
+            self._update_rows(lazy, ids, grad, c, state, stamp)
+        lazy.steps = state["step"]
         if not idle:
-            ledger.history.push(c.decay, c.rate if ledger.beta else 0.0, threshold)
-            if ledger.history.full:
-                ledger.settle()
+            lazy.history.push(c.decay, c.rate if beta else 0.0, threshold)
+            if lazy.history.full:
+                lazy.settle()
 
-    def _ledger_of(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> Ledger:
-        ledger, penalty, beta = (
-            self._ledgers.get(parameter),
-            self.penalties.get(parameter),
-            self._beta(group),
-        )
-        lazy, eps = lazy_rows(parameter), float(group.get("eps", 0.0))
-        if lazy is not None and lazy.ledger is not ledger:
-            lazy.settle()  # the updates another optimizer has recorded
-            lazy.ledger = ledger
-        if ledger is not None and self._fits(ledger, state, beta, eps, penalty):
-            return ledger
-        if ledger is not None:
-            ledger.settle()
-        kind = "none" if penalty is None else penalty.kind
-        moving = state["m"] if beta > 0 else None
-        second = state["v"] if self.preconditioned else None
-        account = Account(moving, second, eps, self.metric, penalty, kind)
-        self._ledgers[parameter] = ledger = Ledger(parameter, account, beta, state["step"])
-        if lazy is not None:
-            lazy.ledger = ledger
-        return ledger
-
-    def _fits(
+    def _update_rows(
         self,
-        ledger: Ledger,
+        lazy: LazyRows,
+        ids: Tensor,
+        grad: Tensor,
+        c: Coefficients,
         state: dict[str, Any],
-        beta: float,
-        eps: float,
-        penalty: Penalty | None,
-    ) -> bool:
-        """Whether a ledger still tells how rows move."""
-        account = ledger.account
-        tensors = all(
-            held is None or held is state[name]
-            for name, held in (("m", account.momentum), ("v", account.second))
-        )
-        kind = "none" if penalty is None else penalty.kind
-        return (
-            tensors
-            and ledger.beta == beta
-            and account.eps == eps
-            and account.penalty is penalty
-            and account.kind == kind
-        )
+        stamp: int,
+    ) -> None:
+        """Settle, step and stamp rows with torch: the reference implementation of ``native.update_rows``."""
+        lazy.settle(ids)
+        kept = {name: state[name][ids] for name in self.holds}
+        rows, penalty = lazy.weight.detach()[ids], self.penalties.get(lazy.weight)
+        scale = self.advance(rows, grad, kept, c)
+        if penalty is not None:
+            rows = penalty.prox(rows, c.prox / scale if self.metric else c.prox, ids)
+        lazy.weight.data[ids] = rows
+        for name, tensor in kept.items():
+            state[name][ids] = tensor
+        lazy.stamps[ids] = stamp
 
-    def _propose(self, parameter: nn.Parameter) -> Proposal | None:
-        lazy, ledger = lazy_rows(parameter), self._ledgers.get(parameter)
-        slots = None if lazy is None else lazy.slots
-        if slots is None or ledger is None or not slots.due(ledger.steps):
-            return None
-        assert parameter.grad is not None
-        return slots.propose(parameter.grad)
+    def _bind(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> LazyRows:
+        """Return the record of a parameter, bound to this optimizer and its state."""
+        lazy = lazy_rows(parameter)
+        if lazy is None:
+            lazy = self._untracked[parameter] = LazyRows(parameter, settled_by_lookup=False)
+        beta, penalty = self.beta(group), self.penalties.get(parameter)
+        moments = UpdateState(
+            momentum=state["m"] if beta > 0 else None,
+            second=state["v"] if self.preconditioned else None,
+            beta=beta,
+            eps=float(group.get("eps", 0.0)),
+            metric=self.metric,
+            penalty=penalty,
+            kind="none" if penalty is None else penalty.kind,
+        )
+        lazy.bind(self, moments, state["step"])
+        return lazy
 
-    def _let_in(
+    def _replace_weakest(
         self,
         parameter: nn.Parameter,
         group: Group,
         state: dict[str, Any],
         c: Coefficients,
-        proposal: Proposal | None,
+        proposal: Proposal,
     ) -> None:
-        """Let an atom into a row for the weakest that is there, if its first step makes more of it."""
-        lazy = lazy_rows(parameter)
-        slots = None if lazy is None else lazy.slots
-        if proposal is None or slots is None:
-            return
-        penalty, ids = self.penalties.get(parameter), proposal.ids
-        support = slots.table.support
+        """Give the slot of a row's weakest anchor to a better one, if the first step makes its weight larger."""
+        table, penalty, ids = proposal.table, self.penalties.get(parameter), proposal.ids
         weak = parameter.detach()[ids].abs().min(dim=1)
         grad = proposal.gradients
         first, kept = torch.zeros_like(grad), self._fresh(grad, group)
         scale = self.advance(first, grad, kept, c)
         if penalty is not None:
-            first = penalty.first(
-                first, c.prox / scale if self.metric else c.prox, ids, proposal.atoms
-            )
-        elif slots.table.nonnegative:
+            step = c.prox / scale if self.metric else c.prox
+            first = penalty.first(first, step, ids, proposal.atoms)
+        elif table.nonnegative:
             first = first.clamp(min=0)
         better = (first.abs() > weak.values) & (grad != 0)
         at = ids[better], weak.indices[better]
         parameter[at] = first[better]
-        support[at] = proposal.atoms[better].to(support.dtype)
+        table.support[at] = proposal.atoms[better].to(table.support.dtype)
         for name, tensor in kept.items():
             state[name][at] = tensor[better]
 
+    def _records(self) -> list[LazyRows]:
+        """Return the records that are bound to this optimizer."""
+        found = (lazy_rows(p) for group in self.param_groups for p in group["params"])
+        return [lazy for lazy in found if lazy is not None and lazy.bound_to(self)]
+
     def settle(self) -> None:
-        """Bring every row of every parameter up to date where it is stored."""
-        for ledger in self._ledgers.values():
-            ledger.settle()
+        """Apply all missed updates of all parameters in place."""
+        for lazy in self._records():
+            lazy.settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, every row up to date: save the model's state with it."""
+        """Return the state, every row settled: save the model's state with it."""
         self.settle()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take in a state; one of other shapes is refused before anything changes."""
+        """Load a state; one of other shapes is refused before anything changes."""
         check_state(self, state_dict)
-        self._drop_ledgers()
+        for lazy in self._records():
+            lazy.release()
         super().load_state_dict(state_dict)
-        self._open_ledgers()
+        self._bind_all()
 
-    def _open_ledgers(self) -> None:
-        """Begin ledgers where a state goes on: a backward pass before the next step may ask how many steps there were."""
+    def _bind_all(self) -> None:
+        """Bind parameters whose state goes on: a backward pass before the next step may ask for the number of steps."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if lazy_rows(parameter) is not None and self.state.get(parameter):
-                    self._ledger_of(parameter, group, self.state[parameter])
-
-    def _drop_ledgers(self) -> None:
-        for parameter in [*self._ledgers]:
-            self.forget(parameter)
+                    self._bind(parameter, group, self.state[parameter])
 
     def forget(self, parameter: nn.Parameter) -> None:
-        """Bring the rows of a parameter up to date and close its books: its shape or its state is about to change."""
-        ledger = self._ledgers.pop(parameter, None)
-        if ledger is not None:
-            ledger.settle()
-            lazy = lazy_rows(parameter)
-            if lazy is not None:
-                lazy.ledger = None
+        """Settle a parameter whose shape or state is about to change, and forget its record."""
+        lazy = lazy_rows(parameter)
+        if lazy is not None and lazy.bound_to(self):
+            lazy.release()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles keep the penalties, on the copied parameters."""
@@ -354,13 +324,9 @@ class RowOptimizer(Optimizer):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take in a copy's state, or a checkpoint's, which has no penalties of its own."""
+        """Take the state of a copy, or of a checkpoint, which has no penalties of its own."""
         if "penalties" in state:
-            state = {**state, "penalties": dict(state["penalties"]), "_ledgers": {}}
+            state = {**state, "penalties": dict(state["penalties"]), "_untracked": {}}
         super().__setstate__(state)
         if "penalties" in state:
-            self._open_ledgers()
-
-
-def _fit(kept: Tensor, parameter: Tensor) -> bool:
-    return kept.dtype == parameter.dtype and kept.shape == parameter.shape
+            self._bind_all()

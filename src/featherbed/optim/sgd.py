@@ -62,7 +62,8 @@ class SGD(RowOptimizer):
             lr, lr, decay=1 - lr * group["weight_decay"], keep=float(group["momentum"])
         )
 
-    def _beta(self, group: Group) -> float:
+    def beta(self, group: Group) -> float:
+        """Return the decay of the momentum."""
         return float(group["momentum"])
 
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> float:

@@ -88,7 +88,8 @@ class Yogi(RowOptimizer):
             eps=float(group["eps"]),
         )
 
-    def _beta(self, group: Group) -> float:
+    def beta(self, group: Group) -> float:
+        """Return the decay of the momentum."""
         return float(group["betas"][0])
 
     def first(self, name: str, group: Group) -> float:

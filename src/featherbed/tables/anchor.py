@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from featherbed.anchors.random import AnchorInit, HalfNormal
 from featherbed.errors import ArgumentError
 from featherbed.optim.exempt import Exempt
+from featherbed.optim.lazy import RowParameter
+from featherbed.optim.lazy.operators import slot_rows
+from featherbed.optim.lazy.slots import Slots
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import RowParameter
-from featherbed.rows.operators import slot_rows
-from featherbed.rows.slots import Slots
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, pursued, scales_of, semi_nonnegative
 from featherbed.tables.table import Table, empty_parameter, out_of_place, positive, to_numpy

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.table import Table, to_numpy
 

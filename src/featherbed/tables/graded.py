@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, graded_scales
-from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from featherbed.errors import ArgumentError
 from featherbed.hashing import hash_codes
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Hash
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import share_of_unit_rows, shared_atoms
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
-from featherbed.rows import RowParameter
+from featherbed.optim.lazy import RowParameter
 from featherbed.tables.autoencode import autoencode
 from featherbed.tables.composed import ComposedTable
 from featherbed.tables.guide import Guidance, Guide, Online, Pretrained

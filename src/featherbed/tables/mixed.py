@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Identity
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, share_of_unit_rows
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy

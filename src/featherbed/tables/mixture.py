@@ -13,10 +13,10 @@ from torch import Tensor
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
-from featherbed.rows import RowParameter
 from featherbed.tables.anchor import start_as_themselves
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, semi_nonnegative

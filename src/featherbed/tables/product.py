@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from featherbed.coding import kmeans, learn_additive, learn_shared, nearest
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
-from featherbed.rows import RowParameter
 from featherbed.tables.autoencode import rows_to_code
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, best_scales, pack_levels
-from featherbed.rows import RowParameter
 from featherbed.tables.codes import Codes
 from featherbed.tables.table import Table, empty_parameter, to_numpy
 

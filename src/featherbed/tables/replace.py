@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
-from featherbed.rows.lazy import SparseGradient
+from featherbed.optim.lazy.rows import SparseGradient
 from featherbed.tables.bag import Bag
 from featherbed.tables.sizes import Sizes
 from featherbed.tables.spec import parse_spec, table_from_dense

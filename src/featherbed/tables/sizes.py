@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from featherbed.rows import lazy_rows
+from featherbed.optim.lazy import lazy_rows
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     total = sum(buffer.nbytes for buffer in module.buffers())
     for parameter in module.parameters():
         lazy = lazy_rows(parameter)
-        if lazy is not None and lazy.ledger is not None:
-            total += lazy.ledger.stamps.nbytes
+        if lazy is not None and lazy.state is not None:
+            total += lazy.stamps.nbytes
         grad = parameter.grad
         if grad is not None and grad.is_sparse:
             total += parameter.nbytes + grad._values().nbytes + grad._indices().nbytes

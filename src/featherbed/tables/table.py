@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from featherbed.errors import ArgumentError, FeatherbedWarning, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
+from featherbed.optim.lazy import LazyRows, settle_parameter, track
+from featherbed.optim.lazy.operators import gather_rows
+from featherbed.optim.lazy.rows import SparseGradient, settle_numbered
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
-from featherbed.rows import LazyRows, settle_parameter, track
-from featherbed.rows.lazy import SparseGradient, settle_numbered
-from featherbed.rows.operators import gather_rows
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import computed, is_transformed
 from featherbed.tables.sizes import Sizes, measure

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError, IdError
 from featherbed.optim.adamw import AdamW
+from featherbed.optim.lazy.native import KINDS, RULES, serves
 from featherbed.optim.row_optimizer import RowOptimizer
 from featherbed.optim.yogi import Yogi
-from featherbed.rows.fast import KINDS, RULES, in_kernels
 from featherbed.sharing.sse import SSE, bare
 from featherbed.tables.anchor import AnchorTable
 from featherbed.tables.dense import DenseTable
@@ -75,10 +75,7 @@ def fits(model: MatrixFactorization, optimizer: torch.optim.Optimizer) -> bool:
     )
     sound = all(optimizer.coefficients(group, 1).decay > 0 for group in optimizer.param_groups)
     return (
-        known
-        and sound
-        and not _watched(model, optimizer)
-        and in_kernels(*(p.detach() for p in held))
+        known and sound and not _watched(model, optimizer) and serves(*(p.detach() for p in held))
     )
 
 

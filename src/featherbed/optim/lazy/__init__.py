@@ -1,5 +1,5 @@
 """Rows that are updated lazily: row-sparse gradients, and the updates that other rows have missed."""
 
-from featherbed.rows.lazy import LazyRows, RowParameter, lazy_rows, settle_parameter, track
+from featherbed.optim.lazy.rows import LazyRows, RowParameter, lazy_rows, settle_parameter, track
 
 __all__ = ["LazyRows", "RowParameter", "lazy_rows", "settle_parameter", "track"]

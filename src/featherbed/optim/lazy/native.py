@@ -1,4 +1,4 @@
-"""The way from tensors to the compiled loops of training: float32 on the CPU, where numba is installed."""
+"""From tensors to the compiled loops of training: float32 (some also float64) on the CPU, where numba is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from featherbed.errors import IdError
 from featherbed.packed.engine import VARIABLE
 
 if TYPE_CHECKING:
-    from featherbed.rows.ledger import Ledger
+    from featherbed.optim.lazy.rows import LazyRows
+    from featherbed.optim.row_optimizer import Coefficients
 
 VECTORS = (4, 8, 16, 32)  # widths that have loops of their own
 SCORES = 1 << 19  # scores held at once
@@ -39,7 +40,7 @@ def _numba() -> bool:
     return True
 
 
-def in_kernels(*tensors: Tensor, wide: bool = False) -> bool:
+def serves(*tensors: Tensor, wide: bool = False) -> bool:
     """Whether the compiled loops take these tensors, all of one kind: float32, and float64 too if the loop is ``wide``.
 
     ``FEATHERBED_KERNELS=numpy`` says they never do.
@@ -98,7 +99,7 @@ def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.in
 
 def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
     """Return distinct ids and the sums of their rows, added in the order they come."""
-    if rows.dim() != 2 or not in_kernels(rows):
+    if rows.dim() != 2 or not serves(rows):
         found, index = torch.unique(ids, return_inverse=True)
         return found, rows.new_zeros(len(found), *rows.shape[1:]).index_add_(0, index, rows)
     found, index, count = distinct(ids.contiguous())
@@ -114,102 +115,70 @@ def _held(tensor: Tensor | None) -> NDArray[np.float32]:
     return _NOTHING[2] if tensor is None else tensor.detach().numpy()
 
 
-def _fixed(weight: Tensor) -> int:
-    """Return the width of rows worth loops of their own, else 0."""
-    return weight.shape[1] if weight.shape[1] in VECTORS else 0
-
-
 def settle_rows(
-    ledger: Ledger, ids: Tensor, *, write: bool, into: Tensor | None = None
+    lazy: LazyRows, ids: Tensor, *, write: bool, into: Tensor | None = None
 ) -> Tensor:  # [n] -> [n, s]
-    """Bring rows up to date where they are stored, or return them (``into`` what is given) as they are now."""
-    account, history = ledger.account, ledger.history
+    """Apply missed updates in place (``write``), or return settled rows, in ``into`` if given: ``LazyRows.replay``."""
+    state, history, parameter = lazy.state, lazy.history, lazy.weight
+    assert state is not None
+    assert state.kind is not None
     ids = ids.to(torch.int64).contiguous()
-    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= len(ledger.weight)):
-        raise IdError(f"ids go from 0 to {len(ledger.weight) - 1}: got {ids.min()} to {ids.max()}")
-    moving, scaled = account.momentum is not None, account.second is not None
-    assert account.kind is not None
+    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= len(parameter)):
+        raise IdError(f"ids go from 0 to {len(parameter) - 1}: got {ids.min()} to {ids.max()}")
     job = _train().settle(
-        _REALS[ledger.weight.dtype],
-        _fixed(ledger.weight),
-        KINDS[account.kind],
-        moving,
-        scaled,
-        account.metric,
+        _REALS[parameter.dtype],
+        parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
+        KINDS[state.kind],
+        state.momentum is not None,
+        state.second is not None,
+        state.metric,
     )
-    weight = ledger.weight.detach().numpy()
+    weight = parameter.detach().numpy()
     shape = (0 if write else len(ids), weight.shape[1])
     out: NDArray[Any] = np.empty(shape, dtype=weight.dtype) if into is None else into.numpy()
-    numbers = np.array([account.eps], dtype=np.float64)
-    arrays = (
-        weight,
-        ids.numpy(),
-        ledger.stamps.numpy(),
-        _held(account.momentum),
-        _held(account.second),
-        out,
-        history.table,
-    )
-    _run(job, len(ids), *arrays, history.powers, numbers, int(write), history.begin, history.now)
-    if write:
-        _hold_zeros(ledger, ids)
-    elif account.penalty is not None and account.penalty.kept is not None:
-        out *= account.penalty.kept[ids].numpy()
+    numbers = np.array([state.eps], dtype=np.float64)
+    arrays = (weight, ids.numpy(), lazy.stamps.numpy(), _held(state.momentum), _held(state.second))
+    places = (int(write), history.begin, history.now)
+    _run(job, len(ids), *arrays, out, history.table, history.powers, numbers, *places)
+    if state.penalty is not None and state.penalty.kept is not None:
+        kept = state.penalty.kept[ids]  # entries that the penalty holds at zero
+        if write:
+            parameter.data[ids] *= kept
+        else:
+            out *= kept.numpy()
     return torch.from_numpy(out)
 
 
-def _hold_zeros(ledger: Ledger, ids: Tensor) -> None:
-    """Set entries that a penalty holds at zero back there: an entry's way does not depend on the others of its row."""
-    kept = None if ledger.account.penalty is None else ledger.account.penalty.kept
-    if kept is not None:
-        ledger.weight.data[ids] *= kept[ids]
-
-
 def update_rows(
-    ledger: Ledger,
+    lazy: LazyRows,
     rule: str,
     ids: Tensor,  # [n], distinct
     gradient: Tensor,  # [n, s]
-    numbers: list[float],
-    momentum: Tensor | None,  # [V, s]
-    second: Tensor | None,  # [V, s]
+    c: Coefficients,
+    threshold: float,
+    tensors: dict[str, Tensor],  # "m", "v": [V, s] each
     stamp: int,
 ) -> None:
-    """Bring rows up to date, step them by their gradients, shrink them and stamp them.
-
-    ``numbers``: decay, rate, what is kept and added of the momentum, 1 - beta2, eps, correction, threshold.
-    """
-    account, history = ledger.account, ledger.history
-    assert account.kind is not None
+    """Settle rows, step them by their gradients, take their prox and stamp them: ``RowOptimizer.advance``."""
+    state, history, parameter = lazy.state, lazy.history, lazy.weight
+    assert state is not None
+    assert state.kind is not None
     job = _train().update(
-        _REALS[ledger.weight.dtype],
-        _fixed(ledger.weight),
+        _REALS[parameter.dtype],
+        parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
         RULES[rule],
-        KINDS[account.kind],
-        account.momentum is not None,
-        account.metric,
+        KINDS[state.kind],
+        state.momentum is not None,
+        state.metric,
     )
-    arrays = (
-        ledger.weight.detach().numpy(),
-        ids.numpy(),
-        ledger.stamps.numpy(),
-        _held(momentum),
-        _held(second),
-    )
+    moments = (_held(tensors.get("m")), _held(tensors.get("v")))
+    arrays = (parameter.detach().numpy(), ids.numpy(), lazy.stamps.numpy(), *moments)
+    numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
     values = np.array(numbers, dtype=np.float64)
-    _run(
-        job,
-        len(ids),
-        *arrays,
-        gradient.numpy(),
-        history.table,
-        history.powers,
-        values,
-        history.begin,
-        history.now,
-        stamp,
-    )
-    _hold_zeros(ledger, ids)
+    past = (history.table, history.powers, values, history.begin, history.now, stamp)
+    _run(job, len(ids), *arrays, gradient.numpy(), *past)
+    if state.penalty is not None and state.penalty.kept is not None:
+        parameter.data[ids] *= state.penalty.kept[ids]
 
 
 def slot_rows(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import featherbed.rows.fast as fast
+import featherbed.optim.lazy.native as native
 from featherbed.errors import ArgumentError
-from featherbed.rows.lazy import numbered
+from featherbed.optim.lazy.rows import numbered
 
 
 def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
-    """Return the rows of ids with the updates they have missed."""
+    """Return settled rows of ids."""
     lazy = numbered(number)
-    ledger = None if lazy is None else lazy.lagging(weight)
-    return weight.detach()[ids] if ledger is None else ledger.settled(ids)
+    if lazy is None or not lazy.lags(weight):
+        return weight.detach()[ids]
+    return lazy.read(ids)
 
 
 def _refuse_second_derivative(*_: object) -> None:
@@ -77,11 +78,12 @@ row_gradient.register_autograd(_refuse_second_derivative)
 def _settle_into(values: Tensor, weight: Tensor, found: Tensor, number: int, padding: int) -> None:
     """Fill values with settled rows; the padding row is zero."""
     lazy = numbered(number)
-    ledger = None if lazy is None else lazy.lagging(weight)
-    if ledger is not None and ledger.account.kind is not None:
-        fast.settle_rows(ledger, found, write=False, into=values)
+    if lazy is None or not lazy.lags(weight):
+        values.copy_(weight.detach()[found])
+    elif lazy.state is not None and lazy.state.kind is not None:
+        native.settle_rows(lazy, found, write=False, into=values)
     else:
-        values.copy_(_settled(weight, found, number))
+        values.copy_(lazy.read(found))
     if padding >= 0:
         values.numpy()[found.numpy() == padding] = 0.0
 
@@ -110,16 +112,16 @@ def slot_rows(
     Every distinct id is brought up to date and composed once: ``found`` [n], how many in ``count`` [1], their values and
     support [n, s], and ``index`` [n] of each id among them.
     """
-    if fast.in_kernels(weight, atoms) and (weights is None or fast.in_kernels(weights)):
-        found, index, some = fast.distinct(ids.contiguous())
+    if native.serves(weight, atoms) and (weights is None or native.serves(weights)):
+        found, index, some = native.distinct(ids.contiguous())
         values, parts = (
             weight.new_empty(len(ids), weight.shape[1]),
             ids.new_empty(len(ids), weight.shape[1], dtype=torch.int32),
         )
         _settle_into(values[:some], weight, found[:some], number, padding)
-        rows = fast.slot_rows(support, found[:some], values[:some], atoms, parts[:some])
+        rows = native.slot_rows(support, found[:some], values[:some], atoms, parts[:some])
         bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
-        out = fast.pooled_rows(rows, index, bounds, weights)
+        out = native.pooled_rows(rows, index, bounds, weights)
         return out, found, torch.tensor([some]), index, values, parts
     found, index = torch.unique(ids, return_inverse=True)
     values = _settled(weight, found, number)
@@ -202,19 +204,17 @@ def slot_gradients(
         parts[:some],
         gradient.contiguous(),
     )
-    quick = fast.in_kernels(gradient, atoms, values) and (
-        weights is None or fast.in_kernels(weights)
-    )
+    quick = native.serves(gradient, atoms, values) and (weights is None or native.serves(weights))
     lazy = numbered(number)
     slots = None if lazy is None else lazy.slots
     parameter = None if lazy is None else lazy.parameter
     keep = False
-    if slots is not None and lazy is not None and lazy.ledger is not None and parameter is not None:
-        keep = parameter.requires_grad and slots.due(lazy.ledger.steps)
+    if slots is not None and lazy is not None and lazy.state is not None and parameter is not None:
+        keep = parameter.requires_grad and slots.due(lazy.steps)
         if parameter.requires_grad and parameter.grad is None:
             slots.clear()  # a new step begins: the gradients left are of one that was not taken
     if quick:
-        to_values, to_atoms, total = fast.slot_gradients(
+        to_values, to_atoms, total = native.slot_gradients(
             parts, values, atoms, gradient, index, owner, weights, keep
         )
     else:
@@ -232,7 +232,7 @@ def slot_gradients(
     if of_weights and owner is not None:
         rows = _composed(parts, values, atoms)
         if quick:
-            to_weights = fast.weight_gradients(rows, index, gradient, owner)
+            to_weights = native.weight_gradients(rows, index, gradient, owner)
         else:
             to_weights = (rows[index.long()] * gradient[owner]).sum(-1)
     if not some:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import featherbed.rows.fast as fast
+import featherbed.optim.lazy.native as native
 from featherbed.errors import ArgumentError
 
 BLOCK = 1 << 14  # rows scored at once
@@ -26,6 +26,7 @@ class Slotted(Protocol):
 class Proposal:
     """For rows ``ids`` [n] the best of the ``atoms`` [n] they lack, and the ``gradients`` [n] their weights would have."""
 
+    table: Slotted
     ids: Tensor
     atoms: Tensor
     gradients: Tensor
@@ -60,8 +61,13 @@ class Slots:
         """Forget what passes have left."""
         self._left.clear()
 
-    def propose(self, gradient: Tensor) -> Proposal | None:  # sparse [V, s]
-        """Return the best atoms for the rows seen since the last step; ``gradient`` tells how it was scaled since."""
+    def propose(self, gradient: Tensor, steps: int) -> Proposal | None:  # sparse [V, s]
+        """Return the best atoms for the rows seen since the last step, if a scan is due after ``steps`` steps.
+
+        ``gradient`` tells by how much gradients were scaled since the backward pass.
+        """
+        if not self.due(steps):
+            return None
         rows = gradient._values()
         empty = gradient._indices()[0, :0], rows.new_empty(0, self.table.atoms.shape[1]), rows[:0]
         ids, total, values = (torch.cat(parts) for parts in zip(empty, *self._left, strict=True))
@@ -71,17 +77,19 @@ class Slots:
         factor = _scaled_by(ids, values, gradient) if len(ids) else None
         if factor is None:
             return None
-        ids, total = fast.summed(ids, total)
+        ids, total = native.summed(ids, total)
         atoms, support = self.table.atoms.detach(), self.table.support[ids]
-        if fast.in_kernels(total, atoms):
+        if native.serves(total, atoms):
             return Proposal(
-                ids, *fast.best_atoms(total, support, atoms, factor, self.table.nonnegative)
+                self.table,
+                ids,
+                *native.best_atoms(total, support, atoms, factor, self.table.nonnegative),
             )
         best = [
             self._best(*part, atoms, factor)
             for part in zip(torch.split(total, BLOCK), torch.split(support, BLOCK), strict=True)
         ]
-        return Proposal(ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
+        return Proposal(self.table, ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
 
     def _best(
         self, total: Tensor, support: Tensor, atoms: Tensor, factor: float

@@ -1,0 +1,312 @@
+"""Parameters whose rows are updated lazily: a look-up settles the rows it reads, a step the rows it changes.
+
+A parameter with row-sparse gradients is an ordinary ``nn.Parameter`` of its table. An optimizer of this
+library steps only the rows of the batch; the updates that the other rows miss (momentum, decay, the
+prox of a penalty) are recorded in a ``History`` and applied when a row is next read or written.
+``LazyRows`` is that record; ``RowParameter`` makes ``table.transform`` read settled rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+import featherbed.optim.lazy.native as native
+from featherbed.optim.lazy.history import History
+
+if TYPE_CHECKING:
+    from featherbed.optim.lazy.slots import Slots
+
+BLOCK = 1 << 18  # rows settled at once
+_numbers = itertools.count(1)
+_open: weakref.WeakValueDictionary[int, LazyRows] = weakref.WeakValueDictionary()
+_number_of = WeakIdKeyDictionary()  # parameter -> number
+
+
+class Shrinkage(Protocol):
+    """A penalty, as far as lazily updated rows need it."""
+
+    kept: Tensor | None  # [V, s], entries that may be other than zero (None: all)
+
+    def shrink(self, x: Tensor, threshold: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the proximal point of x, the rows ``ids`` of the parameter, for thresholds lam * step."""
+
+
+@dataclass
+class UpdateState:
+    """The optimizer's tensors for the rows of a parameter, and how it moves rows without a gradient.
+
+    ``momentum`` [V, s], decaying by ``beta`` a step (None: rows without a gradient do not move); ``second``
+    [V, s], the squares behind the preconditioner s = sqrt(second) + eps (None: 1); ``metric``: thresholds
+    are divided by s. ``kind`` is the penalty's name in compiled loops ("none" without, None if unknown).
+    """
+
+    momentum: Tensor | None
+    second: Tensor | None
+    beta: float
+    eps: float
+    metric: bool
+    penalty: Shrinkage | None
+    kind: str | None
+
+    def same(self, other: UpdateState | None) -> bool:
+        """Whether rows move in the same way, with the same tensors."""
+        return (
+            other is not None
+            and self.momentum is other.momentum
+            and self.second is other.second
+            and self.penalty is other.penalty
+            and (self.beta, self.eps, self.kind) == (other.beta, other.eps, other.kind)
+        )
+
+
+class LazyRows:
+    """The updates that rows of one parameter [V, s] have missed; tied tables share the record.
+
+    An optimizer calls ``bind`` before its first update, ``settle`` before it reads a row and writes it,
+    and records each step in ``history``. ``stamps`` [V] tell which step each row has seen last. ``number``
+    stands for the record in compiled graphs, which cannot hold Python objects. ``slots`` is set for
+    tables with slots, ``steps`` counts the optimizer's steps.
+    """
+
+    def __init__(self, parameter: nn.Parameter, settled_by_lookup: bool = True) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._owner: weakref.ref[object] | None = None
+        self.settled_by_lookup = settled_by_lookup  # False: a module of torch reads the parameter
+        self.state: UpdateState | None = None
+        self.slots: Slots | None = None
+        self.steps = 0
+        self.number = next(_numbers)
+        _open[self.number] = self
+        _number_of[parameter] = self.number
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """The parameter, while it is alive."""
+        return self._parameter()
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter, which the caller holds."""
+        parameter = self._parameter()
+        assert parameter is not None
+        return parameter
+
+    def bound_to(self, owner: object) -> bool:
+        """Whether ``owner`` is the optimizer that stepped the parameter last."""
+        return self._owner is not None and self._owner() is owner
+
+    def bind(self, owner: object, state: UpdateState, steps: int) -> None:
+        """Record the updates of ``owner`` from now on; those of another optimizer, or state, are settled first."""
+        if self.bound_to(owner) and state.same(self.state):
+            return
+        self.release()
+        self._owner, self.state, self.steps = weakref.ref(owner), state, steps
+        self.history = History(state.beta)
+        self.stamps = torch.zeros(len(self.weight), dtype=torch.int32, device=self.weight.device)
+
+    def release(self) -> None:
+        """Settle all rows and forget the optimizer."""
+        self.settle()
+        self._owner = self.state = None
+
+    @property
+    def behind(self) -> bool:
+        """Whether any row may have missed an update."""
+        return self.state is not None and self.history.now > self.history.begin
+
+    def lags(self, weight: Tensor) -> bool:
+        """Whether rows of ``weight`` may have missed updates; False for tensors other than the parameter."""
+        return self.behind and self.weight.data_ptr() == weight.data_ptr()
+
+    def read(self, ids: Tensor) -> Tensor:  # [n] -> [n, s]
+        """Return settled rows, without writing anything."""
+        if not self.behind:
+            return self.weight.detach()[ids]
+        return (
+            native.settle_rows(self, ids, write=False) if self._compiled() else self.replay(ids)[0]
+        )
+
+    def settle(self, ids: Tensor | None = None) -> None:  # [n], distinct
+        """Apply the missed updates of rows (all by default) in place."""
+        if not self.behind:
+            return
+        if ids is not None:
+            self._settle(ids)
+            return
+        count, device = len(self.weight), self.weight.device
+        for start in range(0, count, BLOCK):
+            self._settle(torch.arange(start, min(start + BLOCK, count), device=device))
+        self.history.clear()
+
+    def _compiled(self) -> bool:
+        return (
+            self.state is not None
+            and self.state.kind is not None
+            and native.serves(self.weight, wide=True)
+        )
+
+    def _settle(self, ids: Tensor) -> None:
+        if self._compiled():
+            native.settle_rows(self, ids, write=True)
+            return
+        rows, momentum = self.replay(ids)
+        self.weight.data[ids] = rows
+        assert self.state is not None
+        if self.state.momentum is not None and momentum is not None:
+            self.state.momentum[ids] = momentum
+        self.stamps[ids] = self.history.now
+
+    def replay(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return rows and their momentum after the updates they missed: one by one while momentum matters, then at once.
+
+        The reference implementation of ``native.settle_rows``.
+        """
+        history, state = self.history, self.state
+        assert state is not None
+        rows = self.weight.detach()[ids]
+        at = (self.stamps[ids].long() - history.begin).cpu()  # the last step each row has seen
+        missed = len(history) - at
+        scale = 1.0 if state.second is None else state.second[ids].sqrt() + state.eps
+        momentum = None if state.momentum is None else state.momentum[ids]
+        names = ("decay", "move", "threshold", "debt", "fall")
+        table = {name: torch.from_numpy(history.column(name)) for name in names}
+
+        def column(name: str, place: Tensor) -> Tensor:
+            return table[name][place][:, None].to(rows)
+
+        def shrink(values: Tensor, threshold: Tensor) -> Tensor:
+            if state.penalty is None:
+                return values
+            return state.penalty.shrink(
+                values, threshold / scale if state.metric else threshold, ids
+            )
+
+        steps = min(int(missed.max()) if len(missed) else 0, history.reach)
+        for k in range(1, steps + 1):
+            late = (missed >= k).to(rows.device)[:, None]
+            place = (at + k).clamp(max=len(history))
+            moved = column("decay", place) * rows
+            if momentum is not None:
+                moved = moved - column("move", place) * (history.powers[k] * momentum) / scale
+            rows = torch.where(late, shrink(moved, column("threshold", place)), rows)
+        rest = (at + history.reach).clamp(max=len(history))  # the step each row has come to
+        end = torch.full_like(rest, len(history))
+        fallen = (table["fall"][end] - table["fall"][rest]).exp()
+        owed = table["debt"][end] - table["debt"][rest] * fallen
+        late = (rest < end).to(rows.device)[:, None]
+        shrunk = shrink(rows * fallen[:, None].to(rows), owed[:, None].to(rows))
+        rows = torch.where(late, shrunk, rows)
+        if momentum is not None:
+            momentum = momentum * (history.beta ** missed.double())[:, None].to(rows)
+        return rows, momentum
+
+
+def track(parameter: nn.Parameter) -> LazyRows:
+    """Return the record of a parameter, a new one if it has none.
+
+    >>> weight = nn.Parameter(torch.zeros(10, 2))
+    >>> lazy = track(weight)
+    >>> lazy is track(weight), lazy_rows(weight) is lazy
+    (True, True)
+    """
+    return lazy_rows(parameter) or LazyRows(parameter)
+
+
+def lazy_rows(parameter: Tensor) -> LazyRows | None:
+    """Return the record of a parameter, None if its rows are not updated lazily."""
+    return _open.get(_number_of.get(parameter, 0))  # type: ignore[no-untyped-call]
+
+
+def numbered(number: int) -> LazyRows | None:
+    """Return the record of a number, if its parameter is still in use."""
+    return _open.get(number)
+
+
+def settle_parameter(parameter: Tensor) -> None:
+    """Apply the missed updates of a parameter, if there are any."""
+    lazy = lazy_rows(parameter)
+    if lazy is not None:
+        lazy.settle()
+
+
+def settle(model: nn.Module) -> None:
+    """Apply all missed updates of a model in place, for code that reads ``model.parameters()``.
+
+    >>> import featherbed as fb
+    >>> fb.settle(fb.AnchorTable(10, 4, anchors=2, sparse=True))
+    """
+    for parameter in model.parameters():
+        settle_parameter(parameter)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # runs while a graph is traced
+def settle_numbered(number: int) -> bool:
+    """Apply the missed updates of record ``number`` before its parameter is exported."""
+    lazy = numbered(number)
+    if lazy is not None:
+        with _disable_current_modes():  # export traces with fake tensors, these are real ones
+            lazy.settle()
+    return True
+
+
+class RowParameter:
+    """Declares ``table.<name>``, a parameter with one row per id, read with every row settled.
+
+    It is no data descriptor, so that ``torch.nn.utils.prune`` and ``weight_norm`` can put a computed
+    tensor in the parameter's place.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, table: None, owner: Any = None) -> RowParameter: ...
+    @overload
+    def __get__(self, table: nn.Module, owner: Any = None) -> nn.Parameter: ...
+    def __get__(self, table: nn.Module | None, owner: Any = None) -> RowParameter | nn.Parameter:
+        if table is None:
+            return self
+        parameter = table.__dict__.get("_parameters", {}).get(self.name)
+        if parameter is None:
+            raise AttributeError(f"{type(table).__name__} has no attribute {self.name!r}")
+        if not torch.compiler.is_compiling():
+            settle_parameter(parameter)
+        elif table.__dict__["_row_numbers"].get(self.name) is not None:  # a graph must not write
+            return table.row_values(self.name, torch.arange(len(parameter)))  # type: ignore[operator,no-any-return]
+        held: nn.Parameter = parameter
+        return held
+
+
+class SparseGradient(nn.Embedding):
+    """Tells DistributedDataParallel that a parameter has row-sparse gradients.
+
+    DDP asks ``nn.Embedding`` modules alone, and takes their word for all of their parameters; a table
+    has dense parameters beside the sparse one. This module lists the one parameter and owns none.
+    """
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        nn.Module.__init__(self)
+        self.sparse, self.name = True, name
+        self.__dict__["listed"] = parameter
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: ARG002
+        remove_duplicate: bool = True,  # noqa: ARG002
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameter under the name it has in its table."""
+        yield (f"{prefix}.{self.name}" if prefix else self.name), self.__dict__["listed"]
+
+    def extra_repr(self) -> str:
+        """Show the parameter's name."""
+        return self.name
