@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherbed import cli_text
-from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.errors import ArgumentError
+from featherbed.extras import TRAINING, require
 
 if TYPE_CHECKING:
     from featherbed.tasks.recipe import Recipe
@@ -154,17 +155,13 @@ def ratings(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the recommender in the folder.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Factorise ratings into two compact tables; without further options rows in levels, 8 times smaller than float32."""
     given = dict(locals())
-    try:
-        from featherbed.tasks.recommender import Job, train_recommender
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "polars", "numba"):
-            raise
-        raise MissingExtra(str(error.name), "train", "featherbed train") from None
+    require("featherbed train ratings", TRAINING)
     from featherbed.compression.target import read_bytes
+    from featherbed.tasks.recommender import Job, train_recommender
 
     job = Job(
         file,
@@ -195,7 +192,7 @@ def ratings(
         seed=seed,
         resume=resume,
         overwrite=overwrite,
-        progress=not quiet and sys.stderr.isatty(),
+        progress=not quiet,
         command=shlex.join(["featherbed", *sys.argv[1:]]),
     )
     outcome = train_recommender(job, lambda line: typer.echo(line, err=True))

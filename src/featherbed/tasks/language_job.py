@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
+from featherbed.extras import TRAINING, require
 from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import LANGUAGE, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.serve.language import LanguageServer, write_language
@@ -170,6 +171,7 @@ def train_language(
 
 def _check(job: LanguageJob) -> None:
     """Refuse what can be told before a file is read."""
+    require("training a language model", TRAINING)
     check_stored(job.stored)
     if job.cut not in CUTS:
         raise ArgumentError(f"cut={job.cut!r}: use one of {', '.join(CUTS)}")

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
+from featherbed.extras import TRAINING, require
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.report import file_size
+from featherbed.progress import show_progress
 from featherbed.serve.folder import APART, JSON, TITLES
 from featherbed.tables import DenseTable
 from featherbed.tables.spec import parse_spec
@@ -30,7 +32,6 @@ from featherbed.tasks.jobs import (
     workplace,
 )
 from featherbed.tasks.passes import WIDEST
-from featherbed.tasks.progress import reading_bar
 from featherbed.tasks.reading import Reading, read_ratings
 from featherbed.tasks.recipe import Recipe
 from featherbed.tasks.splits import WAYS, Split, by_frequency, make_split, save_split, seen_only
@@ -127,13 +128,13 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
 
 
 def _read(job: Job, workplace: str) -> Reading:
-    with reading_bar(job.progress) as bar:
-        task = bar.add_task("reading", total=None)
+    display = show_progress("reading", percent=True, shown=job.progress, transient=True)
+    with display as shown:
 
-        def shown(done: int, size: int) -> None:
-            bar.update(task, completed=done, total=size)
+        def update(done: int, size: int) -> None:
+            shown.update(done, total=size)
 
-        return read_ratings(job.source, **job.reading, workplace=workplace, progress=shown)
+        return read_ratings(job.source, **job.reading, workplace=workplace, progress=update)
 
 
 def described(reading: Reading) -> list[str]:
@@ -148,6 +149,7 @@ def described(reading: Reading) -> list[str]:
 
 def _check(job: Job) -> None:
     """Refuse what can be told before the file is read; above all a folder whose recommender would be lost."""
+    require("training a recommender", TRAINING)
     for kind in (job.values, job.dictionary):
         level_bits(kind)
     if job.recipe is not None and job.values != "float32" and _rows_only(job.recipe):

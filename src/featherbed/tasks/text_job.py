@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import DataError
+from featherbed.extras import TRAINING, require
 from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import CLASSIFIER, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.tasks.documents import Prepared, prepare
@@ -153,6 +154,7 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
 
 def _check(job: TextJob) -> None:
     """Refuse what can be told before a file is read."""
+    require("training a text classifier", TRAINING)
     check_stored(job.stored)
     check_out(job.out, CLASSIFIER, "classifier", overwrite=job.overwrite, resume=job.resume)
 
