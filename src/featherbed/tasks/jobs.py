@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from featherbed.errors import ArgumentError
+from featherbed.extras import Packages
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.table import PackedTable
@@ -28,6 +30,16 @@ def workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
         raise ArgumentError(
             f"{near} cannot be written into ({error.strerror}): give another folder for --out"
         ) from None
+
+
+def fitted_extras(*specs: str) -> Packages:
+    """Return the optional packages that fitting tables of these specs to rows needs.
+
+    >>> fitted_extras("dense", "banded:hot=10,tail='product:parts=4,choices=16'")
+    {'compress': ['faiss']}
+    """
+    coded = any(re.search(r"\b(kd|product)\b", spec) for spec in specs)
+    return {"compress": ["faiss"]} if coded else {}
 
 
 class Clock:

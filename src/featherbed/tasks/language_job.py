@@ -26,6 +26,7 @@ from featherbed.tasks.jobs import (
     check_out,
     check_stored,
     clear_checkpoints,
+    fitted_extras,
     marked_checkpoints,
     move_folder,
     workplace,
@@ -171,7 +172,8 @@ def train_language(
 
 def _check(job: LanguageJob) -> None:
     """Refuse what can be told before a file is read."""
-    require("training a language model", TRAINING)
+    fitted = [job.recipe.words.spec] if job.recipe.dense_epochs else []
+    require("training a language model", TRAINING, fitted_extras(*fitted))
     check_stored(job.stored)
     if job.cut not in CUTS:
         raise ArgumentError(f"cut={job.cut!r}: use one of {', '.join(CUTS)}")

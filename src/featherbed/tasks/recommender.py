@@ -26,6 +26,7 @@ from featherbed.tasks.jobs import (
     Clock,
     check_out,
     clear_checkpoints,
+    fitted_extras,
     marked_checkpoints,
     move_folder,
     with_keys,
@@ -149,7 +150,8 @@ def described(reading: Reading) -> list[str]:
 
 def _check(job: Job) -> None:
     """Refuse what can be told before the file is read; above all a folder whose recommender would be lost."""
-    require("training a recommender", TRAINING)
+    specs = () if job.recipe is None else (job.recipe.users, job.recipe.items)
+    require("training a recommender", TRAINING, fitted_extras(*specs))
     for kind in (job.values, job.dictionary):
         level_bits(kind)
     if job.recipe is not None and job.values != "float32" and _rows_only(job.recipe):
