@@ -162,6 +162,7 @@ def ratings(
     require("featherbed train ratings", TRAINING)
     from featherbed.compression.target import read_bytes
     from featherbed.tasks.recommender import Job, train_recommender
+    from featherbed.tasks.summary import summary_lines
 
     job = Job(
         file,
@@ -196,7 +197,7 @@ def ratings(
         command=shlex.join(["featherbed", *sys.argv[1:]]),
     )
     outcome = train_recommender(job, lambda line: typer.echo(line, err=True))
-    typer.echo(_summary(outcome.metrics, out))
+    typer.echo("\n".join(summary_lines(outcome.metrics, out)))
 
 
 def _recipe(given: dict[str, Any]) -> Recipe | None:
@@ -244,30 +245,6 @@ def _ratio(ratio: float | None) -> float | None:
     if ratio is not None and not (math.isfinite(ratio) and ratio > 0):
         raise ArgumentError(f"--ratio {ratio}: give a number above 0, such as 8")
     return ratio
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
-
-
-def _summary(metrics: dict[str, Any], out: Path) -> str:
-    sizes = metrics["sizes"]
-    lines = [
-        f"test MSE {metrics['test']['mse']:.4f} (RMSE {math.sqrt(metrics['test']['mse']):.4f}), "
-        f"validation {metrics['validation']['mse']:.4f}, train {metrics['train']['mse']:.4f}",
-        f"{sizes['file']:,} bytes without keys, {_times(sizes['ratio'])} than float32 rows"
-        + ("" if metrics["nonzeros"] is None else f"; {metrics['nonzeros']:,} weights"),
-        f"{out}: users.safetensors, items.safetensors, metrics.json, history.parquet, report.html",
-    ]
-    if metrics["interrupted"]:
-        more = "; --resume goes on" if (out / "checkpoints").is_dir() else ""
-        what = (
-            "this is the best epoch so far"
-            if metrics["epochs"]
-            else "not one epoch was finished, the rows are as far as they came"
-        )
-        lines.append(f"interrupted: {what}{more}")
-    return "\n".join(lines)
 
 
 for _name, _command in cli_text.COMMANDS.items():

@@ -118,7 +118,7 @@ def as_text(found: dict[str, Any]) -> str:
     )
     width = f"rows of width {found['dim']}"
     if found["stored_columns"] < found["dim"]:
-        width += f" ({found['stored_columns']} columns stored, the others have zero bits)"
+        width += f" ({found['stored_columns']} of {found['dim']} columns stored, the others have zero bits)"
     lines = [
         f"{found['file']}: {found['rows']:,} {width}, format version {found['version']}",
         f"made by     {name}({settings})",

@@ -35,7 +35,14 @@ from featherbed.tasks.language import LanguageFitted, fit_language
 from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import columns, perplexity
 from featherbed.tasks.results import made_by, write_json
-from featherbed.tasks.text_store import anchor_ids, pack_words, page_sizes, sizes
+from featherbed.tasks.text_store import (
+    anchor_ids,
+    pack_words,
+    page_sizes,
+    parameter_line,
+    size_line,
+    sizes,
+)
 from featherbed.tasks.texts import read_sentences
 from featherbed.tasks.word_insight import loss_bands, word_insight
 from featherbed.tasks.word_model import WordModel
@@ -85,17 +92,11 @@ class LanguageOutcome:
         lines = [
             f"perplexity: test {metrics['test']['perplexity']:.2f}, validation {metrics['validation']['perplexity']:.2f}"
         ]
-        times = found["dense_parameters"] / found["parameters"]
-        lines.append(
-            f"{found['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have"
-        )
+        lines.append(parameter_line(found))
         if self.packed is None:
             lines.append("this table has no packed form: nothing that continues texts was written")
         else:
-            parts = (
-                f"table {found['table']:,}, words {found['words']:,}, the rest {found['rest']:,}"
-            )
-            lines.append(f"whole model {found['whole']:,} bytes: {parts}")
+            lines.append(size_line(found))
         lines += [
             f"{one['start']} ... {one['text']}".replace("\n", " / ")
             for one in self.continuations[:1]

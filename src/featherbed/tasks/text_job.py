@@ -27,7 +27,16 @@ from featherbed.tasks.jobs import (
 )
 from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.text import TextFitted, TextRecipe, fit_text
-from featherbed.tasks.text_store import Scores, measured, page_sizes, report_of, sizes, store
+from featherbed.tasks.text_store import (
+    Scores,
+    measured,
+    page_sizes,
+    parameter_line,
+    report_of,
+    size_line,
+    sizes,
+    store,
+)
 from featherbed.tasks.texts import Texts, read_texts
 from featherbed.view.texts import text_page
 
@@ -73,17 +82,11 @@ class TextOutcome:
             f"{part} {metrics[part]['accuracy']:.2%}" for part in ("test", "validation")
         )
         lines = [f"accuracy: {shown}"]
-        times = sizes["dense_parameters"] / sizes["parameters"]
-        lines.append(
-            f"{sizes['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have"
-        )
+        lines.append(parameter_line(sizes))
         if self.packed is None:
             lines.append("this table has no packed form: nothing that classifies was written")
         else:
-            parts = (
-                f"table {sizes['table']:,}, words {sizes['words']:,}, the rest {sizes['rest']:,}"
-            )
-            lines.append(f"whole model {sizes['whole']:,} bytes: {parts}")
+            lines.append(size_line(sizes))
         lines.append(
             f"{out}: {', '.join(sorted(path.name for path in out.iterdir() if path.is_file()))}"
         )
