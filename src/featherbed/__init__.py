@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from featherbed.errors import FeatherbedError as FeatherbedError
     from featherbed.errors import FormatError as FormatError
     from featherbed.errors import IdError as IdError
+    from featherbed.errors import LargerTableWarning as LargerTableWarning
     from featherbed.errors import MissingExtra as MissingExtra
     from featherbed.errors import NotPackable as NotPackable
+    from featherbed.errors import TrainingError as TrainingError
     from featherbed.errors import UnknownKeyError as UnknownKeyError
     from featherbed.exports.onnx import to_onnx as to_onnx
     from featherbed.graphs import Graph as Graph
@@ -129,8 +131,10 @@ _HOMES = {
         "FeatherbedError",
         "FormatError",
         "IdError",
+        "LargerTableWarning",
         "MissingExtra",
         "NotPackable",
+        "TrainingError",
         "UnknownKeyError",
     ),
     "featherbed.exports.onnx": ("to_onnx",),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featherbed import cli_train
-from featherbed.errors import ArgumentError, FeatherbedError
+from featherbed.errors import ArgumentError, FeatherbedError, TrainingError
 from featherbed.extras import TRAINING, require
 from featherbed.version import __version__
 
@@ -377,9 +377,11 @@ def _dump(value: object) -> str:
 
 
 def main() -> None:
-    """Run the command line; bad input ends with one line and exit code 2, Ctrl-C with 130."""
+    """Run the command line; bad input ends with one line and exit code 2, failed training with 1, Ctrl-C with 130."""
     try:
         app(standalone_mode=True)
+    except TrainingError as error:
+        _fail(str(error), 1)
     except FeatherbedError as error:
         _fail(str(error))
     except OSError as error:
@@ -389,9 +391,9 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     typer.echo(f"error: {message}", err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, FeatherbedError
 from featherbed.extras import Packages
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import level_bits
@@ -126,6 +128,17 @@ def clear_checkpoints(out: Path) -> None:
     Checkpoints(out / CHECKPOINTS).clear()
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
+
+
+@contextlib.contextmanager
+def discard_on_error(out: Path, *, resume: bool) -> Iterator[None]:
+    """Take checkpoints away again where training fails by a named error; those of a run that is resumed stay."""
+    try:
+        yield
+    except FeatherbedError:
+        if not resume:
+            clear_checkpoints(out)
+        raise
 
 
 def with_keys(table: PackedTable, keys: Any) -> PackedTable:

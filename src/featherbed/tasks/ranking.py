@@ -79,6 +79,7 @@ def train_bpr(
     patience: int = 10,
     seed: int = 0,
     progress: bool = True,
+    name: str = "ranking",
 ) -> Ranked:
     """Fit plain rows by BPR, a pair at a time; the epoch of the best NDCG@10 on ``validation`` stays.
 
@@ -106,7 +107,7 @@ def train_bpr(
     users, liked = np.repeat(train.users, negatives), np.repeat(train.items, negatives)
     history: list[dict[str, float]] = []
     best = (-1.0, 0, rows.copy(), columns.copy())
-    with show_progress("ranking", epochs, shown=progress) as shown:
+    with show_progress(name, epochs, shown=progress) as shown:
         for epoch in range(epochs):
             order = rng.permutation(len(users))
             others = draw_others(train, users[order], rng)

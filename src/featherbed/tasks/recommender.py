@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.errors import ArgumentError, DataError, FeatherbedError
+from featherbed.errors import ArgumentError, DataError
 from featherbed.extras import TRAINING, require
 from featherbed.packed.columns import nonzero_columns
 from featherbed.packed.matrix import level_bits
@@ -29,6 +29,7 @@ from featherbed.tasks.jobs import (
     Clock,
     check_out,
     clear_checkpoints,
+    discard_on_error,
     fitted_extras,
     marked_checkpoints,
     move_folder,
@@ -238,7 +239,7 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
         return by_passes(recipe, split, seed=job.seed, dictionary=dictionary, progress=job.progress)
     stored = {"values": job.values, "dictionary": dictionary}
     checkpoints = _checkpoints(job, recipe, split)
-    try:
+    with discard_on_error(job.out, resume=job.resume):
         return by_recipe(
             recipe,
             split,
@@ -247,10 +248,6 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
             checkpoints=checkpoints,
             progress=job.progress,
         )
-    except FeatherbedError:
-        if not job.resume:
-            clear_checkpoints(job.out)
-        raise
 
 
 def _checkpoints(job: Job, recipe: Recipe, split: Split) -> Checkpoints:

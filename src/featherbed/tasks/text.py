@@ -263,7 +263,8 @@ def fit_text(
     >>> fit_text(recipe, prepare(texts), progress=False).result.metrics["validation"]["accuracy"]
     1.0
     """
-    made = make_word_table(recipe.words, lexicon_of(prepared, cache=cache), seed, sparse=True)
+    with show_progress(f"{name}, choosing words", shown=progress, transient=True):
+        made = make_word_table(recipe.words, lexicon_of(prepared, cache=cache), seed, sparse=True)
     torch.manual_seed(seed)  # layers start, and dropout draws, by torch's own generator
     model = new_classifier(recipe, made, len(prepared.classes))
     settings = {**asdict(recipe), "vocabulary": len(prepared.words)}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from featherbed.errors import DataError
 from featherbed.extras import TRAINING, require
 from featherbed.packed.table import PackedTable
+from featherbed.progress import show_progress
 from featherbed.serve.bundle import CLASSIFIER, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.tasks.documents import Prepared, prepare
 from featherbed.tasks.folders import write_history, write_page
@@ -21,6 +22,7 @@ from featherbed.tasks.jobs import (
     check_out,
     check_stored,
     clear_checkpoints,
+    discard_on_error,
     marked_checkpoints,
     move_folder,
     workplace,
@@ -109,32 +111,34 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
     clock = Clock()
     _check(job)
     with workplace(job.out.absolute()) as place:
-        train, test = _read(job)
-        prepared = prepare(train, test, seed=job.seed, **job.preparing)
+        with show_progress("reading", shown=job.progress, transient=True):
+            train, test = _read(job)
+            prepared = prepare(train, test, seed=job.seed, **job.preparing)
         say(described(prepared, train))
         for note in prepared.notes:
             say(note)
         clock.passed("reading")
         run = {"texts": prepared.checksum, "seed": job.seed, **asdict(job.recipe)}
         checkpoints = marked_checkpoints(job.out, run, job.resume)
-        fitted = fit_text(
-            job.recipe,
-            prepared,
-            seed=job.seed,
-            progress=job.progress,
-            name=job.recipe.model,
-            checkpoints=checkpoints,
-            cache=job.preparing.get("cache"),
-        )
+        with discard_on_error(job.out, resume=job.resume):
+            fitted = fit_text(
+                job.recipe,
+                prepared,
+                seed=job.seed,
+                progress=job.progress,
+                name=job.recipe.model,
+                checkpoints=checkpoints,
+                cache=job.preparing.get("cache"),
+            )
         for note in fitted.made.notes:
             say(note)
         clock.passed("training")
         made = Path(place) / "made"
         made.mkdir()
-        packed = store(
-            made, fitted, prepared, job.stored, {"source": job.source.name, "seed": job.seed}
-        )
-        scores = measured(made, fitted, prepared, stored=packed is not None)
+        with show_progress("measuring", shown=job.progress, transient=True):
+            about = {"source": job.source.name, "seed": job.seed}
+            packed = store(made, fitted, prepared, job.stored, about)
+            scores = measured(made, fitted, prepared, stored=packed is not None)
         clock.passed("measuring")
         metrics: dict[str, Any] = {
             part: {"accuracy": found["accuracy"], "texts": found["texts"]}
@@ -148,7 +152,8 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
         }
         metrics |= {"stages": clock.stages, "seconds": sum(clock.stages.values())}
         outcome = TextOutcome(metrics, fitted, prepared, packed)
-        _write_reports(made, outcome, job, scores, train)
+        with show_progress("writing", shown=job.progress, transient=True):
+            _write_reports(made, outcome, job, scores, train)
         move_folder(made, job.out, CLASSIFIER, (WORDS, MODEL, LIST, TOKENIZER))
         if not fitted.result.interrupted:
             clear_checkpoints(job.out)
