@@ -14,6 +14,7 @@ SOURCE = Path(fb.__file__).parent
 # from the ground up; a module may import from its own floor or below
 FLOORS = [
     ["version", "errors"],
+    ["extras", "progress"],
     ["compose", "hashing"],
     ["kernels"],
     ["packed"],
@@ -30,6 +31,8 @@ HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = (
     "version",
     "errors",
+    "extras",
+    "progress",
     "compose",
     "hashing",
     "kernels",

@@ -25,6 +25,7 @@ class Model(nn.Module):
     ["dense", "anchor:anchors=8", "lowrank:rank=3", "hashed:buckets=9,hashes=1,values=learnt", "remainder:divisor=6",
      "selected:keep=10,rest=2", "quantized:bits=4,scales=column", "anchor:anchors=4,init=xavier(gain=0.5),nonnegative=false"],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore::featherbed.errors.FeatherbedWarning")  # 30 rows of width 8
 def test_replace_runs_and_trains(spec):
     torch.manual_seed(0)
     model = Model()
@@ -155,3 +156,17 @@ def test_a_replaced_bag_can_be_saved(tmp_path):
     assert len(fb.load(tmp_path / "t")) == 20
     with pytest.raises(fb.ArgumentError, match="Linear has no packed form"):
         fb.save(nn.Linear(2, 2), tmp_path / "l")
+
+
+def test_a_larger_table_is_said():
+    model = nn.Sequential(nn.Embedding(200, 8), nn.Embedding(5, 2))
+    with pytest.warns(
+        fb.FeatherbedWarning, match=r"0: the table takes [\d,]+ bytes, more than the 6,400"
+    ):
+        swaps = fb.replace_embeddings(model, "anchor:anchors=20", lambda name, _: name == "0")
+    assert swaps[0].after.file > swaps[0].before
+    assert isinstance(model[0], fb.AnchorTable)
+
+
+def test_headers_of_few_rows_are_no_loss():
+    fb.replace_embeddings(nn.Sequential(nn.Embedding(5, 2)), "dense")

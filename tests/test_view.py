@@ -170,18 +170,20 @@ def test_the_page_says_it_all(report):
 def test_keys_are_part_of_the_file_and_counted_apart(report):
     report["chosen"]["keys"] = 520_000
     page, lines = compression_page(report), compression_text(report).splitlines()
-    assert "12.0 MB → 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept" in page
+    headline = "60,000 × 50 with keys: 12.5 MB → 1.12 MB, 11.2 times smaller; 58 % of ten"
+    assert headline in page
     assert (
-        "Without keys it is 20.1 times smaller than float32 rows; against float16 rows it is 10.0 times smaller."
+        "Keys take 520 KB. Without them it is 20.1 times smaller than float32 rows; against float16 rows it is 10.0 times smaller."
         in page
     )
     assert "Keys, the names of the rows, take 520,000 bytes more." in page
     assert (
         lines[1]
-        == "60,000 x 50: 12.0 MB -> 1.12 MB, 520 KB of it keys; 58 % of the ten nearest neighbours kept"
+        == "60,000 x 50 with keys: 12.5 MB -> 1.12 MB, 11.2 times smaller; 58 % of ten neighbours kept"
     )
     assert (
-        lines[4] == "smaller     20.1 times than float32, 10.0 times than float16, keys not counted"
+        lines[4]
+        == "table       598 KB, 20.1 times smaller than float32 (12.0 MB), 10.0 times than float16; keys 520 KB"
     )
 
 
@@ -329,7 +331,7 @@ def test_the_lines(report):
         "60,000 x 50: 12.0 MB -> 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbours kept",
         "method      residual(books=9)",
         "asked for   ratio=20; chosen by recall among 3 candidates in 42.3 s",
-        "smaller     20.1 times than float32, 10.0 times than float16",
+        "table       598 KB, 20.1 times smaller than float32 (12.0 MB), 10.0 times than float16",
         "quality     recall 58.3 %, error 0.2131, cosine 0.8860, overlap 0.9731",
         "bytes       codes 540 KB, dictionary 46.1 KB, 1 more",
         "rows                              share    error   cosine   recall",

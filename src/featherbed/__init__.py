@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from featherbed.errors import IdError as IdError
     from featherbed.errors import MissingExtra as MissingExtra
     from featherbed.errors import NotPackable as NotPackable
+    from featherbed.errors import TrainingError as TrainingError
     from featherbed.errors import UnknownKeyError as UnknownKeyError
     from featherbed.exports.onnx import to_onnx as to_onnx
     from featherbed.graphs import Graph as Graph
@@ -133,6 +134,7 @@ _HOMES = {
         "IdError",
         "MissingExtra",
         "NotPackable",
+        "TrainingError",
         "UnknownKeyError",
     ),
     "featherbed.exports.onnx": ("to_onnx",),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featherbed import cli_train
-from featherbed.errors import ArgumentError, FeatherbedError, MissingExtra
+from featherbed.errors import ArgumentError, FeatherbedError, TrainingError
+from featherbed.extras import TRAINING, require
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
@@ -51,12 +52,9 @@ def demo(
     ] = None,
 ) -> None:
     """Train four tables on generated ratings, store each in a file, and compare error, sizes and speed (about a minute)."""
-    try:
-        from featherbed.tasks.demo import run
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("torch", "train", "featherbed demo") from None
+    require("featherbed demo", {"train": ["torch", "numba", "scipy"]})
+    from featherbed.tasks.demo import run
+
     run(seed, folder)
 
 
@@ -83,15 +81,12 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="On few generated ratings or texts: does it run?")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Run a published table or figure: our numbers beside the published ones, printed and as a page."""
-    try:
-        from featherbed.papers.command import run
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "polars", "numba"):
-            raise
-        raise MissingExtra(str(error.name), "train", "featherbed paper") from None
+    require("featherbed paper", TRAINING, {"train": ["sklearn"]})
+    from featherbed.papers.command import run
+
     run(name, out, data, seeds, rows, quick, quiet, size)
 
 
@@ -290,7 +285,7 @@ def compress(
         int | None, typer.Option(help="The row of zeros that stays zero.", min=0)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of samples and starts.", min=0)] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Make a matrix, or a model's token table, smaller and say what is lost. Give one of --ratio, --budget and --quality."""
     if matrix.is_dir():
@@ -382,9 +377,11 @@ def _dump(value: object) -> str:
 
 
 def main() -> None:
-    """Run the command line; bad input ends with one line and exit code 2, Ctrl-C with 130."""
+    """Run the command line; bad input ends with one line and exit code 2, failed training with 1, Ctrl-C with 130."""
     try:
         app(standalone_mode=True)
+    except TrainingError as error:
+        _fail(str(error), 1)
     except FeatherbedError as error:
         _fail(str(error))
     except OSError as error:
@@ -394,9 +391,9 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     typer.echo(f"error: {message}", err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

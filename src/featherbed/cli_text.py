@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.errors import ArgumentError
+from featherbed.extras import TRAINING, Packages, require
 
 if TYPE_CHECKING:
     from featherbed.tasks.word_tables import WordTable
-
-EXTRAS = ("torch", "polars", "numba", "scipy", "sklearn")  # what training needs beyond serving
 
 Table = Annotated[
     str,
@@ -89,7 +88,7 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model in the folder.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def text(
@@ -158,7 +157,7 @@ def text(
 ) -> None:
     """Train a text classifier on a compact table of words; answers come from the packed files, without torch."""
     given = dict(locals())
-    with_extras("featherbed.tasks.text_job")
+    require("featherbed train text", TRAINING, *word_extras(by, subwords))
     from featherbed.tasks.text import TextRecipe
     from featherbed.tasks.text_job import TextJob, train_text
 
@@ -257,7 +256,7 @@ def lm(
 ) -> None:
     """Train a language model whose words are read and scored through one compact table."""
     given = dict(locals())
-    with_extras("featherbed.tasks.language_job")
+    require("featherbed train lm", TRAINING, *word_extras(by))
     from featherbed.tasks.language_job import LanguageJob, train_language
     from featherbed.tasks.language_recipe import LanguageRecipe
 
@@ -310,25 +309,18 @@ def word_table(given: dict[str, Any]) -> WordTable:
     return WordTable(given["table"], domain=parts, **same)
 
 
-def with_extras(module: str) -> None:
-    """Import what training needs, or say which extra brings it."""
-    from importlib import import_module
-
-    try:
-        import_module(module)
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in EXTRAS:
-            raise
-        raise MissingExtra(str(error.name), "train", "featherbed train") from None
+def word_extras(by: str | None, subwords: int | None = None) -> list[Packages]:
+    """Return the optional packages that choosing words and cutting them into pieces need."""
+    found: list[Packages] = [{"text": ["tokenizers"]}] if subwords is not None else []
+    return found if by in (None, "random", "frequency") else [*found, {"train": ["sklearn"]}]
 
 
 def running(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what every job is told: how it is stored and run, whether there is a terminal, what was typed."""
+    """Return the settings all jobs share: how to store and run them, progress, the command."""
     stored = {name: given[name] for name in ("values", "dictionary", "weights")}
-    shown = not given["quiet"] and sys.stderr.isatty()
     typed = shlex.join(["featherbed", *sys.argv[1:]])
     same = {name: given[name] for name in ("seed", "resume", "overwrite")}
-    return {**same, "stored": stored, "progress": shown, "command": typed}
+    return {**same, "stored": stored, "progress": not given["quiet"], "command": typed}
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"text": text, "lm": lm}

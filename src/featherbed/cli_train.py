@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherbed import cli_text
-from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.errors import ArgumentError
+from featherbed.extras import TRAINING, require
 
 if TYPE_CHECKING:
     from featherbed.tasks.recipe import Recipe
@@ -154,17 +155,14 @@ def ratings(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the recommender in the folder.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Factorise ratings into two compact tables; without further options rows in levels, 8 times smaller than float32."""
     given = dict(locals())
-    try:
-        from featherbed.tasks.recommender import Job, train_recommender
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "polars", "numba"):
-            raise
-        raise MissingExtra(str(error.name), "train", "featherbed train") from None
+    require("featherbed train ratings", TRAINING)
     from featherbed.compression.target import read_bytes
+    from featherbed.tasks.recommender import Job, train_recommender
+    from featherbed.tasks.summary import summary_lines
 
     job = Job(
         file,
@@ -195,11 +193,11 @@ def ratings(
         seed=seed,
         resume=resume,
         overwrite=overwrite,
-        progress=not quiet and sys.stderr.isatty(),
+        progress=not quiet,
         command=shlex.join(["featherbed", *sys.argv[1:]]),
     )
     outcome = train_recommender(job, lambda line: typer.echo(line, err=True))
-    typer.echo(_summary(outcome.metrics, out))
+    typer.echo("\n".join(summary_lines(outcome.metrics, out)))
 
 
 def _recipe(given: dict[str, Any]) -> Recipe | None:
@@ -247,30 +245,6 @@ def _ratio(ratio: float | None) -> float | None:
     if ratio is not None and not (math.isfinite(ratio) and ratio > 0):
         raise ArgumentError(f"--ratio {ratio}: give a number above 0, such as 8")
     return ratio
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
-
-
-def _summary(metrics: dict[str, Any], out: Path) -> str:
-    sizes = metrics["sizes"]
-    lines = [
-        f"test MSE {metrics['test']['mse']:.4f} (RMSE {math.sqrt(metrics['test']['mse']):.4f}), "
-        f"validation {metrics['validation']['mse']:.4f}, train {metrics['train']['mse']:.4f}",
-        f"{sizes['file']:,} bytes without keys, {_times(sizes['ratio'])} than float32 rows"
-        + ("" if metrics["nonzeros"] is None else f"; {metrics['nonzeros']:,} weights"),
-        f"{out}: users.safetensors, items.safetensors, metrics.json, history.parquet, report.html",
-    ]
-    if metrics["interrupted"]:
-        more = "; --resume goes on" if (out / "checkpoints").is_dir() else ""
-        what = (
-            "this is the best epoch so far"
-            if metrics["epochs"]
-            else "not one epoch was finished, the rows are as far as they came"
-        )
-        lines.append(f"interrupted: {what}{more}")
-    return "\n".join(lines)
 
 
 for _name, _command in cli_text.COMMANDS.items():

@@ -9,7 +9,8 @@
     ├── DataError            (ValueError)    an input file that cannot be read as what it should be
     ├── FormatError          (ValueError)    a packed file that breaks its specification
     ├── NotPackable          (TypeError)     a table that has no packed form
-    └── MissingExtra         (ImportError)   an optional dependency is not installed
+    ├── MissingExtra         (ImportError)   an optional dependency is not installed
+    └── TrainingError        (RuntimeError)  training that cannot end with a model
 
 ``FeatherbedWarning`` (UserWarning) is for results that are valid but probably not intended.
 """
@@ -57,3 +58,7 @@ class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after wh
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs {package}: pip install "featherbed[{extra}]"')
+
+
+class TrainingError(FeatherbedError, RuntimeError):
+    """Training that cannot end with a model: a penalty has set every weight to zero. Commands end with exit code 1."""

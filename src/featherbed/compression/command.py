@@ -6,57 +6,18 @@ import contextlib
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.text import Text
 
 from featherbed.compression.run import compress
 from featherbed.compression.sources import read_matrix
 from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError
-
-
-class Left(ProgressColumn):
-    """The time left as it was last told, less what has passed since."""
-
-    def render(self, task: Task) -> Text:
-        """Show it."""
-        until = task.fields.get("until")
-        seconds = None if until is None else max(0, round(until - time.monotonic()))
-        return Text(
-            "left -:--:--" if seconds is None else f"left {timedelta(seconds=seconds)}",
-            style="progress.remaining",
-        )
-
-
-class Told:
-    """Turns what a compression tells into one bar that only moves forward, and into the time left."""
-
-    def __init__(self, bar: Progress) -> None:
-        self.bar, self.done, self.began = bar, 0.0, time.monotonic()
-        self.task = bar.add_task("reading", total=1.0)
-
-    def __call__(self, what: str, share: float) -> None:
-        """Move the bar."""
-        now = time.monotonic()
-        until = now + (now - self.began) * (1 - share) / share if share > 0 else None
-        self.done = max(self.done, share)
-        self.bar.update(self.task, completed=self.done, description=what, until=until)
+from featherbed.extras import COMPRESSING, Packages, require
+from featherbed.progress import show_share
 
 
 def run(
@@ -75,15 +36,16 @@ def run(
     quiet: bool,
 ) -> None:
     """Compress a file; whatever goes wrong, no half-written file is left."""
+    require("featherbed compress", COMPRESSING, _extras(method, report))
     Target.of(budget, ratio, quality, 4)  # before anything is read
     for path in (out, report):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise ArgumentError(f"{path} cannot be written: name a file in a folder that exists")
     if out.exists() and out.samefile(matrix):
         raise ArgumentError(f"{out} is the matrix itself: write the table to another file")
-    source = read_matrix(matrix, array=array)
     counted = None if weights is None else read_weights(weights)
-    with told_bar(quiet) as told, ending_at_once():
+    with show_share("reading", shown=not quiet) as tell, ending_at_once():
+        source = read_matrix(matrix, array=array)
         table = compress(
             source.matrix,
             budget=budget,
@@ -97,29 +59,20 @@ def run(
             words=words,
             name=source.name,
             command=shlex.join(["featherbed", *sys.argv[1:]]),
-            tell=told,
+            tell=tell,
         )
-        told("done", 1.0)
+        tell("done", 1.0)
     table.save(out)
     if report is not None:
         table.report.save(report)
     sys.stdout.write(f"{table.report}\nwritten     {out}\n")
 
 
-@contextlib.contextmanager
-def told_bar(quiet: bool) -> Iterator[Told]:
-    """Yield what to tell of a compression, shown as a bar with the time left."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        Left(),
-        console=Console(stderr=True),
-        disable=quiet,
-    )
-    with bar:
-        yield Told(bar)
+def _extras(method: str, report: Path | None) -> Packages:
+    """Return the optional packages that a method and a report need besides."""
+    pages = report is not None and report.suffix in (".html", ".htm")
+    learnt = "kd" in method.partition(":")[0].split("+")
+    return {"train": ["torch"] if learnt else [], "view": ["plotly"] if pages else []}
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from featherbed.compression.command import read_weights, told_bar
-from featherbed.errors import MissingExtra
+from featherbed.compression.command import read_weights
+from featherbed.extras import require
+from featherbed.progress import show_share
 
 
 def run_folder(
@@ -21,12 +22,12 @@ def run_folder(
     quiet: bool,
 ) -> None:
     """Compress a folder; whatever goes wrong, no half-written folder is left."""
-    try:
-        from featherbed.models.folder import compress_folder
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "hf", "compressing a model's folder") from None
+    modules = ("transformers", "torch", "faiss", "numba", "scipy")
+    require("compressing a model's folder", {"hf": modules})
+    from featherbed.models.folder import compress_folder
+
     counted = None if weights is None else read_weights(weights)
-    with told_bar(quiet) as tell:
+    with show_share("reading", shown=not quiet) as tell:
         (done,) = compress_folder(
             folder,
             out,

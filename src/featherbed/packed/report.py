@@ -10,6 +10,7 @@ import numpy as np
 from featherbed.packed import bits
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed, Ragged
+from featherbed.packed.columns import columns_with_bits
 from featherbed.packed.file import header_of, load
 from featherbed.packed.header import describe
 from featherbed.packed.table import PackedTable
@@ -24,6 +25,7 @@ def report(path: str | Path) -> dict[str, Any]:
     parts = table.sizes_by_part()
     dense = table.rows * table.dim * 4
     size = Path(path).stat().st_size
+    columns = columns_with_bits(table)
     vocabulary = sum(n for name, n in parts.items() if name.startswith("keys."))
     return {
         "file": str(path),
@@ -32,13 +34,15 @@ def report(path: str | Path) -> dict[str, Any]:
         "version": meta["version"],
         "made_by": table.made_by,
         "padding_idx": table.padding_idx,
+        "stored_columns": table.dim if columns is None else int(np.count_nonzero(columns)),
         "bytes": {
             "file": size,
             "without_keys": size - vocabulary,
             "keys": vocabulary,
             "dense_float32": dense,
         },
-        "smaller": {
+        "smaller": {  # the whole file against float32 rows with the same keys; then without keys
+            "file": (dense + vocabulary) / size,
             "float32": dense / (size - vocabulary),
             "float16": dense / 2 / (size - vocabulary),
         },
@@ -112,12 +116,13 @@ def as_text(found: dict[str, Any]) -> str:
     settings = ", ".join(
         f"{key}={value}" for key, value in made.items() if key != "table" and value is not None
     )
+    width = f"rows of width {found['dim']}"
+    if found["stored_columns"] < found["dim"]:
+        width += f" ({found['stored_columns']} of {found['dim']} columns stored, the others have zero bits)"
     lines = [
-        f"{found['file']}: {found['rows']:,} rows of width {found['dim']}, format version {found['version']}",
+        f"{found['file']}: {found['rows']:,} {width}, format version {found['version']}",
         f"made by     {name}({settings})",
-        f"file        {sizes['file']:,} bytes"
-        + (f", of which {sizes['keys']:,} are keys" if sizes["keys"] else ""),
-        f"smaller     {found['smaller']['float32']:.1f}x than float32, {found['smaller']['float16']:.1f}x than float16 rows",
+        *_sizes_text(sizes),
         "parts",
         *(
             f"  {part:<24}{size:>14,}"
@@ -127,6 +132,36 @@ def as_text(found: dict[str, Any]) -> str:
     for number, band in enumerate(found["bands"]):
         lines += _layer_text(f"band {number}: {band['rows']:,} rows,", band)
     return "\n".join(lines)
+
+
+def _sizes_text(sizes: dict[str, int]) -> list[str]:
+    """Say how large the file is, keys included, and how large its rows are; each with what it is compared to."""
+    rows, keys, dense = sizes["without_keys"], sizes["keys"], sizes["dense_float32"]
+    alone = f"{compare_sizes(rows, dense)} as float32, {compare_sizes(rows, dense // 2)} as float16"
+    if not keys:
+        return [f"file        {sizes['file']:,} bytes, {alone}"]
+    whole = compare_sizes(sizes["file"], dense + keys)
+    return [
+        f"file        {sizes['file']:,} bytes, {whole} as float32 with the same keys",
+        f"  rows      {rows:,} bytes, {alone}",
+        f"  keys      {keys:,} bytes",
+    ]
+
+
+def compare_sizes(size: int, other: int) -> str:
+    """Say how a number of bytes compares with another, which is named.
+
+    >>> compare_sizes(1_000, 4_000), compare_sizes(1_000, 990), compare_sizes(3_000, 2_000)
+    ('4.0 times smaller than 4,000', 'about as large as 990', '1.5 times larger than 2,000')
+    """
+    ratio = other / max(1, size)
+    if 1 / 1.05 < ratio < 1.05:
+        return f"about as large as {other:,}"
+    return (
+        f"{ratio:,.1f} times smaller than {other:,}"
+        if ratio > 1
+        else f"{1 / ratio:,.1f} times larger than {other:,}"
+    )
 
 
 def _codes(codes: dict[str, Any]) -> str:

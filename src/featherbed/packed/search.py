@@ -13,6 +13,7 @@ from featherbed.errors import ArgumentError
 from featherbed.packed import engine
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Codes, Every, Fixed, Ids, Ragged
+from featherbed.packed.columns import check_direction
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
     array = check_queries(queries, table.dim)
     wide = np.atleast_2d(array)
     if metric == "cosine":
+        check_direction(table)
         lengths = np.sqrt(np.einsum("nd,nd->n", wide, wide))[:, None]
         lengths[lengths == 0] = 1
         wide = wide / lengths

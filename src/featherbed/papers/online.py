@@ -16,12 +16,12 @@ from featherbed.errors import ArgumentError
 from featherbed.optim import NonNegativeL1, Yogi
 from featherbed.papers.records import Bar, Outcome
 from featherbed.papers.sources import Source
+from featherbed.progress import show_progress
 from featherbed.tables import GrowingAnchorTable
 from featherbed.tables.arrivals import Arrivals
 from featherbed.tables.growth import Growth
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.online import train_online
-from featherbed.tasks.progress import training_bar
 from featherbed.tasks.ratings import MatrixFactorization
 
 NEEDED = (
@@ -113,8 +113,7 @@ def run_online(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar)
         batches, stream.train_loss, stream.loss, stream.optimizer, growth=stream.growth, **loop
     )
     history: list[dict[str, Any]] = []
-    with training_bar(bar.shown) as shown:
-        task = shown.add_task(bar.name, total=len(parts), note="")
+    with show_progress(bar.name, len(parts), shown=bar.shown) as shown:
         for row in rows:
             here = {
                 "batch": int(row["batch"]),
@@ -122,9 +121,7 @@ def run_online(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar)
                 "anchors": int(row["anchors"]),
             }
             history.append(here | {"users": len(stream.known[0]), "items": len(stream.known[1])})
-            shown.update(
-                task, advance=1, note=f"before {row['before']:.3f}, {here['anchors']} anchors"
-            )
+            shown.update(advance=1, note=f"before {row['before']:.3f}, {here['anchors']} anchors")
     before = [row["before"] for row in history]
     anchors = [len(table.atoms) for table in stream.tables]
     measures = {

@@ -22,7 +22,7 @@ PARTS = (
 LOOP = tuple(
     name
     for name in inspect.signature(train_bpr).parameters
-    if name not in ("train", "validation", "seed", "progress")
+    if name not in ("train", "validation", "seed", "progress", "name")
 )
 
 
@@ -36,7 +36,7 @@ def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar
     parts = {key: settings[key] for key in PARTS if key in settings}
     train, validation, test = choices(source.ratings, **parts, seed=seed)
     loop = {key: settings[key] for key in LOOP if key in settings}
-    ranked = train_bpr(train, validation, **loop, seed=seed, progress=bar.shown)
+    ranked = train_bpr(train, validation, **loop, seed=seed, progress=bar.shown, name=bar.name)
     known = both(train, validation)
     measures = ranking_metrics(ranked.users, ranked.items, known, test)
     measures |= {

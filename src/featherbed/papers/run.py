@@ -14,6 +14,7 @@ from typing import Any
 from featherbed.errors import DataError
 from featherbed.papers.records import Bar, Outcome, Record, read_record, record_path, write_record
 from featherbed.papers.settings import Paper, Row
+from featherbed.progress import show_progress
 
 Runner = Callable[[Mapping[str, Any], int, Any, Bar], Outcome]
 RUNNERS = {  # by task: the module and the function that runs a row
@@ -97,12 +98,11 @@ def run_paper(
         row = rows[name]
         if row.data in absent:
             continue
-        bar = Bar(
-            f"{name} seed {seed}, {count + 1}/{len(left)}{_time_left(begun, count, len(left))}",
-            shown,
-        )
+        whole = _time_left(begun, count, len(left))
+        bar = Bar(f"{name} seed {seed}, run {count + 1} of {len(left)}{whole}", shown)
         try:
-            found = source(row.data)
+            with show_progress(f"reading {row.data}", shown=shown, transient=True):
+                found = source(row.data)
         except DataError as error:
             if row.data == paper.data:
                 raise
@@ -138,4 +138,4 @@ def _time_left(begun: float, done: int, total: int) -> str:
     if not done:
         return ""
     seconds = (time.monotonic() - begun) / done * (total - done)
-    return f" in {timedelta(seconds=round(seconds))}"
+    return f" ({timedelta(seconds=round(seconds))} left in all)"

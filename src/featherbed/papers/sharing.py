@@ -9,7 +9,7 @@ from featherbed.errors import ArgumentError
 from featherbed.papers.factors import MODELS, train_als, train_sgd
 from featherbed.papers.records import Bar, Outcome
 from featherbed.papers.sources import Source
-from featherbed.tasks.progress import training_bar
+from featherbed.progress import show_progress
 
 WAYS = {
     "sgd": {"model", "dim", "lr", "decay", "epochs", "patience", "drop", "p"},
@@ -22,12 +22,11 @@ def run_factors(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar
     """Train factors and measure the root of the mean squared error on the test part, once."""
     how, own = checked(settings)
     parts, history = source.split(seed), []
-    with training_bar(bar.shown) as shown:
-        task = shown.add_task(bar.name, total=own["epochs"], note="")
+    with show_progress(bar.name, own["epochs"], shown=bar.shown) as shown:
 
         def after(epoch: int, error: float) -> None:
             history.append({"epoch": epoch, "validation": round(error, 6)})
-            shown.update(task, advance=1, note=f"validation {error:.4f}")
+            shown.update(advance=1, note=f"validation {error:.4f}")
 
         loop: dict[str, Any] = {**own, "seed": seed, "after": after}
         if how == "als":

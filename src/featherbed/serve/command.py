@@ -11,8 +11,14 @@ from featherbed.serve.recommender import Recommender, Scored
 
 def run(folder: Path, user: str, k: int = 10, json: bool = False, all_items: bool = False) -> None:
     """Print the k best items for a user, with their scores; of those not rated in training unless ``all_items``."""
-    found = Recommender.open(folder).recommend(user, k, unseen=not all_items)
+    recommender = Recommender.open(folder)
+    found = recommender.recommend(user, k, unseen=not all_items)
     typer.echo(_as_json(found) if json else as_lines(found))
+    if not recommender.factors:
+        note = (
+            "note: this recommender stores no factors, only biases: every user gets the same order"
+        )
+        typer.echo(note, err=True)
     if len(found) < k:
         kind = "items in all" if all_items else "items this user has not rated"
         typer.echo(f"note: there are only {len(found)} {kind}, {k} were asked for", err=True)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import FormatError, UnknownKeyError
+from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.packed.codes import Ids
+from featherbed.packed.columns import nonzero_columns
 from featherbed.packed.engine import WORTH
 from featherbed.packed.file import check as check_table
 from featherbed.packed.file import load
@@ -151,9 +153,15 @@ class Recommender:
     def similar(self, item: str, k: int = 10) -> list[Scored]:
         """Return the k items whose rows point most in the direction of an item's row, itself left out, by cosine.
 
-        A column of biases says how good an item is, not what it is like: it is left out.
+        A column of biases says how good an item is, not what it is like: it is left out. A recommender without factors
+        raises an ArgumentError.
         """
         check_count(k)
+        if not self.factors:
+            raise ArgumentError(
+                "this recommender stores no factors, only biases, so items have nothing to be compared by: train it on "
+                "more ratings or with a larger budget"
+            )
         id_, first = self._item(item), int(self.about.biases == "column")
         query = self.items[id_].copy()
         query[:first] = 0
@@ -162,6 +170,16 @@ class Recommender:
         out = {id_} | ({self.items.padding_idx} - {None})
         scores[list(out)] = -np.inf
         return self._best(scores, min(k, self.about.items - len(out)))
+
+    @cached_property
+    def factors(self) -> int:
+        """Number of columns, biases left out, that are other than 0 for some user and for some item.
+
+        0 means biases only: the order of items is the same for every user, and no item resembles another.
+        """
+        first = int(self.about.biases == "column")
+        columns = nonzero_columns(self.users) & nonzero_columns(self.items)
+        return int(np.count_nonzero(columns[first:]))
 
     def seen(self, user: int) -> Ids:
         """Return the ids of the items a user (by id) rated in training, ascending."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, FeatherbedWarning
 from featherbed.optim.lazy.rows import SparseGradient
 from featherbed.tables.bag import Bag
 from featherbed.tables.sizes import Sizes
@@ -15,6 +16,7 @@ from featherbed.tables.spec import parse_spec, table_from_dense
 from featherbed.tables.table import Table
 
 Embedding = nn.Embedding | nn.EmbeddingBag
+HEADER = 1024  # bytes, about, of the header of a packed file: few rows are no loss for it
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def replace_embeddings(
     ``spec`` is a short spec (see ``featherbed.tables.spec``) or a callable from the old weight [V, d] and padding_idx to a
     table. Rows start near the old ones, padding_idx and dtype are kept; what was shared among embeddings stays shared, a weight
     tied to something else is refused.
-    ``where(name, module)`` chooses modules; all by default.
+    ``where(name, module)`` chooses modules; all by default. A table whose file will be larger than the dense weight it
+    replaces is said by a ``FeatherbedWarning``.
 
     >>> import torch, featherbed as fb
     >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 2))
@@ -79,7 +82,20 @@ def replace_embeddings(
     for name, module in chosen.items():  # only now: an error above leaves the model as it was
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, new[id(module)])
-    return list(tables.values())
+    swaps = list(tables.values())
+    for swap in swaps:
+        _warn_if_larger(swap)
+    return swaps
+
+
+def _warn_if_larger(swap: Swap) -> None:
+    if swap.after.file > swap.before + HEADER:
+        warnings.warn(
+            f"{swap.name}: the table takes {swap.after.file:,} bytes, more than the {swap.before:,} of the dense weight it "
+            f"replaces ({type(swap.table).__name__}): give it fewer parameters, or leave {swap.name} out by where=",
+            FeatherbedWarning,
+            stacklevel=3,
+        )
 
 
 def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:

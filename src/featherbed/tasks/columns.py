@@ -17,8 +17,9 @@ from featherbed.tasks.lines import Lines, Progress, found_file, whole_lines
 if TYPE_CHECKING:
     import polars as pl
 
-GOOD, BLANK, MISSING, UNPARSABLE, NOT_FINITE = range(5)
-REASONS = {MISSING: "missing", UNPARSABLE: "unparsable", NOT_FINITE: "not finite"}
+GOOD, BLANK, MISSING, UNPARSABLE, ABSURD = range(5)
+REASONS = {MISSING: "missing", UNPARSABLE: "unparsable"}  # why a line is skipped
+LARGEST = 1e6  # magnitude of a rating: NaN, infinity and larger ones are refused
 NOTHING = ("", "na", "n/a", "null", "none", "\\n", "-")  # how files write that there is no rating
 WHOLE = 2.0**53  # below this every whole number is a float64
 TIMES = ("%Y-%m-%dT%H:%M:%S%.f%z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
@@ -72,7 +73,7 @@ def open_columns(
 
 @dataclass(frozen=True)
 class Judged:
-    """The good lines of a block, and a verdict on each of its lines (GOOD, MISSING, UNPARSABLE, NOT_FINITE)."""
+    """The good lines of a block, and a verdict on each of its lines (GOOD, MISSING, UNPARSABLE, ABSURD)."""
 
     users: pl.Series
     items: pl.Series
@@ -197,7 +198,7 @@ def ratings(
     verdict[nothing] = MISSING
     with np.errstate(over="ignore"):
         values = numbers.fill_null(0.0).to_numpy().astype(np.float32)
-    verdict[~np.isfinite(values)] = NOT_FINITE
+    verdict[~(np.abs(values) <= LARGEST)] = ABSURD
     return values, verdict
 
 

@@ -9,14 +9,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featherbed.packed.writing import replacing
-from featherbed.serve.folder import seen_of, write_recommender
+from featherbed.serve.folder import (
+    APART,
+    ITEMS,
+    JSON,
+    SEEN,
+    TITLES,
+    USERS,
+    seen_of,
+    write_recommender,
+)
 from featherbed.tasks.insight import insight
 from featherbed.tasks.results import made_by, write_json
+from featherbed.tasks.summary import warning_lines
 from featherbed.version import __version__
 from featherbed.view.ratings import ratings_page
 
 if TYPE_CHECKING:
     from featherbed.tasks.recommender import Outcome
+
+FILES = (USERS, ITEMS, SEEN, TITLES, APART, JSON)  # that recommending reads
 
 
 def write_folder(
@@ -25,7 +37,6 @@ def write_folder(
     """Write what ``featherbed recommend`` opens, then ``metrics.json``, ``history.parquet`` and ``report.html``."""
     learnt, split, titles = outcome.learnt, outcome.split, outcome.titles
     train = split.train
-    report = report_of(outcome, name, command, settings)
     write_recommender(
         folder,
         learnt.users,
@@ -42,9 +53,23 @@ def write_folder(
             "settings": settings,
         },
     )
+    outcome.metrics["sizes"] |= shipped_sizes(folder, outcome.metrics["sizes"])
+    report = report_of(outcome, name, command, settings)
     write_json(folder / "metrics.json", {**outcome.metrics, **made_by()})
     write_history(folder / "history.parquet", learnt.history)
     write_page(folder / "report.html", ratings_page(report))
+
+
+def shipped_sizes(folder: Path, tables: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of all files that recommending reads (``whole``), of some of them, and of all with float32 rows."""
+    found = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+    whole = sum(found.values())
+    return {
+        "whole": whole,
+        "seen": found.get(SEEN, 0),
+        "titles": found.get(TITLES, 0),
+        "float32_whole": whole - tables["file"] + tables["float32"],
+    }
 
 
 def write_page(path: Path, page: str) -> None:
@@ -84,8 +109,8 @@ def report_of(
         "metrics": {part: metrics[part] for part in ("train", "validation", "test")},
         "history": learnt.history,
         "sizes": metrics["sizes"],
-        "insight": insight(learnt.users, learnt.items, split, guess, names, groups),
-        "model": {"dim": learnt.users.dim, **kinds},
+        "insight": insight(learnt.users, learnt.items, split, guess, names, groups, outcome.biases),
+        "model": {"dim": learnt.users.dim, "factors": metrics["factors"], **kinds},
         "input": {"columns": reading.columns, "counts": reading.counts, "notes": reading.notes},
         "split": {
             "how": split.how,
@@ -93,6 +118,7 @@ def report_of(
             **{p: metrics[p]["ratings"] for p in ("train", "validation", "test")},
         },
         "settings": {key: value for key, value in settings.items() if value is not None},
+        "warnings": warning_lines(metrics),
         "notes": list(learnt.notes),
         "command": command,
         "seconds": metrics["seconds"],

@@ -20,6 +20,7 @@ from featherbed.packed.graded import Graded
 from featherbed.packed.inside import NOTHING, anchor_count, clusters_of, purity, strongest
 from featherbed.packed.matrix import Matrix, level_bits
 from featherbed.packed.table import PackedTable
+from featherbed.tasks.baselines import Biases, validated_biases
 from featherbed.tasks.data import Ratings
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ HELD, ROWS = 1 << 22, 1 << 18  # ratings and rows looked at at once
 POINTS = 1200  # rows drawn as points
 ANCHORS, TOP = 24, 8  # anchors shown, and items of each
 GROUPED = 200_000  # items whose groups are compared with their anchors
-SHRINK = 5.0  # ratings of a mean that stand behind every bias from the start
-FEW = 5_000_000  # ratings that biases are fitted to in several rounds
 COARSE, FINE = (1, 3), (1, 2, 5)
 Counts = NDArray[np.int64]
 
@@ -42,8 +41,11 @@ def insight(
     predictions: NDArray[np.floating],  # [test ratings]
     titles: Sequence[str | None] | None = None,  # [items]
     groups: Sequence[Any] | None = None,  # [items]: the groups (genres) of each
+    biases: Biases | None = None,
 ) -> dict[str, Any]:
     """Return what ``ratings_page`` shows of a recommender: baselines, error by popularity, the cost of rows, anchors.
+
+    ``biases`` is the baseline; None fits it to the training part, with shrinkages chosen on the validation part.
 
     >>> import featherbed as fb
     >>> from featherbed.tasks.data import planted_ratings
@@ -62,8 +64,8 @@ def insight(
         raise ArgumentError(
             f"predictions have shape {guess.shape}: give one for each of the {len(test)} test ratings"
         )
-    mean = float(split.train.values.mean(dtype=np.float64))
-    plain = _biases_only(split.train, test, mean)
+    baseline = validated_biases(split.train, split.validation) if biases is None else biases
+    plain = baseline.predict(test.users, test.items)
     ours, theirs = _squared(guess, test), _squared(plain, test)
     sides = {}
     for side, table, ids, rated in (
@@ -77,7 +79,11 @@ def insight(
         }
     return {
         "test": _mean(ours),
-        "baselines": {"mean": _mean(_squared(np.float64(mean), test)), "biases": _mean(theirs)},
+        "baselines": {
+            "mean": _mean(_squared(np.float64(baseline.mean), test)),
+            "biases": _mean(theirs),
+            "shrinkage": list(baseline.shrinkage),
+        },
         "sides": sides,
         "anchors": _anchors(items, titles, groups),
     }
@@ -103,24 +109,6 @@ def _counts(ids: NDArray[np.integer], rows: int) -> Counts:
     for here in _blocks(len(ids)):
         total += np.bincount(ids[here], minlength=rows)
     return total
-
-
-def _biases_only(
-    train: Ratings, test: Ratings, mean: float
-) -> NDArray[np.float64]:  # [test ratings]
-    """Return the predictions mean + b_u + b_i of biases fitted in turn: b = Σ residual / (ratings + SHRINK)."""
-    own, other = np.zeros(train.num_users), np.zeros(train.num_items)
-    sides = [(train.items, other, train.users, own), (train.users, own, train.items, other)]
-    weights = [_counts(ids, len(bias)) + SHRINK for ids, bias, _, _ in sides]
-    for _ in range(3 if len(train) <= FEW else 1):
-        for (ids, bias, partners, known), weight in zip(sides, weights, strict=True):
-            total = np.zeros(len(bias))
-            for here in _blocks(len(train)):
-                left = train.values[here] - mean - known[partners[here]]
-                total += np.bincount(ids[here], left, minlength=len(bias))
-            bias[:] = total / weight
-    found: NDArray[np.float64] = mean + own[test.users] + other[test.items]
-    return found
 
 
 def edges_of(most: int, steps: tuple[int, ...] = COARSE) -> list[int]:

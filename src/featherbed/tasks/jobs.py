@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, FeatherbedError
+from featherbed.extras import Packages
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.table import PackedTable
@@ -28,6 +32,16 @@ def workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
         raise ArgumentError(
             f"{near} cannot be written into ({error.strerror}): give another folder for --out"
         ) from None
+
+
+def fitted_extras(*specs: str) -> Packages:
+    """Return the optional packages that fitting tables of these specs to rows needs.
+
+    >>> fitted_extras("dense", "banded:hot=10,tail='product:parts=4,choices=16'")
+    {'compress': ['faiss']}
+    """
+    coded = any(re.search(r"\b(kd|product)\b", spec) for spec in specs)
+    return {"compress": ["faiss"]} if coded else {}
 
 
 class Clock:
@@ -114,6 +128,17 @@ def clear_checkpoints(out: Path) -> None:
     Checkpoints(out / CHECKPOINTS).clear()
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
+
+
+@contextlib.contextmanager
+def discard_on_error(out: Path, *, resume: bool) -> Iterator[None]:
+    """Take checkpoints away again where training fails by a named error; those of a run that is resumed stay."""
+    try:
+        yield
+    except FeatherbedError:
+        if not resume:
+            clear_checkpoints(out)
+        raise
 
 
 def with_keys(table: PackedTable, keys: Any) -> PackedTable:

@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from featherbed.graphs import cooccurrence_counts
 from featherbed.optim import SGD, AdamW, Averaged, Budget, Several, Yogi
+from featherbed.progress import show_progress
 from featherbed.tables import AnchorTable, LowRankTable
 from featherbed.tables.model import split_codes
 from featherbed.tasks.awd import AwdModel
@@ -156,7 +157,8 @@ def fit_language(
     [0, 1]
     """
     if not recipe.dense_epochs:
-        made = make_word_table(recipe.words, lexicon_of(corpus), seed)
+        with show_progress(f"{name}, choosing words", shown=progress, transient=True):
+            made = make_word_table(recipe.words, lexicon_of(corpus), seed)
         model = new_model(recipe, made, seed)
         return trained(
             recipe, corpus, made, model, (0, recipe.epochs), seed, checkpoints, progress, name
@@ -167,7 +169,8 @@ def fit_language(
     apart = None if checkpoints is None else checkpoints.stage("dense")
     span, model = (0, recipe.dense_epochs), new_model(plain, rows, seed)
     first = trained(plain, corpus, rows, model, span, seed, apart, progress, f"{name}, plain rows")
-    made, model = fitted_to(first, recipe, corpus, seed)
+    with show_progress(f"{name}, fitting the table", shown=progress, transient=True):
+        made, model = fitted_to(first, recipe, corpus, seed)
     if first.result.interrupted:
         optimizer = new_optimizer(recipe, model, made)
         first.result.sizes = {"words": sizes_of(model, optimizer)}

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
+from featherbed.extras import TRAINING, require
 from featherbed.packed.table import PackedTable
+from featherbed.progress import show_progress
 from featherbed.serve.bundle import LANGUAGE, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.serve.language import LanguageServer, write_language
 from featherbed.serve.words import tokenize
@@ -25,6 +27,8 @@ from featherbed.tasks.jobs import (
     check_out,
     check_stored,
     clear_checkpoints,
+    discard_on_error,
+    fitted_extras,
     marked_checkpoints,
     move_folder,
     workplace,
@@ -33,7 +37,14 @@ from featherbed.tasks.language import LanguageFitted, fit_language
 from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import columns, perplexity
 from featherbed.tasks.results import made_by, write_json
-from featherbed.tasks.text_store import anchor_ids, pack_words, page_sizes, sizes
+from featherbed.tasks.text_store import (
+    anchor_ids,
+    pack_words,
+    page_sizes,
+    parameter_line,
+    size_line,
+    sizes,
+)
 from featherbed.tasks.texts import read_sentences
 from featherbed.tasks.word_insight import loss_bands, word_insight
 from featherbed.tasks.word_model import WordModel
@@ -83,17 +94,11 @@ class LanguageOutcome:
         lines = [
             f"perplexity: test {metrics['test']['perplexity']:.2f}, validation {metrics['validation']['perplexity']:.2f}"
         ]
-        times = found["dense_parameters"] / found["parameters"]
-        lines.append(
-            f"{found['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have"
-        )
+        lines.append(parameter_line(found))
         if self.packed is None:
             lines.append("this table has no packed form: nothing that continues texts was written")
         else:
-            parts = (
-                f"table {found['table']:,}, words {found['words']:,}, the rest {found['rest']:,}"
-            )
-            lines.append(f"whole model {found['whole']:,} bytes: {parts}")
+            lines.append(size_line(found))
         lines += [
             f"{one['start']} ... {one['text']}".replace("\n", " / ")
             for one in self.continuations[:1]
@@ -122,7 +127,8 @@ def train_language(
     clock = Clock()
     _check(job)
     with workplace(job.out.absolute()) as place:
-        corpus = read_sentences(by_role(job.sources), cut=CUTS[job.cut], **job.reading)
+        with show_progress("reading", shown=job.progress, transient=True):
+            corpus = read_sentences(by_role(job.sources), cut=CUTS[job.cut], **job.reading)
         parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
         say(
             f"{', '.join(f'{len(ids):,} {part}' for part, ids in parts.items())} words, {len(corpus.words):,} different"
@@ -130,25 +136,25 @@ def train_language(
         clock.passed("reading")
         run = {"text": checksum(corpus), "seed": job.seed, **asdict(job.recipe)}
         checkpoints = marked_checkpoints(job.out, run, job.resume)
-        fitted = fit_language(
-            job.recipe,
-            corpus,
-            seed=job.seed,
-            progress=job.progress,
-            name=job.recipe.model,
-            checkpoints=checkpoints,
-        )
+        with discard_on_error(job.out, resume=job.resume):
+            fitted = fit_language(
+                job.recipe,
+                corpus,
+                seed=job.seed,
+                progress=job.progress,
+                name=job.recipe.model,
+                checkpoints=checkpoints,
+            )
         for note in fitted.made.notes:
             say(note)
         clock.passed("training")
         made = Path(place) / "made"
         made.mkdir()
-        packed = store(made, fitted, corpus, job)
+        with show_progress("measuring", shown=job.progress, transient=True):
+            packed = store(made, fitted, corpus, job)
+            scores = measured(made, fitted.model, parts, stored=packed is not None)
         metrics: dict[str, Any] = {
-            part: {"perplexity": found, "words": len(parts[part])}
-            for part, found in measured(
-                made, fitted.model, parts, stored=packed is not None
-            ).items()
+            part: {"perplexity": found, "words": len(parts[part])} for part, found in scores.items()
         }
         metrics["sizes"] = sizes(made, fitted.model, fitted.made.table, packed)
         clock.passed("measuring")
@@ -158,10 +164,10 @@ def train_language(
             "seed": job.seed,
         }
         metrics |= {"stages": clock.stages, "seconds": sum(clock.stages.values())}
-        outcome = LanguageOutcome(
-            metrics, fitted, corpus, packed, written(fitted.model, corpus, job)
-        )
-        _write_reports(made, outcome, job)
+        with show_progress("writing", shown=job.progress, transient=True):
+            continuations = written(fitted.model, corpus, job)
+            outcome = LanguageOutcome(metrics, fitted, corpus, packed, continuations)
+            _write_reports(made, outcome, job)
         move_folder(made, job.out, LANGUAGE, (WORDS, MODEL, LIST, TOKENIZER))
         if not fitted.result.interrupted:
             clear_checkpoints(job.out)
@@ -170,6 +176,8 @@ def train_language(
 
 def _check(job: LanguageJob) -> None:
     """Refuse what can be told before a file is read."""
+    fitted = [job.recipe.words.spec] if job.recipe.dense_epochs else []
+    require("training a language model", TRAINING, fitted_extras(*fitted))
     check_stored(job.stored)
     if job.cut not in CUTS:
         raise ArgumentError(f"cut={job.cut!r}: use one of {', '.join(CUTS)}")

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from featherbed.errors import ArgumentError, NotPackable
 from featherbed.optim import clip_grad_norm_
 from featherbed.optim.averaged import Averaged
+from featherbed.progress import show_progress
 from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tables.sizes import measure
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Corpus
-from featherbed.tasks.progress import training_bar
 from featherbed.tasks.results import Result
 from featherbed.tasks.training import Training
 from featherbed.tasks.word_model import Cell, Read, State, WordModel
@@ -202,10 +202,10 @@ def train(
         checkpoints=checkpoints,
         stepped=schedulers,
     )
-    with training, training_bar(progress) as bar:
-        task = bar.add_task(
-            name, total=ends[-1], completed=ends[min(training.first, epochs)], note=""
-        )
+    display = show_progress(
+        name, ends[-1], completed=ends[min(training.first, epochs)], shown=progress
+    )
+    with training, display as shown:
         for epoch in training.epochs(epochs):
             begun = time.perf_counter()
 
@@ -221,8 +221,7 @@ def train(
                 for scheduler in schedulers:
                     scheduler.step()
                 speed = count / (time.perf_counter() - begun)
-                bar.update(
-                    task,
+                shown.update(
                     advance=1,
                     note=f"epoch {epoch}, train {train_perplexity:.1f}, {speed:,.0f} tokens/s",
                 )

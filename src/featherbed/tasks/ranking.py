@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError, DataError
 from featherbed.kernels.ranking import draw_negatives, ranking_pass
+from featherbed.progress import show_progress
 from featherbed.sharing.sse import share
 from featherbed.tables import Table
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.progress import training_bar
 from featherbed.tasks.ranking_metrics import Chosen, ranking_metrics
 
 Floats = NDArray[np.float32]
@@ -79,6 +79,7 @@ def train_bpr(
     patience: int = 10,
     seed: int = 0,
     progress: bool = True,
+    name: str = "ranking",
 ) -> Ranked:
     """Fit plain rows by BPR, a pair at a time; the epoch of the best NDCG@10 on ``validation`` stays.
 
@@ -106,8 +107,7 @@ def train_bpr(
     users, liked = np.repeat(train.users, negatives), np.repeat(train.items, negatives)
     history: list[dict[str, float]] = []
     best = (-1.0, 0, rows.copy(), columns.copy())
-    with training_bar(progress) as bar:
-        task = bar.add_task("ranking", total=epochs, note="")
+    with show_progress(name, epochs, shown=progress) as shown:
         for epoch in range(epochs):
             order = rng.permutation(len(users))
             others = draw_others(train, users[order], rng)
@@ -123,7 +123,7 @@ def train_bpr(
             loss = ranking_pass(rows, columns, ids[0], ids[1], others, lr * fall**epoch, decay)
             found = ranking_metrics(rows, columns, train, validation)
             history.append({"epoch": epoch, "loss": float(loss), **found})
-            bar.update(task, advance=1, note=f"NDCG@10 {found['ndcg@10']:.4f}")
+            shown.update(advance=1, note=f"NDCG@10 {found['ndcg@10']:.4f}")
             if found["ndcg@10"] > best[0]:
                 best = (found["ndcg@10"], epoch, rows.copy(), columns.copy())
             elif epoch - best[1] >= patience:

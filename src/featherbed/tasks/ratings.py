@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
+from featherbed.progress import show_progress
 from featherbed.serve.folder import BIASES
 from featherbed.sharing.sse import bare
 from featherbed.tables.anchor import AnchorTable
@@ -22,7 +23,6 @@ from featherbed.tables.table import Table
 from featherbed.tasks import fused
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
-from featherbed.tasks.progress import training_bar
 from featherbed.tasks.results import Result
 from featherbed.tasks.training import Training
 
@@ -196,8 +196,8 @@ def train(
         generators={"order": generator},
         stepped=[*schedulers, *([] if growth is None else [growth])],
     )
-    with training, training_bar(progress) as bar:
-        task = bar.add_task(name, total=epochs, completed=training.first, note="")
+    display = show_progress(name, epochs, completed=training.first, shown=progress)
+    with training, display as shown:
         for epoch in training.epochs(epochs):
             begun = time.perf_counter()
             row = {
@@ -218,10 +218,8 @@ def train(
                 len(train) / row["seconds"] / 1000,
                 "" if nonzeros is None else f", {nonzeros:,} weights",
             )
-            bar.update(
-                task,
-                advance=1,
-                note=f"validation {row['validation_mse']:.4f}{weights}, {rate:,.0f}k/s",
+            shown.update(
+                advance=1, note=f"validation {row['validation_mse']:.4f}{weights}, {rate:,.0f}k/s"
             )
     for table in () if growth is None else growth.tables:
         table.on_training = table.on_gradient = (

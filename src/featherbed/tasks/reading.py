@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.tasks.columns import (
+    ABSURD,
     BLANK,
     GOOD,
+    LARGEST,
     MISSING,
-    NOT_FINITE,
     REASONS,
     Judged,
     judge,
@@ -72,7 +73,8 @@ def read_ratings(
         item: the column of the items' keys.
         rating: the column of the ratings.
         time: the column of the times; a file need not have one.
-        strict: refuse the first line with a missing or unparsable value instead of counting and skipping it.
+        strict: refuse the first line with a missing or unparsable value instead of counting and skipping it; a rating that
+            is NaN, infinite or beyond ±1,000,000 is always refused.
         duplicates: what becomes of a pair rated again: the "last" or "first" rating (by time, else by line), their "mean",
             "refuse", or "keep" all.
         low: the least rating there may be; one below is an error.
@@ -170,12 +172,13 @@ def _judged(
         empty = np.flatnonzero(verdict == BLANK)
         if len(empty):
             verdict[np.setdiff1d(empty, block.blanks())] = MISSING
-        fates = np.bincount(verdict, minlength=NOT_FINITE + 1)
+        fates = np.bincount(verdict, minlength=ABSURD + 1)
         counts["lines"] += len(verdict) - int(fates[BLANK])
         for fate, name in REASONS.items():
             counts[name] += int(fates[fate])
-        if strict and fates[MISSING:].any():
-            row = int(np.flatnonzero(verdict >= MISSING)[0])
+        refused = MISSING if strict else ABSURD
+        if fates[refused:].any():
+            row = int(np.flatnonzero(verdict >= refused)[0])
             raise DataError(
                 f"{file.path}, {file.unit} {block.line(row)}: {_complaint(block, row, int(verdict[row]), list(roles))}"
             )
@@ -191,8 +194,11 @@ def _complaint(block: Block, row: int, fate: int, roles: list[str]) -> str:
         return "it cannot be cut into the columns of the first lines"
     if fate == MISSING:
         return f"no {next((role for role in roles if not str(cells[role] or '').strip()), 'value')}"
-    if fate == NOT_FINITE:
-        return f"rating {cells['rating']!r} is not a finite number"
+    if fate == ABSURD:
+        return (
+            f"rating {cells['rating']!r} is not a number from {-LARGEST:,.0f} to {LARGEST:,.0f}: correct the line or remove "
+            "it (an empty rating is skipped), rescale ratings that are right"
+        )
     _, verdict = (
         seconds(block.frame[str(roles.index("time"))][row : row + 1])
         if "time" in roles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.errors import ArgumentError, DataError, FeatherbedError
+from featherbed.errors import ArgumentError, DataError
+from featherbed.extras import TRAINING, require
+from featherbed.packed.columns import nonzero_columns
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.report import file_size
+from featherbed.progress import Progress, show_progress
 from featherbed.serve.folder import APART, JSON, TITLES
 from featherbed.tables import DenseTable
 from featherbed.tables.spec import parse_spec
+from featherbed.tasks.baselines import Biases, validated_biases
 from featherbed.tasks.bayes import MOST_BYTES, needed_bytes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
@@ -24,13 +29,15 @@ from featherbed.tasks.jobs import (
     Clock,
     check_out,
     clear_checkpoints,
+    discard_on_error,
+    fitted_extras,
     marked_checkpoints,
     move_folder,
     with_keys,
     workplace,
 )
 from featherbed.tasks.passes import WIDEST
-from featherbed.tasks.progress import reading_bar
+from featherbed.tasks.rating_checks import check_values, count_notes
 from featherbed.tasks.reading import Reading, read_ratings
 from featherbed.tasks.recipe import Recipe
 from featherbed.tasks.splits import WAYS, Split, by_frequency, make_split, save_split, seen_only
@@ -73,12 +80,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: the numbers of ``metrics.json``, the rows, what was read and how it was split."""
+    """What came of a job: the numbers of ``metrics.json``, the rows, the baseline, what was read and how it was split."""
 
     metrics: dict[str, Any]
     learnt: Learnt
     reading: Reading
     split: Split
+    biases: Biases
     titles: Titles | None = None
 
 
@@ -97,10 +105,12 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
     _check(job)
     with workplace(job.out.absolute()) as place:
         reading = _read(job, place)
-        for line in described(reading):
+        check_values(reading.ratings, job.source)
+        for line in (*described(reading), *count_notes(reading.ratings)):
             say(line)
         clock.passed("reading")
-        split = by_frequency(_split(job, reading.ratings, place, say), place)
+        with _stage(job, "splitting"):
+            split = by_frequency(_split(job, reading.ratings, place, say), place)
         titles = None if job.titles is None else read_titles(job.titles, split.train.item_keys)
         clock.passed("splitting")
         learnt = _learn(job, split, say)
@@ -109,7 +119,10 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
         learnt = replace(
             learnt, users=with_keys(learnt.users, keys[0]), items=with_keys(learnt.items, keys[1])
         )
-        outcome = Outcome(_measured(job, split, learnt), learnt, reading, split, titles)
+        with _stage(job, "measuring"):
+            biases = validated_biases(split.train, split.validation)
+            metrics = _measured(job, split, learnt, biases)
+        outcome = Outcome(metrics, learnt, reading, split, biases, titles)
         clock.passed("measuring")
         outcome.metrics.update(stages=clock.stages, seconds=sum(clock.stages.values()))
         settings = (
@@ -118,22 +131,28 @@ def train_recommender(job: Job, say: Callable[[str], None] = lambda _: None) -> 
             else {"dim": job.dim, "budget": outcome.metrics["sizes"]["file"]}
         )
         made = Path(place) / "made"
-        write_folder(made, outcome, job.source.name, job.command, settings)
-        save_split(split, made / SPLIT)
+        with _stage(job, "writing"):
+            write_folder(made, outcome, job.source.name, job.command, settings)
+            save_split(split, made / SPLIT)
         move_folder(made, job.out, JSON, (TITLES, APART))
         if not learnt.interrupted:
             clear_checkpoints(job.out)
     return outcome
 
 
+def _stage(job: Job, name: str) -> AbstractContextManager[Progress]:
+    """Return a block in which a stage without steps is shown."""
+    return show_progress(name, shown=job.progress, transient=True)
+
+
 def _read(job: Job, workplace: str) -> Reading:
-    with reading_bar(job.progress) as bar:
-        task = bar.add_task("reading", total=None)
+    display = show_progress("reading", percent=True, shown=job.progress, transient=True)
+    with display as shown:
 
-        def shown(done: int, size: int) -> None:
-            bar.update(task, completed=done, total=size)
+        def update(done: int, size: int) -> None:
+            shown.update(done, total=size)
 
-        return read_ratings(job.source, **job.reading, workplace=workplace, progress=shown)
+        return read_ratings(job.source, **job.reading, workplace=workplace, progress=update)
 
 
 def described(reading: Reading) -> list[str]:
@@ -148,6 +167,8 @@ def described(reading: Reading) -> list[str]:
 
 def _check(job: Job) -> None:
     """Refuse what can be told before the file is read; above all a folder whose recommender would be lost."""
+    specs = () if job.recipe is None else (job.recipe.users, job.recipe.items)
+    require("training a recommender", TRAINING, fitted_extras(*specs))
     for kind in (job.values, job.dictionary):
         level_bits(kind)
     if job.recipe is not None and job.values != "float32" and _rows_only(job.recipe):
@@ -218,7 +239,7 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
         return by_passes(recipe, split, seed=job.seed, dictionary=dictionary, progress=job.progress)
     stored = {"values": job.values, "dictionary": dictionary}
     checkpoints = _checkpoints(job, recipe, split)
-    try:
+    with discard_on_error(job.out, resume=job.resume):
         return by_recipe(
             recipe,
             split,
@@ -227,10 +248,6 @@ def _learn(job: Job, split: Split, say: Callable[[str], None]) -> Learnt:
             checkpoints=checkpoints,
             progress=job.progress,
         )
-    except FeatherbedError:
-        if not job.resume:
-            clear_checkpoints(job.out)
-        raise
 
 
 def _checkpoints(job: Job, recipe: Recipe, split: Split) -> Checkpoints:
@@ -252,8 +269,8 @@ def _budget(job: Job, split: Split) -> int:
     return asked + HEADERS if job.ratio is None and asked < 4 * HEADERS else asked
 
 
-def _measured(job: Job, split: Split, learnt: Learnt) -> dict[str, Any]:
-    """Return the numbers of ``metrics.json``: errors of the rows as they are stored, sizes without keys and with them."""
+def _measured(job: Job, split: Split, learnt: Learnt, biases: Biases) -> dict[str, Any]:
+    """Return the numbers of ``metrics.json``: errors of the rows as they are stored, of baselines, sizes by part."""
     train = split.train
     if len(train) > SAMPLE:
         train = train.take(
@@ -264,8 +281,20 @@ def _measured(job: Job, split: Split, learnt: Learnt) -> dict[str, Any]:
         "validation": {"mse": learnt.error(split.validation), "ratings": len(split.validation)},
         "test": {"mse": learnt.error(split.test), "ratings": len(split.test)},
     }
+    found["baselines"] = {
+        "mean": float(np.mean(np.square(split.test.values.astype(np.float64) - biases.mean))),
+        "biases": biases.error(split.test),
+        "shrinkage": list(biases.shrinkage),
+    }
+    found["factors"] = _factors(learnt)
     found |= {"nonzeros": learnt.nonzeros, "sizes": _sizes(learnt), "epochs": len(learnt.history)}
     return found | {"interrupted": learnt.interrupted, "split": split.how, "seed": job.seed}
+
+
+def _factors(learnt: Learnt) -> int:
+    """Count the columns, biases left out, that are other than 0 for some user and for some item."""
+    columns = nonzero_columns(learnt.users) & nonzero_columns(learnt.items)
+    return int(np.count_nonzero(columns[int(learnt.biases == "column") :]))
 
 
 def _sizes(learnt: Learnt) -> dict[str, Any]:

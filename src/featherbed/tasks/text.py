@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from featherbed.errors import ArgumentError, NotPackable
 from featherbed.graphs import Graph, cooccurrence_counts
 from featherbed.optim import AdamW, Budget, Several, Yogi
+from featherbed.progress import show_progress
 from featherbed.tables import DenseTable, Table
 from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.classifiers import BagClassifier, TextCNN, check_dropout
 from featherbed.tasks.documents import Documents, Prepared, cooccurring
-from featherbed.tasks.progress import training_bar
 from featherbed.tasks.recipe import share_of_rate
 from featherbed.tasks.results import Result
 from featherbed.tasks.steering import steering
@@ -263,7 +263,8 @@ def fit_text(
     >>> fit_text(recipe, prepare(texts), progress=False).result.metrics["validation"]["accuracy"]
     1.0
     """
-    made = make_word_table(recipe.words, lexicon_of(prepared, cache=cache), seed, sparse=True)
+    with show_progress(f"{name}, choosing words", shown=progress, transient=True):
+        made = make_word_table(recipe.words, lexicon_of(prepared, cache=cache), seed, sparse=True)
     torch.manual_seed(seed)  # layers start, and dropout draws, by torch's own generator
     model = new_classifier(recipe, made, len(prepared.classes))
     settings = {**asdict(recipe), "vocabulary": len(prepared.words)}
@@ -284,17 +285,16 @@ def fit_text(
         generators={"order": order},
         stepped=schedulers,
     )
-    with training, training_bar(progress) as bar:
-        task = bar.add_task(
-            name, total=recipe.epochs * steps, completed=training.first * steps, note=""
-        )
+    display = show_progress(
+        name, recipe.epochs * steps, completed=training.first * steps, shown=progress
+    )
+    with training, display as shown:
         for epoch in training.epochs(recipe.epochs):
             begun, loss, right, seen = time.perf_counter(), 0.0, 0, 1
             for loss, right, seen in train_epoch(
                 fitted, schedulers, prepared.train, recipe, prepared.length, order
             ):
-                bar.update(
-                    task,
+                shown.update(
                     advance=1,
                     note=f"epoch {epoch}, train loss {loss:.3f}, accuracy {right / seen:.1%}",
                 )

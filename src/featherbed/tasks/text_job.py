@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import DataError
+from featherbed.extras import TRAINING, require
 from featherbed.packed.table import PackedTable
+from featherbed.progress import show_progress
 from featherbed.serve.bundle import CLASSIFIER, LIST, MODEL, TOKENIZER, WORDS
 from featherbed.tasks.documents import Prepared, prepare
 from featherbed.tasks.folders import write_history, write_page
@@ -20,13 +22,23 @@ from featherbed.tasks.jobs import (
     check_out,
     check_stored,
     clear_checkpoints,
+    discard_on_error,
     marked_checkpoints,
     move_folder,
     workplace,
 )
 from featherbed.tasks.results import made_by, write_json
 from featherbed.tasks.text import TextFitted, TextRecipe, fit_text
-from featherbed.tasks.text_store import Scores, measured, page_sizes, report_of, sizes, store
+from featherbed.tasks.text_store import (
+    Scores,
+    measured,
+    page_sizes,
+    parameter_line,
+    report_of,
+    size_line,
+    sizes,
+    store,
+)
 from featherbed.tasks.texts import Texts, read_texts
 from featherbed.view.texts import text_page
 
@@ -72,17 +84,11 @@ class TextOutcome:
             f"{part} {metrics[part]['accuracy']:.2%}" for part in ("test", "validation")
         )
         lines = [f"accuracy: {shown}"]
-        times = sizes["dense_parameters"] / sizes["parameters"]
-        lines.append(
-            f"{sizes['parameters']:,} parameters of the table, {times:.1f} times fewer than plain rows have"
-        )
+        lines.append(parameter_line(sizes))
         if self.packed is None:
             lines.append("this table has no packed form: nothing that classifies was written")
         else:
-            parts = (
-                f"table {sizes['table']:,}, words {sizes['words']:,}, the rest {sizes['rest']:,}"
-            )
-            lines.append(f"whole model {sizes['whole']:,} bytes: {parts}")
+            lines.append(size_line(sizes))
         lines.append(
             f"{out}: {', '.join(sorted(path.name for path in out.iterdir() if path.is_file()))}"
         )
@@ -105,32 +111,34 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
     clock = Clock()
     _check(job)
     with workplace(job.out.absolute()) as place:
-        train, test = _read(job)
-        prepared = prepare(train, test, seed=job.seed, **job.preparing)
+        with show_progress("reading", shown=job.progress, transient=True):
+            train, test = _read(job)
+            prepared = prepare(train, test, seed=job.seed, **job.preparing)
         say(described(prepared, train))
         for note in prepared.notes:
             say(note)
         clock.passed("reading")
         run = {"texts": prepared.checksum, "seed": job.seed, **asdict(job.recipe)}
         checkpoints = marked_checkpoints(job.out, run, job.resume)
-        fitted = fit_text(
-            job.recipe,
-            prepared,
-            seed=job.seed,
-            progress=job.progress,
-            name=job.recipe.model,
-            checkpoints=checkpoints,
-            cache=job.preparing.get("cache"),
-        )
+        with discard_on_error(job.out, resume=job.resume):
+            fitted = fit_text(
+                job.recipe,
+                prepared,
+                seed=job.seed,
+                progress=job.progress,
+                name=job.recipe.model,
+                checkpoints=checkpoints,
+                cache=job.preparing.get("cache"),
+            )
         for note in fitted.made.notes:
             say(note)
         clock.passed("training")
         made = Path(place) / "made"
         made.mkdir()
-        packed = store(
-            made, fitted, prepared, job.stored, {"source": job.source.name, "seed": job.seed}
-        )
-        scores = measured(made, fitted, prepared, stored=packed is not None)
+        with show_progress("measuring", shown=job.progress, transient=True):
+            about = {"source": job.source.name, "seed": job.seed}
+            packed = store(made, fitted, prepared, job.stored, about)
+            scores = measured(made, fitted, prepared, stored=packed is not None)
         clock.passed("measuring")
         metrics: dict[str, Any] = {
             part: {"accuracy": found["accuracy"], "texts": found["texts"]}
@@ -144,7 +152,8 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
         }
         metrics |= {"stages": clock.stages, "seconds": sum(clock.stages.values())}
         outcome = TextOutcome(metrics, fitted, prepared, packed)
-        _write_reports(made, outcome, job, scores, train)
+        with show_progress("writing", shown=job.progress, transient=True):
+            _write_reports(made, outcome, job, scores, train)
         move_folder(made, job.out, CLASSIFIER, (WORDS, MODEL, LIST, TOKENIZER))
         if not fitted.result.interrupted:
             clear_checkpoints(job.out)
@@ -153,6 +162,7 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
 
 def _check(job: TextJob) -> None:
     """Refuse what can be told before a file is read."""
+    require("training a text classifier", TRAINING)
     check_stored(job.stored)
     check_out(job.out, CLASSIFIER, "classifier", overwrite=job.overwrite, resume=job.resume)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featherbed.errors import NotPackable
-from featherbed.packed.report import file_size
+from featherbed.packed.report import compare_sizes, file_size
 from featherbed.packed.table import PackedTable
 from featherbed.serve.bundle import LIST, TOKENIZER, WORDS, bytes_of
 from featherbed.serve.classifier import Classifier, write_classifier
@@ -149,6 +149,33 @@ def sizes(
     }
     found |= {"resident": packed.nbytes, "ratio": 4 * dense / file_size(packed, keys=False)}
     return found | {"dense_whole": 4 * (dense + others) + words}
+
+
+def parameter_line(found: dict[str, Any]) -> str:
+    """Say how many parameters the table has, and plain rows.
+
+    >>> parameter_line({"parameters": 500, "dense_parameters": 2000})
+    '500 parameters of the table, 4.0 times fewer than the 2,000 of plain rows'
+    """
+    times = found["dense_parameters"] / max(1, found["parameters"])
+    compared = f"{times:,.1f} times fewer than" if times >= 1 else f"{1 / times:,.1f} times"
+    return (
+        f"{found['parameters']:,} parameters of the table, {compared} "
+        f"the {found['dense_parameters']:,} of plain rows"
+    )
+
+
+def size_line(found: dict[str, Any]) -> str:
+    """Say how large all files that answering needs are, by part, and the same model with float32 rows and weights.
+
+    >>> size_line({"whole": 100, "dense_whole": 400, "table": 50, "words": 20, "rest": 30})
+    '100 bytes in all, 4.0 times smaller than 400 with plain float32 rows and weights: table 50, words 20, the rest 30'
+    """
+    compared = compare_sizes(found["whole"], found["dense_whole"])
+    parts = f"table {found['table']:,}, words {found['words']:,}, the rest {found['rest']:,}"
+    return (
+        f"{found['whole']:,} bytes in all, {compared} with plain float32 rows and weights: {parts}"
+    )
 
 
 def page_sizes(found: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
+from featherbed.progress import show_progress
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.data import Ratings
+from featherbed.tasks.interrupts import deferred_interrupt
 from featherbed.tasks.levels import graded_tables
 from featherbed.tasks.passes import Passes
-from featherbed.tasks.progress import stoppable, training_bar
 from featherbed.tasks.recipe import Recipe, fit
 from featherbed.tasks.splits import Split
 
@@ -113,13 +114,13 @@ def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool 
     Ctrl-C ends each stage with the round it is in: rounds take a second, and what comes out can be used.
     """
     history: list[dict[str, Any]] = []
-    with training_bar(progress) as bar, stoppable() as stopped:
-        task = bar.add_task("rows", total=ROUNDS, note="")
+    display = show_progress("rows", ROUNDS, shown=progress)
+    with display as shown, deferred_interrupt() as interrupted:
 
         def record(stage: str, error: float) -> bool:
             history.append({"epoch": len(history), "stage": stage, "validation_mse": error})
-            bar.update(task, advance=1, description=stage, note=f"validation {error:.4f}")
-            return stopped()
+            shown.update(advance=1, description=stage, note=f"validation {error:.4f}")
+            return interrupted()
 
         users, items, mean, notes = graded_tables(
             split.train, split.validation, dim=dim, budget=budget, seed=seed, progress=record
@@ -131,7 +132,7 @@ def by_levels(budget: int, split: Split, *, dim: int, seed: int, progress: bool 
         mean,
         history=history,
         parameters=counts,
-        interrupted=stopped(),
+        interrupted=interrupted(),
         notes=_said(notes),
     )
 
@@ -158,8 +159,7 @@ def by_passes(
     )
     history: list[dict[str, float]] = []
     interrupted = False
-    with training_bar(progress) as bar:
-        task = bar.add_task("ratings", total=recipe.epochs, note="")
+    with show_progress("ratings", recipe.epochs, shown=progress) as shown:
         try:
             for epoch in range(recipe.epochs):
                 row: dict[str, float] = {
@@ -168,7 +168,7 @@ def by_passes(
                 }
                 row["validation_mse"] = passes.error(split.validation)
                 history.append(row)
-                bar.update(task, advance=1, note=f"validation {row['validation_mse']:.4f}")
+                shown.update(advance=1, note=f"validation {row['validation_mse']:.4f}")
         except KeyboardInterrupt:
             interrupted = True
     passes.fold()

@@ -10,8 +10,40 @@ from typing import Any
 import torch
 from torch import nn
 
+from featherbed.errors import TrainingError
+from featherbed.optim.averaged import penalties_of
+from featherbed.optim.lazy.rows import settle
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.results import Result
+
+
+def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    """Raise ``TrainingError`` where every weight under a penalty is zero: all rows are the same, nothing is left to train.
+
+    >>> import featherbed as fb
+    >>> table = fb.AnchorTable(5, 4, anchors=2)
+    >>> optimizer = fb.Yogi(table.parameters(), penalties={table.transform: fb.NonNegativeL1(0.1)})
+    >>> check_weights(table, optimizer, epoch=0)
+    >>> _ = table.transform.data.zero_()
+    >>> check_weights(table, optimizer, epoch=0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    featherbed.errors.TrainingError: all 10 penalized weights became zero in epoch 1: the penalty, lambda = 0.1, is ...
+    """
+    penalties = penalties_of(optimizer)
+    settle(model)
+    if not penalties or any(bool(torch.any(parameter.detach() != 0)) for parameter in penalties):
+        return
+    lam = max(penalty.lam for penalty in penalties.values())
+    count = sum(parameter.numel() for parameter in penalties)
+    advice = (
+        f"the penalty, lambda = {lam:g}, is too strong: try lambda = {lam / 10:g}, a number of weights to keep (nonzeros) in "
+        "place of lambda, or larger initial weights (start)"
+        if lam > 0
+        else "lower the learning rate, or start with larger weights (start)"
+    )
+    raise TrainingError(
+        f"all {count:,} penalized weights became zero in epoch {epoch + 1}: {advice}"
+    )
 
 
 class Training:
@@ -78,7 +110,15 @@ class Training:
         return self.seconds_before + time.perf_counter() - self.started
 
     def record(self, row: dict[str, float]) -> None:
-        """Take in an epoch's numbers; keep the state if it is the best so far; save a checkpoint."""
+        """Take in an epoch's numbers; keep the state if it is the best so far; save a checkpoint.
+
+        Raises ``TrainingError`` if no weight is left.
+        """
+        check_weights(self.model, self.optimizer, int(row["epoch"]))
+        if row.get("parameters") == 0:
+            raise TrainingError(
+                f"the table lost all of its rows in epoch {int(row['epoch']) + 1}: keep more of them"
+            )
         row["reached"] = all(getattr(one, "reached", True) for one in self.stepped)
         self.result.history.append(row)
         if self._best_epoch() == row["epoch"]:

@@ -65,7 +65,7 @@ def compression_page(report: Report) -> str:
     sections = [
         make(report) for make in (_choice, _quality, _curve, _parts, _bands, _words, _repeat)
     ]
-    return page(name, f"{name}, {report['chosen']['ratio']:,.1f} times smaller", sections)
+    return page(name, f"{name}, {_whole_ratio(report):,.1f} times smaller", sections)
 
 
 def compression_text(report: Report) -> str:
@@ -87,8 +87,9 @@ def compression_text(report: Report) -> str:
         _headline(report, "x", "->"),
         f"method      {chosen['method']}({as_settings(chosen)})",
         f"asked for   {report['target']}; chosen {_tried(report)} in {report['seconds']:,.1f} s",
-        f"smaller     {chosen['ratio']:,.1f} times than float32, {chosen['ratio_float16']:,.1f} times than float16"
-        + (", keys not counted" if chosen.get("keys") else ""),
+        f"table       {as_bytes(chosen['bytes'])}, {chosen['ratio']:,.1f} times smaller than float32 "
+        f"({as_bytes(given['bytes_float32'])}), {chosen['ratio_float16']:,.1f} times than float16"
+        + (f"; keys {as_bytes(chosen['keys'])}" if chosen.get("keys") else ""),
         "quality     " + ", ".join(f"{name} {as_figure(name, quality[name])}" for name in plain),
         *[
             "by use      "
@@ -128,14 +129,24 @@ def _check(report: Report) -> None:
         )
 
 
+def _whole_ratio(report: Report) -> float:
+    """Return how many times smaller the file is than float32 rows, the keys in both."""
+    chosen, keys = report["chosen"], report["chosen"].get("keys", 0)
+    if not keys:
+        return float(chosen["ratio"])
+    return float((report["input"]["bytes_float32"] + keys) / (chosen["bytes"] + keys))
+
+
 def _headline(report: Report, times: str, arrow: str) -> str:
-    """Return size before and after (the whole file, and what of it are keys) and the neighbours kept, in one sentence."""
+    """Return size before and after (the whole file, keys included) and the neighbours kept, in one sentence."""
     given, chosen = report["input"], report["chosen"]
     kept, keys = as_figure("recall", report["quality"].get("recall"), 0), chosen.get("keys", 0)
-    file = f"{as_bytes(given['bytes_float32'])} {arrow} {as_bytes(chosen['bytes'] + keys)}"
-    note = f"{as_bytes(keys)} of it keys" if keys else f"{chosen['ratio']:,.1f} times smaller"
-    text = f"{given['rows']:,} {times} {given['dim']:,}: {file}, {note}"
-    return text if kept == NONE else f"{text}; {kept} of the ten nearest neighbours kept"
+    file = f"{as_bytes(given['bytes_float32'] + keys)} {arrow} {as_bytes(chosen['bytes'] + keys)}"
+    size = f"{given['rows']:,} {times} {given['dim']:,}{' with keys' if keys else ''}"
+    text = f"{size}: {file}, {_whole_ratio(report):,.1f} times smaller"
+    if kept == NONE:
+        return text
+    return f"{text}; {kept} of {'ten' if keys else 'the ten nearest'} neighbours kept"
 
 
 def _choice(report: Report) -> str:
@@ -145,7 +156,7 @@ def _choice(report: Report) -> str:
     budget = "" if report["budget"] is None else f" (at most {as_bytes(report['budget'])}{apart})"
     settings = f" with {as_html(as_settings(chosen))}" if chosen["settings"] else ""
     without = (
-        f"Without keys it is {chosen['ratio']:,.1f} times smaller than float32 rows; a"
+        f"Keys take {as_bytes(chosen['keys'])}. Without them it is {chosen['ratio']:,.1f} times smaller than float32 rows; a"
         if chosen.get("keys")
         else "A"
     )

@@ -24,9 +24,10 @@ def ratings_page(report: Report) -> str:
 
     ``report`` needs a ``name``, ``rows`` (users, items), ``metrics`` (test, validation and train, each with an ``mse``),
     ``history`` (a row an epoch) and ``sizes`` (file, resident, training, parameters, float32, keys: under ``users`` and
-    ``items`` for each, or beside them for both together); where there is more it is shown: ``insight`` (of
-    ``tasks.insight``), ``model``, ``input``, ``split``, ``settings``, ``notes``, ``command``, ``seconds``, ``version``,
-    ``interrupted``. Every text is shown as text, never as markup.
+    ``items`` for each, or beside them for both together; ``whole`` and ``float32_whole``: all files that recommending
+    needs, ``seen`` and ``titles``: some of them); where there is more it is shown: ``insight`` (of
+    ``tasks.insight``), ``model``, ``input``, ``split``, ``settings``, ``warnings``, ``notes``, ``command``, ``seconds``,
+    ``version``, ``interrupted``. Every text is shown as text, never as markup.
 
     >>> ratings_page({"name": "ratings.csv", "rows": {}, "metrics": {}})
     Traceback (most recent call last):
@@ -70,13 +71,15 @@ def _whole_size(report: Report, what: str) -> int | None:
 def _lead(report: Report) -> str:
     """Return the headline and the paragraph under it: what was trained, how large it is, how good."""
     rows, model, insight = report["rows"], report.get("model") or {}, report.get("insight") or {}
-    file, dense, keys = (_whole_size(report, what) for what in ("file", "float32", "keys"))
     error, base = _mse(report, "test"), insight.get("baselines") or {}
     width = f", rows of width {model['dim']}" if "dim" in model else ""
+    if model.get("factors") == 0:
+        width = ", biases only: no factors are stored"
     first = f"{rows.get('users', 0):,} users and {rows.get('items', 0):,} items{width}"
-    if file and dense:
-        first += f": {as_bytes(dense)} as float32 rows, {as_bytes(file)} in the files"
-        first += f", {dense / file:,.1f} times smaller" if dense > file else ""
+    whole, dense = _shipped(report)
+    if whole and dense:
+        first += f": {as_bytes(whole)} in all, {as_bytes(dense)} with float32 rows"
+        first += f", {dense / whole:,.1f} times smaller" if dense > whole else ""
     lead = (
         f"<p class=lead>{as_html(first)}{'' if error is None else f'; test error {error:.4f}'}.</p>"
     )
@@ -94,12 +97,39 @@ def _lead(report: Report) -> str:
             f"The mean squared error of the test ratings is {error:.4f}: {100 * gone:.1f} % less than the {base['mean']:.4f} "
             f"of always answering the mean, and {against} the {base['biases']:.4f} of biases of users and items alone."
         )
-    if keys:
-        said.append(f"The keys, the names of users and items, take {as_bytes(keys)} more.")
+    said += _parts(report)
     if report.get("interrupted"):
         said.append("<b>Training was interrupted</b>: this is the best epoch until then.")
+    said += [f"<b>{_sentence(line)}</b>" for line in report.get("warnings") or []]
     said += [as_html(note) for note in report.get("notes") or []]
     return lead + (f"<p>{' '.join(said)}</p>" if said else "")
+
+
+def _shipped(report: Report) -> tuple[int | None, int | None]:
+    """Return the bytes of all files that recommending needs, and with float32 rows: of tables and keys if no more is known."""
+    file, dense, keys = (_whole_size(report, what) for what in ("file", "float32", "keys"))
+    if file is None or dense is None:
+        return None, None
+    whole = report["sizes"].get("whole") or file + (keys or 0)
+    return whole, report["sizes"].get("float32_whole") or whole - file + dense
+
+
+def _parts(report: Report) -> list[str]:
+    """Return sentences on the parts of the files: tables, keys, rated items, titles."""
+    file, dense = _whole_size(report, "file"), _whole_size(report, "float32")
+    if not file or not dense:
+        return []
+    times = f", {dense / file:,.1f} times smaller" if dense > file else ""
+    found = [f"The tables alone take {as_bytes(file)}, as float32 rows {as_bytes(dense)}{times}."]
+    others = {"keys (the names of users and items)": _whole_size(report, "keys")}
+    others |= {"items rated in training": report["sizes"].get("seen")}
+    others |= {"titles": report["sizes"].get("titles")}
+    listed = [f"{name} take {as_bytes(size)}" for name, size in others.items() if size]
+    return [*found, f"The {', the '.join(listed)}."] if listed else found
+
+
+def _sentence(text: str) -> str:
+    return f"{as_html(text[:1].upper() + text[1:])}."
 
 
 def _errors(report: Report) -> str:
