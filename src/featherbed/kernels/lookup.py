@@ -275,20 +275,28 @@ def _entry(directory: Any, wide: Any, at: Any) -> Any:
 
 
 @compiled
-def _span(sizes: Any, size_bits: Any, directory: Any, wide: Any, row: Any) -> Any:
-    """Return the first entry of a row of ragged codes and how many it has."""
-    begin, mask = row - row % STEP, np.uint64((1 << size_bits) - 1)
-    first = _entry(directory, wide, row // STEP)
-    for before in range(begin, row):
-        first += np.int64(_field(sizes, before * size_bits, mask))
-    return first, np.int64(_field(sizes, row * size_bits, mask))
+def _span(
+    sizes: Any, size_bits: Any, directory: Any, wide: Any, rows: Any, entries: Any, row: Any
+) -> Any:
+    """Return the first entry of a row of ragged codes and how many it has; -1 for both if its block is unsound.
 
-
-@compiled
-def _end(directory: Any, wide: Any, entries: Any, row: Any) -> Any:
-    """Return where the entries of a row's block of 16 end: where the next block begins."""
-    blocks = directory.shape[0] // (2 if wide else 1)
-    return entries if row // STEP + 1 >= blocks else _entry(directory, wide, row // STEP + 1)
+    The counts of a block of 16 rows must fill exactly the entries from the block's directory entry to the next one:
+    0 <= begin <= end <= entries, begin + Σ counts = end. Then every row of the block lies within the stored entries.
+    """
+    block, mask = row // STEP, np.uint64((1 << size_bits) - 1)
+    begin, stop = _entry(directory, wide, block), min((block + 1) * STEP, rows)
+    end = entries if stop >= rows else _entry(directory, wide, block + 1)
+    before, count, after = np.int64(0), np.int64(0), np.int64(0)
+    for other in range(block * STEP, row):
+        before += np.int64(_field(sizes, other * size_bits, mask))
+    count = np.int64(_field(sizes, row * size_bits, mask))
+    for other in range(row + 1, stop):
+        after += np.int64(_field(sizes, other * size_bits, mask))
+    if begin < 0 or begin > end or end > entries or count > MOST_CODES:
+        return np.int64(-1), np.int64(-1)
+    if before + count + after != end - begin:
+        return np.int64(-1), np.int64(-1)
+    return begin + before, count
 
 
 @job
@@ -303,11 +311,8 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
     )
     entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
     kind, levels = block[11], _flat(block, 12, np.float32)
-    atoms, positions, out = (
-        _grid(block, 14, np.float32),
-        _flat(block, 17, np.int64),
-        _grid(block, 19, np.float32),
-    )
+    rows, atoms = block[14], _grid(block, 15, np.float32)
+    positions, out = _flat(block, 18, np.int64), _grid(block, 20, np.float32)
     entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
     good, limit = True, np.uint32(min(atoms.shape[0], 2**32 - 1))
     indices, values = np.empty((1, 16), np.uint32), np.empty((1, 16), np.float32)
@@ -322,16 +327,9 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
                 source
                 + np.uint64((_entry(directory, wide, positions[row + AHEAD] // STEP) * entry) >> 3)
             )
-        first, count = _span(sizes, size_bits, directory, wide, positions[row])
-        end = _end(directory, wide, entries, positions[row])
-        if (
-            first < 0
-            or first > entries
-            or end > entries
-            or count > end - first
-            or count > MOST_CODES
-        ):
-            good, count = False, np.int64(0)
+        first, count = _span(sizes, size_bits, directory, wide, rows, entries, positions[row])
+        if count < 0:
+            good, first, count = False, np.int64(0), np.int64(0)
         if count > indices.shape[1]:
             indices, values = (
                 np.empty((1, 2 * count), np.uint32),

@@ -14,8 +14,8 @@ from featherbed.kernels.compiled import job
 from featherbed.kernels.lookup import (
     MOST_CODES,
     NO_VALUES,
+    STEP,
     _block,
-    _end,
     _field,
     _flat,
     _span,
@@ -108,21 +108,19 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
         block[5],
     )
     entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
-    kind, levels, offset = block[11], _flat(block, 12, np.float32), block[14]
-    scores, out = _flat(block, 15, np.float32), _flat(block, 17, np.float32)
+    kind, levels, rows = block[11], _flat(block, 12, np.float32), block[14]
+    offset, scores, out = block[15], _flat(block, 16, np.float32), _flat(block, 18, np.float32)
     entry, mask, good = index_bits + value_bits, np.uint64((1 << index_bits) - 1), True
     limit, size_mask = np.uint32(min(scores.shape[0], 2**32 - 1)), np.uint64((1 << size_bits) - 1)
-    first, _ = _span(sizes, size_bits, directory, wide, offset + start)
+    first, count = np.int64(0), np.int64(0)
     for row in range(start, stop):
-        count, total = np.int64(_field(sizes, (offset + row) * size_bits, size_mask)), np.float32(0)
-        end = _end(directory, wide, entries, offset + row)
-        if (
-            first < 0
-            or first > entries
-            or end > entries
-            or count > end - first
-            or count > MOST_CODES
-        ):
+        position, total = offset + row, np.float32(0)
+        if row == start or position % STEP == 0:
+            first, count = _span(sizes, size_bits, directory, wide, rows, entries, position)
+        else:  # the block is sound: its rows follow one another
+            first += count
+            count = np.int64(_field(sizes, position * size_bits, size_mask))
+        if count < 0 or count > MOST_CODES:
             return np.int64(0)
         bit = first * entry
         for _ in range(count):
@@ -132,5 +130,4 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
             total += scores[index] * _value(source, bit + index_bits, value_bits, kind, levels)
             bit += entry
         out[row] = total
-        first += count
     return np.int64(good)

@@ -215,12 +215,13 @@ class Ragged:
             self.index_bits,
             self.levels.bits,
             *value_kind(self.levels),
+            self.rows,
         )
 
     def spans(
         self, positions: Ids
     ) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
-        """Return where the entries of rows stand; spans outside the stored entries are a FormatError."""
+        """Return where the entries of rows stand; a directory that its counts contradict is a FormatError."""
         block, last = positions // DIRECTORY_STEP, len(self.directory) - 1
         members = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP)
         inside = members < self.rows
@@ -242,14 +243,14 @@ class Ragged:
         first = begins + (sizes * (np.arange(DIRECTORY_STEP) < at[:, None])).sum(1)
         count = sizes[np.arange(len(positions)), at]
         wrong = (
-            (first < 0)
-            | (first > self.entries)
+            (begins < 0)
+            | (begins > ends)
             | (ends > self.entries)
-            | (count > ends - first)
             | (count > MOST_CODES)
+            | (sizes.sum(1) != ends - begins)
         )
         if np.any(wrong):
-            raise FormatError("ragged codes: a row's codes lie outside the stored entries")
+            raise FormatError("ragged codes: the counts and the directory do not match each other")
         return first, count
 
     def fetch(

@@ -323,15 +323,37 @@ def _check_implicit(bands: list[Band], rows: int) -> None:
                     f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids"
                 )
     alone = bands[0]
-    nothing = all(
-        layer.values is None
-        and (
-            isinstance(layer.codes, Hash | Remainder)
-            or (isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0)
-        )
-        for layer in alone.layers
-    )
+    nothing = all(map(_stores_nothing, alone.layers))
     if len(bands) == 1 and nothing and alone.norms is None and rows > alone.atoms * IMPLICIT_ROWS:
         raise FormatError(
             f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them"
         )
+    _check_work(bands)
+
+
+def _stores_nothing(layer: Band) -> bool:
+    """Whether a layer stores no bit for a row: all rows are made of the dictionary alone."""
+    empty = isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0
+    return layer.values is None and (isinstance(layer.codes, Hash | Remainder) or empty)
+
+
+def _check_work(bands: list[Band]) -> None:
+    """Refuse layers without stored codes whose rows take far more work than there are bytes in the file."""
+    size = sum(array.nbytes for band in bands for _, array in band.arrays())
+    for number, band in enumerate(bands):
+        for layer in filter(_stores_nothing, band.layers):
+            numbers = layer.rows * row_work(layer)
+            if numbers > size * IMPLICIT_ROWS:
+                raise FormatError(
+                    f"bands[{number}]: {layer.rows} rows that store nothing take {numbers} products in all, "
+                    f"no more than {IMPLICIT_ROWS} for each of the {size} bytes of the table are accepted"
+                )
+
+
+def row_work(layer: Band) -> int:
+    """Return the number of products a row of implicit codes takes: codes x (width of an atom + weights of a step)."""
+    count = code_count(layer.codes) or 1
+    width = 0 if layer.dictionary is None else layer.dictionary.shape[1]
+    steps = layer.cell is not None and layer.cell.step_width is not None
+    weights = (layer.cell.weight, layer.cell.input) if layer.cell is not None and steps else ()
+    return count * (width + sum(m.shape[0] * m.shape[1] for m in weights if m is not None))

@@ -97,10 +97,12 @@ class Scorer:
         indices, values = band.fetch(ids, positions)
         if isinstance(band.codes, Fixed):  # with parts, fetch has told the parts apart already
             indices += np.arange(band.codes.count) * (self.stride - band.codes.stride(band.atoms))
+        used = band.codes.spans(positions)[1] if isinstance(band.codes, Ragged) else None
         total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
         for j in range(indices.shape[1]):
-            part = self.atom_scores[:, indices[:, j]]
-            total += part if values is None else part * values[:, j]
+            at = slice(None) if used is None else np.flatnonzero(used > j)
+            part = self.atom_scores[:, indices[at, j]]
+            total[:, at] += part if values is None else part * values[at, j]
         return total
 
     @cached_property
