@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+
 from fuzz.workers import run_cases
 
 
