@@ -32,6 +32,7 @@ VERSION = (
 )
 MOST_BANDS = 64
 MOST_LAYERS = 8
+MOST_NESTED = 32  # levels of the settings in made_by
 MOST_MEMBERS = (1 << 32) - 1  # what the running totals of a bitmap can count
 
 
@@ -191,8 +192,18 @@ def rebuild(
     made_by, has_keys = top.raw("made_by"), top.flag("keys")
     if not isinstance(made_by, dict):
         raise FormatError(f"metadata.made_by must be an object, got {type(made_by).__name__}")
+    if _nests(made_by, MOST_NESTED):
+        raise FormatError(f"metadata.made_by nests more than {MOST_NESTED} levels deep")
     top.done()
     return bands, rows, dim, padding, has_keys, made_by
+
+
+def _nests(value: Any, levels: int) -> bool:
+    """Whether a JSON value nests deeper than this."""
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list):
+        return False
+    return levels == 0 or any(_nests(part, levels - 1) for part in inner)
 
 
 def _version(version: Any) -> int:

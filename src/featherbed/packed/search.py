@@ -57,7 +57,7 @@ class Scorer:
                 queries = queries @ band.affine.weight.dense().T
         self.queries = queries  # [n, d']: as the codes see them
         self.plus = None if band.plus is None else Scorer(band.plus, queries)
-        if band.linear:
+        if band.linear and not _wider_than_rows(band):
             assert band.dictionary is not None
             atoms = band.dictionary.dense()
             self.atom_scores = (
@@ -142,6 +142,14 @@ class Scorer:
         if self.band.norms is not None:
             out *= self.band.norms.rows(slice(first, first + out.shape[1]))[:, 0]
         return True
+
+
+def _wider_than_rows(band: Band) -> bool:
+    """Whether scores of every choice of every part would take far more memory than the rows of the band."""
+    if band.combine != "concat" or not isinstance(band.codes, Fixed):
+        return False
+    choices = band.codes.choices(band.atoms)
+    return choices > band.rows and band.codes.count * choices > BLOCK_SCORES
 
 
 def part_scores(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featherbed.errors import IdError
+from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.engine import VARIABLE
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def in_kernels(*tensors: Tensor, wide: bool = False) -> bool:
     )
 
 
-def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> None:
+def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> bool:
     pool = importlib.import_module("featherbed.kernels.pool")
     words = np.zeros(64, dtype=np.int64)
     at = 0
@@ -62,7 +62,7 @@ def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAI
         entry = (argument,) if isinstance(argument, int) else _words(argument)
         words[at : at + len(entry)] = entry
         at += len(entry)
-    pool.run(job, words, count, grain, arguments)
+    return bool(pool.run(job, words, count, grain, arguments))
 
 
 def _words(array: NDArray[Any]) -> tuple[int, ...]:
@@ -125,8 +125,7 @@ def settle_rows(
     """Bring rows up to date where they are stored, or return them (``into`` what is given) as they are now."""
     account, history = ledger.account, ledger.history
     ids = ids.to(torch.int64).contiguous()
-    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= len(ledger.weight)):
-        raise IdError(f"ids go from 0 to {len(ledger.weight) - 1}: got {ids.min()} to {ids.max()}")
+    _check_ids(ids, len(ledger.weight))
     moving, scaled = account.momentum is not None, account.second is not None
     assert account.kind is not None
     job = _train().settle(
@@ -158,6 +157,21 @@ def settle_rows(
     return torch.from_numpy(out)
 
 
+def _check_ids(ids: Tensor, rows: int) -> None:
+    """Refuse ids without a row: a sparse gradient may hold any."""
+    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= rows):
+        raise IdError(f"ids go from 0 to {rows - 1}: got {ids.min()} to {ids.max()}")
+
+
+def _check_support(support: NDArray[np.integer], atoms: int) -> None:
+    """Refuse slots of anchors that do not exist, which a damaged state dict may hold."""
+    if support.size and (support.min() < 0 or support.max() >= atoms):
+        wrong = int(support.min() if support.min() < 0 else support.max())
+        raise ArgumentError(
+            f"support names anchor {wrong}, anchors go from 0 to {atoms - 1}: load another state dict"
+        )
+
+
 def _hold_zeros(ledger: Ledger, ids: Tensor) -> None:
     """Set entries that a penalty holds at zero back there: an entry's way does not depend on the others of its row."""
     kept = None if ledger.account.penalty is None else ledger.account.penalty.kept
@@ -180,6 +194,7 @@ def update_rows(
     ``numbers``: decay, rate, what is kept and added of the momentum, 1 - beta2, eps, correction, threshold.
     """
     account, history = ledger.account, ledger.history
+    _check_ids(ids, len(ledger.weight))
     assert account.kind is not None
     job = _train().update(
         _REALS[ledger.weight.dtype],
@@ -222,7 +237,8 @@ def slot_rows(
     """Compose rows from slots, in a place this thread uses again at its next call: fresh memory costs as much as the rows."""
     held, out = support.numpy(), _room(len(ids), atoms.shape[1])
     arrays = (ids.numpy(), parts.numpy(), values.detach().numpy(), atoms.detach().numpy(), out)
-    _run(_slots().compose(held.dtype.type), len(ids), held, *arrays)
+    if not _run(_slots().compose(held.dtype.type), len(ids), held, *arrays):
+        _check_support(held, len(atoms))
     return torch.from_numpy(out)
 
 
@@ -303,6 +319,7 @@ def best_atoms(
 ) -> tuple[Tensor, Tensor]:  # int64 [n], [n]
     """Return the atom each row lacks whose weight would have the largest gradient factor * total . atom, and that gradient."""
     count, parts = len(total), support.to(torch.int32).numpy()
+    _check_support(parts, len(atoms))
     found, gradients = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
     step = max(1, SCORES // len(atoms))
     scores, flipped = torch.empty(min(step, count), len(atoms)), atoms.T.contiguous()
