@@ -248,45 +248,50 @@ def settle(meta):
 def settle_layer(layer, rows):
     """Make the fields of a layer of ``rows`` rows fit each other; return the width of its rows."""
     layer["rows"] = rows
-    codes, values, dictionary = layer["codes"], layer.get("values"), layer.get("dictionary")
-    layout = codes["layout"]
-    for name in set(codes) - {"layout", *CODES.get(layout, {})}:
-        del codes[name]
-    for name, value in CODES.get(layout, {}).items():
-        codes.setdefault(name, value)
-    if layout in ("fixed", "ragged"):
-        layer["values"] = values = None
-    if layout == "identity" and dictionary:
-        dictionary["rows"] = rows
-    if layout != "every" and values and values["kind"] == "graded":
-        layer["values"] = values = None
-    for part, axis in ((values, rows), (layer.get("norms"), rows)):
-        if part:
-            part["rows"] = axis
-    atoms = dictionary["rows"] if dictionary else 0
-    count = {
-        "identity": 1,
-        "hash": codes.get("hashes"),
-        "remainder": 2,
-        "fixed": codes.get("count"),
-    }.get(layout)
-    if codes.get("parts"):
-        dictionary["rows"] = atoms = max(1, atoms // count) * count
-    if "index_bits" in codes:
-        codes["index_bits"] = max(
-            0, (atoms // count if codes.get("parts") else atoms) - 1
-        ).bit_length()
+    count = settle_codes(layer, rows)
+    values, dictionary = layer.get("values"), layer.get("dictionary")
     if values and count:
         values["columns"] = count
-    if values and layout == "every" and dictionary:
+    if layer["codes"]["layout"] == "every" and values and dictionary:
         dictionary["rows"] = values["columns"]
-    if layout in ("every", "ragged"):
+    if layer["codes"]["layout"] in ("every", "ragged"):
         layer["combine"] = "sum"
+    for part in (values, layer.get("norms")):
+        if part:
+            part["rows"] = rows
     for part in (dictionary, values, layer.get("norms")):
         settle_matrix(part)
     width = dictionary["columns"] if dictionary else values["columns"]
     width *= count if layer["combine"] == "concat" and count else 1
     return settle_stages(layer, rows, width, count)
+
+
+def settle_codes(layer, rows):
+    """Give the codes of a layer the fields of their layout; return the number of codes of a row, if all have as many."""
+    codes, dictionary = layer["codes"], layer.get("dictionary")
+    layout = codes["layout"]
+    for name in set(codes) - {"layout", *CODES.get(layout, {})}:
+        del codes[name]
+    for name, value in CODES.get(layout, {}).items():
+        codes.setdefault(name, value)
+    graded = (layer.get("values") or {}).get("kind") == "graded"
+    if layout in ("fixed", "ragged") or (graded and layout != "every"):
+        layer["values"] = None
+    if layout == "identity" and dictionary:
+        dictionary["rows"] = rows
+    counts = {
+        "identity": 1,
+        "hash": codes.get("hashes"),
+        "remainder": 2,
+        "fixed": codes.get("count"),
+    }
+    count, choices = counts.get(layout), dictionary["rows"] if dictionary else 0
+    if codes.get("parts"):
+        choices = max(1, choices // count)
+        dictionary["rows"] = choices * count
+    if "index_bits" in codes:
+        codes["index_bits"] = max(0, choices - 1).bit_length()
+    return count
 
 
 CODES = {"hash": {"seed": 1, "hashes": 2}, "remainder": {"divisor": 3},

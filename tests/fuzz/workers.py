@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+WAITING = 4.0  # seconds of wall-clock time for each second of processor time a case may take
 STARTING = 300.0  # seconds a worker may take to start and to import the module of ``exercise``
 
 
@@ -52,8 +53,9 @@ def run_cases(
 ) -> Iterator[Outcome]:
     """Yield the outcome of ``exercise(case)`` for every case, in the order in which they end.
 
-    ``jobs`` worker processes take one case at a time. A case may take ``seconds`` of wall-clock time;
-    a worker may map ``memory`` bytes beyond those it maps when ``exercise`` has been imported.
+    ``jobs`` worker processes take one case at a time. A case may take ``seconds`` of processor time
+    (or ``WAITING`` times that of wall-clock time: others may need the cores); a worker may map ``memory``
+    bytes beyond those it maps when ``exercise`` has been imported.
     """
     left = iter(cases)
     team: list[_Worker] = []
@@ -107,13 +109,18 @@ class _Worker:
         )
         self.process.start()
         theirs.close()
-        self.case, self.busy, self.deadline = None, False, 0.0
+        self.case, self.busy, self.seconds = None, False, 0.0
+        self.deadline = self.last = (
+            0.0  # when to look at the processor time, when to wait no longer
+        )
         if not self.pipe.poll(STARTING) or self.pipe.recv() != "ready":
             self.stop()
             raise RuntimeError(f"a worker did not start within {STARTING:.0f} seconds")
 
     def give(self, case: Any, seconds: float) -> None:
-        self.case, self.busy, self.deadline = case, True, time.monotonic() + seconds
+        self.case, self.busy, self.seconds = case, True, seconds
+        self.used, now = self._processor_time(), time.monotonic()
+        self.deadline, self.last = now + seconds, now + WAITING * seconds
         self.log.write_text("")
         with contextlib.suppress(OSError):  # a dead worker shows when its outcome is asked for
             self.pipe.send(case)
@@ -128,10 +135,22 @@ class _Worker:
                 self.process.join(5)
                 return Outcome(self.case, "crash", detail=self._cause())
             return Outcome(self.case, kind, result, detail)
-        if time.monotonic() < self.deadline:
+        now, left = time.monotonic(), self.seconds - (self._processor_time() - self.used)
+        if now < self.deadline:
+            return None
+        if now < self.last and left > 0:  # it waits for a core
+            self.deadline = min(self.last, now + max(left, 0.1))
             return None
         self.busy = False
         return Outcome(self.case, "hang", detail="no outcome within the time limit")
+
+    def _processor_time(self) -> float:
+        """Return the processor time the process has taken, in seconds; the clock where that is not known."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return time.monotonic()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _cause(self) -> str:
         code = self.process.exitcode
