@@ -18,6 +18,7 @@ from featherbed.kernels.lookup import (
     _block,
     _field,
     _flat,
+    _low_bits,
     _span,
     _value,
 )
@@ -112,22 +113,24 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
     offset, scores, out = block[15], _flat(block, 16, np.float32), _flat(block, 18, np.float32)
     entry, mask, good = index_bits + value_bits, np.uint64((1 << index_bits) - 1), True
     limit, size_mask = np.uint32(min(scores.shape[0], 2**32 - 1)), np.uint64((1 << size_bits) - 1)
-    first, count = np.int64(0), np.int64(0)
-    for row in range(start, stop):
-        position, total = offset + row, np.float32(0)
-        if row == start or position % STEP == 0:
-            first, count = _span(sizes, size_bits, directory, wide, rows, entries, position)
-        else:  # the block is sound: its rows follow one another
-            first += count
-            count = np.int64(_field(sizes, position * size_bits, size_mask))
-        if count < 0 or count > MOST_CODES:
+    low, block_start = _low_bits(size_bits), start
+    while block_start < stop:
+        position = offset + block_start
+        first, count = _span(sizes, size_bits, low, directory, wide, rows, entries, position)
+        if count < 0:
             return np.int64(0)
-        bit = first * entry
-        for _ in range(count):
-            index = _field(source, bit, mask)
-            if index >= limit:
-                good, index = False, np.uint32(0)
-            total += scores[index] * _value(source, bit + index_bits, value_bits, kind, levels)
-            bit += entry
-        out[row] = total
+        block_stop = min(stop, block_start + STEP - position % STEP)
+        bit, at = first * entry, position * size_bits
+        for row in range(block_start, block_stop):  # the block is sound: its rows follow each other
+            count, total = np.int64(_field(sizes, at, size_mask)), np.float32(0)
+            good &= count <= MOST_CODES
+            for _ in range(count):
+                index = _field(source, bit, mask)
+                if index >= limit:
+                    good, index = False, np.uint32(0)
+                total += scores[index] * _value(source, bit + index_bits, value_bits, kind, levels)
+                bit += entry
+            out[row] = total
+            at += size_bits
+        block_start = block_stop
     return np.int64(good)

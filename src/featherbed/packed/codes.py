@@ -239,15 +239,16 @@ class Ragged:
         self, positions: Ids, sizes: Ids, begins: Ids, ends: Ids
     ) -> tuple[Ids, Ids]:  # [B], [B, 16], [B], [B]
         """Return ``spans`` of positions, given the sizes of the rows of their blocks and where the blocks begin and end."""
-        at = positions % DIRECTORY_STEP
-        first = begins + (sizes * (np.arange(DIRECTORY_STEP) < at[:, None])).sum(1)
-        count = sizes[np.arange(len(positions)), at]
+        each, at = np.arange(len(positions)), positions % DIRECTORY_STEP
+        totals = sizes.cumsum(1)
+        count = sizes[each, at]
+        first = begins + totals[each, at] - count
         wrong = (
             (begins < 0)
             | (begins > ends)
             | (ends > self.entries)
             | (count > MOST_CODES)
-            | (sizes.sum(1) != ends - begins)
+            | (totals[:, -1] != ends - begins)
         )
         if np.any(wrong):
             raise FormatError("ragged codes: the counts and the directory do not match each other")

@@ -71,7 +71,8 @@ def file_size(packed: PackedTable, keys: bool = False) -> int:
 
 def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
     counts = codes_per_row(band)
-    found, sizes = np.unique(counts, return_counts=True) if counts is not None else ([], [])
+    known = np.empty(0, dtype=np.int64) if counts is None else counts
+    found, sizes = np.unique(known, return_counts=True)
     return {
         "rows": band.rows,
         "codes": fields["codes"],

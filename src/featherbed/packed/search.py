@@ -97,7 +97,9 @@ class Scorer:
         indices, values = band.fetch(ids, positions)
         if isinstance(band.codes, Fixed):  # with parts, fetch has told the parts apart already
             indices += np.arange(band.codes.count) * (self.stride - band.codes.stride(band.atoms))
-        used = band.codes.spans(positions)[1] if isinstance(band.codes, Ragged) else None
+        used = None
+        if isinstance(band.codes, Ragged) and not np.isfinite(self.atom_scores[:, :1]).all():
+            used = band.codes.spans(positions)[1]  # 0 times the score of atom 0 would not be 0
         total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
         for j in range(indices.shape[1]):
             at = slice(None) if used is None else np.flatnonzero(used > j)
