@@ -1,4 +1,4 @@
-"""A few thousand mutated files of fixed seeds, used on both engines: no crash, no hang, no foreign exception, the same rows."""
+"""A few thousand mutated files of fixed seeds: no crash, no hang, the same rows on both engines."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The worker processes of the fuzzers: every case has an outcome, whatever it does to its worker."""
+"""The worker processes of the fuzzers: every case has an outcome, whatever it does."""
 
 import os
 import signal

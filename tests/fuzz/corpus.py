@@ -1,7 +1,7 @@
 """The corpus: sound files of every table, method of compression, layout and kind of number.
 
-``write_corpus(folder)`` writes them once; ``small=True`` leaves out those that take long to make and
-those whose compiled loops no other file of the corpus shares, for the test suite.
+``write_corpus(folder)`` writes them; ``small=True`` leaves out tables that take long to make or have
+compiled loops of their own, for the test suite.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def named(bands, dim, padding=None, keys=None):
 
 
 def layouts(rng):
-    """Yield tables built part by part: layouts and stages that no training table has, or not together."""
+    """Yield tables built part by part, with layouts and stages that no training table has."""
     yield from stored_rows(rng)
     yield from coded_rows(rng)
     yield from staged_rows(rng)
@@ -99,7 +99,7 @@ def coded_rows(rng):
         codes = fixed(rng, 33, 3, 11, kind)
         yield f"fixed-{kind}", named([Band(33, codes, None, matrix(rng, 11, 6))], 6)
     for kind in KINDS:
-        codes = ragged(rng, 37, 9, kind, wide=kind in ("int8", "float32"))
+        codes = ragged(rng, 37, 9, kind, wide=kind in ("int8", "float32", "int2"))
         keys = [f"word {i}" for i in range(37)] if kind == "int4" else None
         yield f"ragged-{kind}", named([Band(37, codes, None, matrix(rng, 9, 6))], 6, None, keys)
     codes = ragged(rng, 1100, 50, "int8", most=20)
@@ -167,7 +167,7 @@ def banded_rows(rng):
 
 
 def anchors(small):
-    """Yield the three layouts of sparse weights in every kind of number, over every kind of dictionary."""
+    """Yield the three layouts of sparse weights, in every kind of number and dictionary."""
     table = fb.AnchorTable(40, 8, anchors=12, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         table.transform *= torch.rand(40, 12, generator=torch.Generator().manual_seed(1)) > 0.7

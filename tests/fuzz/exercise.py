@@ -1,4 +1,4 @@
-"""One file, used in every way on both engines: only featherbed's own errors may come of it, and the same rows."""
+"""One file, used in every way on both engines: the same rows, or errors of featherbed's own."""
 
 import ctypes
 import mmap
@@ -48,7 +48,7 @@ class Scores:
 
 
 class Guarded:
-    """Memory that ends where no byte can be read: a read beyond the end of a file kills the process."""
+    """Memory before an unreadable page: a read beyond the end of a file kills the process."""
 
     def __init__(self, size=1 << 22):
         self.size = size
@@ -134,7 +134,7 @@ def _opened(name, use, findings):
 
 
 def _run(name, use, findings):
-    """Return the result of a use, REFUSED if featherbed refuses it; any other exception is a finding."""
+    """Return the result of a use, or REFUSED; an exception of somebody else's is a finding."""
     try:
         with np.errstate(all="ignore"):
             return use()

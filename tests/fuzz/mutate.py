@@ -26,6 +26,7 @@ FIELDS = ("version", "rows", "dim", "padding_idx", "keys", "bands", "made_by", "
           "dictionary", "combine", "cell", "affine", "norms", "plus", "kind", "columns", "scale", "axis", "layout",
           "seed", "hashes", "divisor", "count", "index_bits", "value", "parts", "entries", "count_bits", "wide",
           "weight", "bias", "input", "grades")  # fmt: skip
+PLACES = ("counts", "directory", "bitmap", "totals", "ends", "order")
 MOST_BYTES = 1 << 19  # of an array that is made to fit changed metadata
 DEEP = 40
 
@@ -63,7 +64,7 @@ class Parts:
 
 
 def _aligned_order(arrays, chance):
-    """Return names in a random order, so that any array may be the last before the end of the file."""
+    """Return names in a random order, so that any array may be the last of the file."""
 
     def size(name):
         return np.dtype(DTYPES.get(arrays[name][0], np.uint8)).itemsize
@@ -115,7 +116,7 @@ def mutant(sources, seed, number):
 
 
 def places(value, found=None):
-    """Return every (container, key) below a JSON value, settings of the table that made it left out."""
+    """Return every (container, key) below a JSON value, but for the settings in made_by."""
     found = [] if found is None else found
     items = (
         value.items()
@@ -267,7 +268,7 @@ def settle_layer(layer, rows):
 
 
 def settle_codes(layer, rows):
-    """Give the codes of a layer the fields of their layout; return the number of codes of a row, if all have as many."""
+    """Give codes the fields of their layout; return the number of codes of a row, if it is fixed."""
     codes, dictionary = layer["codes"], layer.get("dictionary")
     layout = codes["layout"]
     for name in set(codes) - {"layout", *CODES.get(layout, {})}:
@@ -300,7 +301,7 @@ CODES = {"hash": {"seed": 1, "hashes": 2}, "remainder": {"divisor": 3},
 
 
 def settle_stages(layer, rows, width, count):
-    """Make cell, added layer and affine stage fit rows of ``width``; return the width that they make of it."""
+    """Make cell, added layer and affine stage fit rows of ``width``; return the new width."""
     cell = layer.get("cell")
     if cell:
         if cell["kind"] == "mlp":
@@ -364,7 +365,7 @@ def repair(parts):
 def _pick(parts, chance):
     """Choose an array; those that say where others lie are chosen more often."""
     names = [name for name, (_, _, data) in parts.arrays.items() if data]
-    telling = ("counts", "directory", "bitmap", "totals", "ends", "order", "checksums", "stream")
+    telling = chance.choice((PLACES, PLACES, (*PLACES, "stream", "checksums", "norms")))
     chosen = [name for name in names if name.endswith(telling)]
     return chance.choice(chosen if chosen and chance.random() < 0.6 else names)
 
@@ -397,11 +398,10 @@ def write_special(parts, chance):
         value = chance.choice((0, -0.0, 1, np.nan, np.inf, -np.inf, 65504, 6e-8, 1e-40, 3e38))
     else:
         most = int(np.iinfo(array.dtype).max)
+        large = (most, most - 1, most // 2, most // 2 + 1)
         nearby = (int(chance.choice(array)) + 1, int(chance.choice(array)) - 1, len(array))
-        value = chance.choice(
-            (0, 1, most, most - 1, most // 2, most // 2 + 1, 2**31, 2**32 - 1, 2**63, *nearby)
-        )
-        value = value % (most + 1)
+        small = (0, 1, 2**31, 2**32 - 1, 2**32, 2**40)
+        value = chance.choice(chance.choice((large, nearby, small))) % (most + 1)
     with np.errstate(all="ignore"):
         if chance.random() < 0.15:
             array[:] = value

@@ -27,7 +27,7 @@ KINDS = ("crash", "hang", "exception", "disagreement")
 
 
 def fuzz(folder, numbers, seed, jobs, out, tell=lambda text: None):
-    """Use the mutants of these numbers; return how many opened and were refused, and the findings by kind."""
+    """Use the mutants of these numbers; return the number of files opened, refused and found."""
     counts, started, told = Counter(), time.monotonic(), time.monotonic()
     work = partial(exercise_number, folder=str(folder), seed=seed)
     for outcome in run_cases(numbers, work, jobs, SECONDS, MEMORY):

@@ -54,8 +54,8 @@ def run_cases(
     """Yield the outcome of ``exercise(case)`` for every case, in the order in which they end.
 
     ``jobs`` worker processes take one case at a time. A case may take ``seconds`` of processor time
-    (or ``WAITING`` times that of wall-clock time: others may need the cores); a worker may map ``memory``
-    bytes beyond those it maps when ``exercise`` has been imported.
+    (or ``WAITING`` times that of wall-clock time: others may need the cores); a worker may map
+    ``memory`` bytes beyond those it maps when ``exercise`` has been imported.
     """
     left = iter(cases)
     team: list[_Worker] = []
@@ -145,7 +145,7 @@ class _Worker:
         return Outcome(self.case, "hang", detail="no outcome within the time limit")
 
     def _processor_time(self) -> float:
-        """Return the processor time the process has taken, in seconds; the clock where that is not known."""
+        """Return the processor time of the process in seconds; the clock where it is not known."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:

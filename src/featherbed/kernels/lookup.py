@@ -276,7 +276,7 @@ def _entry(directory: Any, wide: Any, at: Any) -> Any:
 
 @compiled
 def _low_bits(size_bits: Any) -> Any:
-    """Return the lowest bit of every count that a word holds: of 16 up to 4 bits, of 8 up to 8 bits."""
+    """Return the lowest bit of every count of a word: 16 counts up to 4 bits, 8 up to 8 bits."""
     bits, each = np.uint64(0), STEP if size_bits <= 4 else STEP // 2
     if 0 < size_bits <= 8:
         for k in range(each):
@@ -301,9 +301,10 @@ def _sum_of(word: Any, size_bits: Any, low: Any) -> Any:
 
 @compiled
 def _sizes(sizes: Any, size_bits: Any, low: Any, first: Any, row: Any, stop: Any) -> Any:
-    """Return the sum of the counts before a row of the block ``first`` .. ``stop``, its own, and the sum of all.
+    """Return the sum of the counts before a row of a block, the row's own, and the sum of all.
 
-    Blocks start at whole bytes: counts of up to 8 bits are taken from one or two words.
+    The block is ``first`` .. ``stop``. Blocks start at whole bytes: counts of up to 8 bits are
+    taken from one or two words.
     """
     mask = np.uint64((1 << size_bits) - 1)
     before, count, total = np.int64(0), np.int64(0), np.int64(0)
@@ -338,10 +339,11 @@ def _span(
     entries: Any,
     row: Any,
 ) -> Any:
-    """Return the first entry of a row of ragged codes and how many it has; -1 for both if its block is unsound.
+    """Return the first entry of a row of ragged codes and the number of its entries.
 
-    The counts of a block of 16 rows must fill exactly the entries from the block's directory entry to the next one:
-    0 <= begin <= end <= entries, begin + Σ counts = end. Then every row of the block lies within the stored entries.
+    Both are -1 if the block of the row is unsound. The counts of a block of 16 rows must fill
+    exactly the entries from the block's directory entry to the next one: 0 <= begin <= end <=
+    entries, begin + Σ counts = end. Then every row of the block lies within the stored entries.
     """
     block = row // STEP
     begin, stop = _entry(directory, wide, block), min((block + 1) * STEP, rows)

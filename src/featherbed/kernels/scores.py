@@ -123,7 +123,8 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
         bit, at = first * entry, position * size_bits
         for row in range(block_start, block_stop):  # the block is sound: its rows follow each other
             count, total = np.int64(_field(sizes, at, size_mask)), np.float32(0)
-            good &= count <= MOST_CODES
+            if count > MOST_CODES:
+                good = False
             for _ in range(count):
                 index = _field(source, bit, mask)
                 if index >= limit:

@@ -20,9 +20,10 @@ LANES = 16  # minima kept side by side
 
 @cache
 def compose(kind: Any) -> int:
-    """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]], for one kind of number.
+    """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
 
-    It returns 0 if the support names an atom that does not exist; the first atom then stands in for it.
+    ``kind`` is the dtype of the support. The job returns 0 if the support names an atom that does
+    not exist; the first atom then stands in for it.
     """
 
     @job

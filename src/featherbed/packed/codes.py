@@ -221,7 +221,7 @@ class Ragged:
     def spans(
         self, positions: Ids
     ) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
-        """Return where the entries of rows stand; a directory that its counts contradict is a FormatError."""
+        """Return where the entries of rows stand; refuse counts that contradict the directory."""
         block, last = positions // DIRECTORY_STEP, len(self.directory) - 1
         members = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP)
         inside = members < self.rows

@@ -1,4 +1,4 @@
-"""The header of a safetensors container: read as strict JSON, every entry checked before it is used."""
+"""The header of a safetensors container: strict JSON, every entry checked before it is used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BITS = {
 def parsed(text: str | bytes) -> Any:
     """Return the value of a JSON text, or raise ValueError.
 
-    Readers differ in some texts, which are refused: a name that occurs twice in an object, NaN and Infinity,
-    half of a surrogate pair, bytes in another encoding than UTF-8.
+    Readers differ in some texts, which are refused: a name that occurs twice in an object, NaN and
+    Infinity, half of a surrogate pair, bytes in another encoding than UTF-8.
 
     >>> parsed(b'{"rows": 3}')
     {'rows': 3}
@@ -46,7 +46,7 @@ def parsed(text: str | bytes) -> Any:
 def check_container(header: Any, size: int) -> None:
     """Refuse a header whose arrays do not cover the ``size`` bytes of data exactly, each byte once.
 
-    Every entry has a known dtype, a shape of whole numbers and two offsets as far apart as its bytes.
+    Every entry has a known dtype, a shape of whole numbers and two offsets that its bytes fill.
     """
     if not isinstance(header, dict):
         raise FormatError(f"the header must be an object, got {type(header).__name__}")
@@ -57,7 +57,7 @@ def check_container(header: Any, size: int) -> None:
     for (_, before), (begin, _) in pairwise([(0, 0), *ranges, (size, size)]):
         if begin != before:
             raise FormatError(
-                f"the arrays of the file must follow one another up to its end, {size:,} bytes of data: "
+                f"the arrays must follow one another up to the end of the file, {size:,} bytes: "
                 f"one ends at byte {str(before)[:40]}, the next begins at {str(begin)[:40]}"
             )
 

@@ -349,20 +349,20 @@ def _stores_nothing(layer: Band) -> bool:
 
 
 def _check_work(bands: list[Band]) -> None:
-    """Refuse layers without stored codes whose rows take far more work than there are bytes in the file."""
+    """Refuse layers that store nothing for a row and take far more work than the file has bytes."""
     size = sum(array.nbytes for band in bands for _, array in band.arrays())
     for number, band in enumerate(bands):
         for layer in filter(_stores_nothing, band.layers):
             numbers = layer.rows * row_work(layer)
             if numbers > size * IMPLICIT_ROWS:
                 raise FormatError(
-                    f"bands[{number}]: {layer.rows} rows that store nothing take {numbers} products in all, "
-                    f"no more than {IMPLICIT_ROWS} for each of the {size} bytes of the table are accepted"
+                    f"bands[{number}]: {layer.rows} rows that store nothing take {numbers} products "
+                    f"in all, a table of {size} bytes may take {size * IMPLICIT_ROWS}"
                 )
 
 
 def row_work(layer: Band) -> int:
-    """Return the number of products a row of implicit codes takes: codes x (width of an atom + weights of a step)."""
+    """Return the products that a row takes: codes x (width of an atom + weights of a step)."""
     count = code_count(layer.codes) or 1
     width = 0 if layer.dictionary is None else layer.dictionary.shape[1]
     steps = layer.cell is not None and layer.cell.step_width is not None

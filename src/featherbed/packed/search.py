@@ -147,7 +147,7 @@ class Scorer:
 
 
 def _wider_than_rows(band: Band) -> bool:
-    """Whether scores of every choice of every part would take far more memory than the rows of the band."""
+    """Whether the scores of every choice of every part take far more memory than the rows do."""
     if band.combine != "concat" or not isinstance(band.codes, Fixed):
         return False
     choices = band.codes.choices(band.atoms)

@@ -168,7 +168,8 @@ def _check_support(support: NDArray[np.integer], atoms: int) -> None:
     if support.size and (support.min() < 0 or support.max() >= atoms):
         wrong = int(support.min() if support.min() < 0 else support.max())
         raise ArgumentError(
-            f"support names anchor {wrong}, anchors go from 0 to {atoms - 1}: load another state dict"
+            f"support names anchor {wrong}, anchors go from 0 to {atoms - 1}: "
+            "load another state dict"
         )
 
 
