@@ -390,9 +390,16 @@ def flip_bits(parts, chance):
     return f"bits of {name}"
 
 
-def write_special(parts, chance):
-    """Write special numbers into an array."""
+def write_related(parts, chance):
+    """Write special numbers into several arrays that say where the rows of one band, or the keys, lie."""
     name = _pick(parts, chance)
+    related = [n for n in parts.arrays if n.rpartition(".")[0] == name.rpartition(".")[0]]
+    return ", ".join(write_special(parts, chance, n) for n in related if n.endswith(PLACES))
+
+
+def write_special(parts, chance, name=None):
+    """Write special numbers into an array."""
+    name = name or _pick(parts, chance)
     array = _view(parts, name)
     if array.dtype.kind == "f":
         value = chance.choice((0, -0.0, 1, np.nan, np.inf, -np.inf, 65504, 6e-8, 1e-40, 3e38))
@@ -515,5 +522,5 @@ def change_bytes(data, chance):
 
 
 CHANGES = (change_number, change_word, change_flag, change_type, change_fields, change_bands, change_made_by,
-           flip_bits, write_special, move_elements, swap_arrays, drop_array, change_size, change_dtype)  # fmt: skip
-WEIGHTS = (14, 6, 3, 3, 3, 2, 1, 22, 22, 8, 5, 1, 2, 2)
+           flip_bits, write_special, write_related, move_elements, swap_arrays, drop_array, change_size, change_dtype)  # fmt: skip
+WEIGHTS = (14, 6, 3, 3, 3, 2, 1, 20, 18, 8, 8, 5, 1, 2, 2)

@@ -155,7 +155,8 @@ class _Worker:
     def _cause(self) -> str:
         code = self.process.exitcode
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        lines = [line.strip() for line in self.log.read_text().splitlines() if "File" in line]
+        trace = self.log.read_text().rpartition("Current thread")[2]
+        lines = [line.strip() for line in trace.splitlines() if "File" in line]
         return f"{name} at {lines[0]}" if lines else name
 
     def stop(self) -> None:
