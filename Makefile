@@ -3,14 +3,18 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+FILES  ?= 50000
+SEED   ?= 0
+JOBS   ?= 2
 EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,dev
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check fuzz format bench clean
 
 help:
 	@echo "make demo     train and compare tables on generated ratings (about a minute)"
 	@echo "make test     the whole test suite"
 	@echo "make check    formatting, lint, types, import layers"
+	@echo "make fuzz     $(FILES) corrupted files on both engines (an hour on 2 cores; FILES=, SEED=, JOBS=)"
 	@echo "make bench    speed against torch, side by side"
 	@echo "make install  the environment in $(VENV), with every extra"
 
@@ -36,6 +40,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py
+
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/run.py --files $(FILES) --seed $(SEED) --jobs $(JOBS)
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -464,3 +464,25 @@ def test_works_where_torch_and_numba_cannot_be_imported(missing, tmp_path):
     assert float(found.stdout) == pytest.approx(
         float(packed[np.arange(V).repeat(20)].sum()), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("anchor", [-1, 9, 30_000])
+def test_slots_of_anchors_that_do_not_exist_are_refused(anchor):
+    table = fb.AnchorTable(50, 8, anchors=9, slots=3)
+    support = torch.full_like(table.support, anchor, dtype=torch.int16)
+    table.load_state_dict(table.state_dict() | {"support": support})
+    if anchor > 127:  # as kept in one byte
+        table.support = support
+    with pytest.raises(fb.ArgumentError, match="support names anchor"):
+        table(torch.arange(50))
+
+
+def test_sparse_gradients_of_rows_that_do_not_exist_are_refused():
+    table = fb.DenseTable(50, 8, sparse=True)
+    optimizer = fb.AdamW(table.parameters())
+    table(torch.arange(3)).sum().backward()
+    parameter = next(table.parameters())
+    indices, values = torch.tensor([[4, 10**6]]), torch.ones(2, 8)
+    parameter.grad = torch.sparse_coo_tensor(indices, values, (50, 8), check_invariants=False)
+    with pytest.raises(fb.IdError, match="ids go from 0 to 49"):
+        optimizer.step()

@@ -21,11 +21,13 @@ import featherbed as fb
 from featherbed.packed import bits, file, writing
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Fixed, Ragged
+from featherbed.packed.disk import open_rows
 from featherbed.packed.graded import Graded
 from featherbed.packed.header import describe
 from featherbed.packed.keys import Keys
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import KINDS, Matrix
+from featherbed.packed.report import report
 from featherbed.packed.table import PackedTable
 from test_cells import cell_table
 
@@ -303,6 +305,9 @@ def files(folder):
     )
     fb.save(PackedTable([one], 512), folder / "one.safetensors")
     fb.save(graded_table(), folder / "graded.safetensors")
+    same = Fixed.encode(np.zeros((4, 4096), np.int64), None, 1)
+    atom = Matrix.encode(np.ones((1, 512)), "int2")
+    fb.save(PackedTable([Band(4, same, None, atom)], 512), folder / "same.safetensors")
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -359,6 +364,7 @@ def meta(path, value):
 
 
 GRADES = ["bands", 0, "values", "grades"]
+NESTED = json.loads('{"a":' * 40 + "1" + "}" * 40)
 FLOATS = {"kind": "float32", "rows": 4, "columns": 5, "scale": None}
 HOSTILE_META = {
     "wrong version": ("ragged", ["version"], 99, "version 99"),
@@ -387,6 +393,8 @@ HOSTILE_META = {
     "cell left out": ("ragged", ["bands", 0, "cell"], GONE, "lacks the field 'cell'"),
     "plus left out": ("ragged", ["bands", 0, "plus"], GONE, "lacks the field 'plus'"),
     "norms left out": ("ragged", ["bands", 0, "norms"], GONE, "lacks the field 'norms'"),
+    "made by nested objects": ("ragged", ["made_by"], NESTED, "nests more than 32"),
+    "made by half a character": ("ragged", ["made_by"], {"table": "\ud800"}, "surrogates not allowed"),
     "made by text": ("ragged", ["made_by"], "me", "made_by must be an object, got str"),
     "unknown combine": ("ragged", ["bands", 0, "combine"], "exec", "combine"),
     "ragged product": ("ragged", ["bands", 0, "combine"], "product", "sum"),
@@ -586,6 +594,62 @@ HOSTILE_ARRAYS = {
 }  # fmt: skip
 
 
+def widen(fields):
+    fields["bands"][0]["codes"]["wide"] = True
+
+
+def many_rows(fields):
+    fields["rows"] = fields["bands"][0]["rows"] = 1 << 20
+
+
+def second_block_at(entry):
+    return lambda a: np.array([a[0], entry, *a[2:]], dtype=np.uint64)
+
+
+def flip(word, bit):
+    def change(array):
+        array[word] ^= np.uint32(1 << bit)
+        return array
+
+    return change
+
+
+HOSTILE_BOTH = {  # metadata and an array
+    "block that ends at 2^63": ("ragged", widen, ("b0.codes.directory", second_block_at(2**63)), "directory"),
+    "block that ends at 2^64 - 1": ("ragged", widen, ("b0.codes.directory", second_block_at(2**64 - 1)), "directory"),
+    "one flipped bit of a count": ("ragged", None, ("b0.codes.counts", flip(3, 5)), "directory"),
+    "work for nothing": ("same", many_rows, None, "products in all"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_BOTH)
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+def test_lying_numbers_are_refused_by_every_use(name, engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+    which, change, array, named = HOSTILE_BOTH[name]
+    source = {path.stem: path for path in files(tmp_path)}[which]
+    bad = rewritten(source, tmp_path / "bad", change, array and put(*array))
+    every = np.arange(300)
+    for use in (
+        lambda: fb.check(bad),
+        lambda: fb.load(bad)[every],
+        lambda: open_rows(bad)[every],
+        lambda: fb.load(bad).logits(np.ones(8)),
+        lambda: fb.load(bad).search(np.ones((2, 8)), 3, metric="cosine"),
+        lambda: fb.load(bad).bag(every[None]),
+    ):
+        with pytest.raises(fb.FormatError, match=f"{named}|out of range"):
+            use()
+
+
+def test_rows_of_a_sound_block_are_found_whatever_the_others_say(tmp_path, monkeypatch):
+    source = {path.stem: path for path in files(tmp_path)}["ragged"]
+    bad = rewritten(source, tmp_path / "bad", None, put("b0.codes.counts", flip(3, 5)))
+    for engine in ("numpy", "numba"):
+        monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+        np.testing.assert_array_equal(fb.load(bad)[:16], fb.load(source)[:16])
+
+
 def fewer_atoms(fields):
     for band in fields["bands"]:
         band["dictionary"]["rows"] = 9
@@ -631,9 +695,6 @@ def exercise(path):
 def test_spans_near_the_end_of_all_numbers_are_refused(tmp_path, monkeypatch):
     source = tmp_path / "ragged"
     fb.save(sparse_anchor().pack(layout="ragged"), source)
-
-    def widen(fields):
-        fields["bands"][0]["codes"]["wide"] = True
 
     for far in (2**63 - 1, 2**63, 2**64 - 1, 2**40):
         change = put("b0.codes.directory", lambda a, far=far: np.full(len(a), far, dtype=np.uint64))
@@ -728,6 +789,53 @@ def test_a_file_replaced_while_it_is_opened_is_read_whole(tmp_path, monkeypatch)
     assert fb.load(path)[:].tolist() == [[9.0] * 4] * 9
 
 
+@pytest.mark.parametrize("number", [b"1e999", b"8.0", b"true", b'"8"', b"[8]", b"null", b"-8"])
+def test_numbers_of_a_header_are_whole(number, tmp_path):
+    whole = files(tmp_path)[0].read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    text = whole[8 : 8 + length].replace(b'"data_offsets":[0,', b'"data_offsets":[' + number + b",")
+    text += b" " * (-len(text) % 8)
+    with pytest.raises(fb.FormatError, match="whole numbers from 0 on"):
+        file.from_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+
+
+def test_scores_of_infinite_atoms_are_those_of_their_rows(monkeypatch):
+    table = sparse_anchor()
+    with torch.no_grad():
+        table.atoms[0] = float("inf")
+        table.transform[:, 0] = 0
+        table.transform[7, 0] = 1.0
+    for engine in ("numpy", "numba"):
+        monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+        scores = table.pack(layout="ragged").logits(np.ones(8))
+        assert np.isinf(scores[7])
+        assert np.isfinite(np.delete(scores, 7)).all()
+
+
+def test_scores_of_few_rows_on_many_atoms_take_little_memory():
+    codes = Fixed.encode(RNG.integers(0, 2**16, (3, 128)), None, 2**16)
+    atoms = Matrix.encode(RNG.normal(size=(2**16, 1)), "int8")
+    packed = PackedTable([Band(3, codes, None, atoms, "concat")], 128)
+    query, rows = np.ones(128, np.float32), packed[:]
+    tracemalloc.start()
+    scores = packed.logits(query)
+    assert (
+        tracemalloc.get_traced_memory()[1] < 10e6
+    )  # 34 MB as scores of every choice of every part
+    tracemalloc.stop()
+    np.testing.assert_allclose(scores, rows @ query, rtol=1e-5)
+
+
+def test_a_report_of_many_codes_takes_little_memory(tmp_path):
+    codes = Fixed.encode(RNG.integers(0, 2, (2000, 4096)), None, 2)
+    packed = PackedTable([Band(2000, codes, None, Matrix.encode(np.ones((2, 3)), "float32"))], 3)
+    packed.save(tmp_path / "t")
+    tracemalloc.start()
+    assert report(tmp_path / "t")["bands"][0]["codes_per_row"] == {"4096": 1024}
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
 def test_infinite_atoms_stay_where_they_are_used(monkeypatch):
     table = sparse_anchor()
     with torch.no_grad():
@@ -803,6 +911,13 @@ HOSTILE_BYTES = {
     "metadata not JSON": container({"__metadata__": {"featherbed": "{"}}),
     "metadata deep": container({"__metadata__": {"featherbed": "[" * 50_000}}),
     "metadata a number": container({"__metadata__": {"featherbed": "7"}}),
+    "offset of 1e999": container(b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,1e999]}}', b"\0" * 8),
+    "offset of a fraction": container(b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8.0]}}', b"\0" * 8),
+    "shape of a fraction": container(b'{"a":{"dtype":"U8","shape":[8.0],"data_offsets":[0,8]}}', b"\0" * 8),
+    "shape of true": container(b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}', b"\0"),
+    "entry of text": container({"a": "U8"}, b"\0" * 8),
+    "metadata of a list": container({"__metadata__": ["featherbed"]}),
+    "header in UTF-16": container('{"__metadata__":{}}'.encode("utf-16")),
     "metadata huge number": container({"__metadata__": {"featherbed": '{"version": 1, "rows": 1e999}'}}),
 }  # fmt: skip
 
@@ -814,6 +929,8 @@ def test_hostile_bytes_are_refused_quickly(name, tmp_path):
     with pytest.raises(fb.FormatError):
         fb.load(tmp_path / "bad")
     assert time.thread_time() - start < 5
+    with pytest.raises(fb.FormatError):
+        file.from_bytes(HOSTILE_BYTES[name])
 
 
 HOSTILE = sorted((Path(__file__).parent / "hostile").glob("*.safetensors"))

@@ -30,6 +30,9 @@ def main():
         for name, (which, array, change, _) in cases.HOSTILE_ARRAYS.items():
             shrink = cases.fewer_atoms if array.endswith("dictionary") else None
             cases.rewritten(sources[which], HERE / name_of(name), shrink, cases.put(array, change))
+        for name, (which, change, array, _) in cases.HOSTILE_BOTH.items():
+            changes = array and cases.put(*array)
+            cases.rewritten(sources[which], HERE / name_of(name), change, changes)
         for name, (which, *cell, _) in cases.HOSTILE_CELLS.items():
             cases.rewritten(sources[which], HERE / name_of(name), *cases.claim_cell(*cell))
         for name, data in cases.HOSTILE_BYTES.items():

@@ -15,7 +15,7 @@ import numpy as np
 from numba import carray
 
 from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.vectors import copy, load_word, pointer, prefetch, row_sum
+from featherbed.kernels.vectors import bit_count, copy, load_word, pointer, prefetch, row_sum
 
 STEP = 16  # rows between two entries of a ragged directory
 MOST_CODES = 4096  # a row may have
@@ -275,20 +275,83 @@ def _entry(directory: Any, wide: Any, at: Any) -> Any:
 
 
 @compiled
-def _span(sizes: Any, size_bits: Any, directory: Any, wide: Any, row: Any) -> Any:
-    """Return the first entry of a row of ragged codes and how many it has."""
-    begin, mask = row - row % STEP, np.uint64((1 << size_bits) - 1)
-    first = _entry(directory, wide, row // STEP)
-    for before in range(begin, row):
-        first += np.int64(_field(sizes, before * size_bits, mask))
-    return first, np.int64(_field(sizes, row * size_bits, mask))
+def _low_bits(size_bits: Any) -> Any:
+    """Return the lowest bit of every count of a word: 16 counts up to 4 bits, 8 up to 8 bits."""
+    bits, each = np.uint64(0), STEP if size_bits <= 4 else STEP // 2
+    if 0 < size_bits <= 8:
+        for k in range(each):
+            bits |= np.uint64(1) << np.uint64(k * size_bits)
+    return bits
 
 
 @compiled
-def _end(directory: Any, wide: Any, entries: Any, row: Any) -> Any:
-    """Return where the entries of a row's block of 16 end: where the next block begins."""
-    blocks = directory.shape[0] // (2 if wide else 1)
-    return entries if row // STEP + 1 >= blocks else _entry(directory, wide, row // STEP + 1)
+def _below(word: Any, bits: Any) -> Any:
+    """Return the lowest ``bits`` bits of a word, 0 to 64."""
+    return word & (~np.uint64(0) >> np.uint64(64 - bits)) if bits > 0 else np.uint64(0)
+
+
+@compiled
+def _sum_of(word: Any, size_bits: Any, low: Any) -> Any:
+    """Return the sum of the counts in a word, one bit of all of them at a time."""
+    total = np.uint64(0)
+    for bit in range(size_bits):
+        total += bit_count(word & (low << np.uint64(bit))) << np.uint64(bit)
+    return np.int64(total)
+
+
+@compiled
+def _sizes(sizes: Any, size_bits: Any, low: Any, first: Any, row: Any, stop: Any) -> Any:
+    """Return the sum of the counts before a row of a block, the row's own, and the sum of all.
+
+    The block is ``first`` .. ``stop``. Blocks start at whole bytes: counts of up to 8 bits are
+    taken from one or two words.
+    """
+    mask = np.uint64((1 << size_bits) - 1)
+    before, count, total = np.int64(0), np.int64(0), np.int64(0)
+    if size_bits > 8:
+        for other in range(first, stop):
+            size = np.int64(_field(sizes, other * size_bits, mask))
+            total += size
+            if other < row:
+                before += size
+        return before, np.int64(_field(sizes, row * size_bits, mask)), total
+    each = STEP if size_bits <= 4 else STEP // 2
+    for begin in range(first, stop, each):
+        word, at = load_word(sizes + np.uint64((begin * size_bits) >> 3)), row - begin
+        part = _sum_of(_below(word, min(each, stop - begin) * size_bits), size_bits, low)
+        total += part
+        if at >= each:
+            before += part
+        elif at >= 0:
+            before += _sum_of(_below(word, at * size_bits), size_bits, low)
+            count = np.int64((word >> np.uint64(at * size_bits)) & mask)
+    return before, count, total
+
+
+@compiled
+def _span(
+    sizes: Any,
+    size_bits: Any,
+    low: Any,
+    directory: Any,
+    wide: Any,
+    rows: Any,
+    entries: Any,
+    row: Any,
+) -> Any:
+    """Return the first entry of a row of ragged codes and the number of its entries.
+
+    Both are -1 if the block of the row is unsound. The counts of a block of 16 rows must fill
+    exactly the entries from the block's directory entry to the next one: 0 <= begin <= end <=
+    entries, begin + Σ counts = end. Then every row of the block lies within the stored entries.
+    """
+    block = row // STEP
+    begin, stop = _entry(directory, wide, block), min((block + 1) * STEP, rows)
+    end = entries if stop >= rows else _entry(directory, wide, block + 1)
+    before, count, total = _sizes(sizes, size_bits, low, block * STEP, row, stop)
+    if begin < 0 or begin > end or end > entries or count > MOST_CODES or total != end - begin:
+        return np.int64(-1), np.int64(-1)
+    return begin + before, count
 
 
 @job
@@ -303,15 +366,12 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
     )
     entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
     kind, levels = block[11], _flat(block, 12, np.float32)
-    atoms, positions, out = (
-        _grid(block, 14, np.float32),
-        _flat(block, 17, np.int64),
-        _grid(block, 19, np.float32),
-    )
+    rows, atoms = block[14], _grid(block, 15, np.float32)
+    positions, out = _flat(block, 18, np.int64), _grid(block, 20, np.float32)
     entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
     good, limit = True, np.uint32(min(atoms.shape[0], 2**32 - 1))
     indices, values = np.empty((1, 16), np.uint32), np.empty((1, 16), np.float32)
-    far = np.uint64(directory.ctypes.data)
+    far, low = np.uint64(directory.ctypes.data), _low_bits(size_bits)
     for row in range(start, stop):
         if row + 2 * AHEAD < stop:
             soon = positions[row + 2 * AHEAD]
@@ -322,16 +382,9 @@ def ragged_rows(address: Any, start: Any, stop: Any) -> Any:
                 source
                 + np.uint64((_entry(directory, wide, positions[row + AHEAD] // STEP) * entry) >> 3)
             )
-        first, count = _span(sizes, size_bits, directory, wide, positions[row])
-        end = _end(directory, wide, entries, positions[row])
-        if (
-            first < 0
-            or first > entries
-            or end > entries
-            or count > end - first
-            or count > MOST_CODES
-        ):
-            good, count = False, np.int64(0)
+        first, count = _span(sizes, size_bits, low, directory, wide, rows, entries, positions[row])
+        if count < 0:
+            good, first, count = False, np.int64(0), np.int64(0)
         if count > indices.shape[1]:
             indices, values = (
                 np.empty((1, 2 * count), np.uint32),

@@ -14,10 +14,11 @@ from featherbed.kernels.compiled import job
 from featherbed.kernels.lookup import (
     MOST_CODES,
     NO_VALUES,
+    STEP,
     _block,
-    _end,
     _field,
     _flat,
+    _low_bits,
     _span,
     _value,
 )
@@ -108,29 +109,29 @@ def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
         block[5],
     )
     entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
-    kind, levels, offset = block[11], _flat(block, 12, np.float32), block[14]
-    scores, out = _flat(block, 15, np.float32), _flat(block, 17, np.float32)
+    kind, levels, rows = block[11], _flat(block, 12, np.float32), block[14]
+    offset, scores, out = block[15], _flat(block, 16, np.float32), _flat(block, 18, np.float32)
     entry, mask, good = index_bits + value_bits, np.uint64((1 << index_bits) - 1), True
     limit, size_mask = np.uint32(min(scores.shape[0], 2**32 - 1)), np.uint64((1 << size_bits) - 1)
-    first, _ = _span(sizes, size_bits, directory, wide, offset + start)
-    for row in range(start, stop):
-        count, total = np.int64(_field(sizes, (offset + row) * size_bits, size_mask)), np.float32(0)
-        end = _end(directory, wide, entries, offset + row)
-        if (
-            first < 0
-            or first > entries
-            or end > entries
-            or count > end - first
-            or count > MOST_CODES
-        ):
+    low, block_start = _low_bits(size_bits), start
+    while block_start < stop:
+        position = offset + block_start
+        first, count = _span(sizes, size_bits, low, directory, wide, rows, entries, position)
+        if count < 0:
             return np.int64(0)
-        bit = first * entry
-        for _ in range(count):
-            index = _field(source, bit, mask)
-            if index >= limit:
-                good, index = False, np.uint32(0)
-            total += scores[index] * _value(source, bit + index_bits, value_bits, kind, levels)
-            bit += entry
-        out[row] = total
-        first += count
+        block_stop = min(stop, block_start + STEP - position % STEP)
+        bit, at = first * entry, position * size_bits
+        for row in range(block_start, block_stop):  # the block is sound: its rows follow each other
+            count, total = np.int64(_field(sizes, at, size_mask)), np.float32(0)
+            if count > MOST_CODES:
+                good = False
+            for _ in range(count):
+                index = _field(source, bit, mask)
+                if index >= limit:
+                    good, index = False, np.uint32(0)
+                total += scores[index] * _value(source, bit + index_bits, value_bits, kind, levels)
+                bit += entry
+            out[row] = total
+            at += size_bits
+        block_start = block_stop
     return np.int64(good)

@@ -20,7 +20,11 @@ LANES = 16  # minima kept side by side
 
 @cache
 def compose(kind: Any) -> int:
-    """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]], for one kind of number."""
+    """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
+
+    ``kind`` is the dtype of the support. The job returns 0 if the support names an atom that does
+    not exist; the first atom then stands in for it.
+    """
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -36,14 +40,17 @@ def compose(kind: Any) -> int:
             _grid(block, 14, np.float32),
         )
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
-        size = np.uint64(slots * support.itemsize)
+        size, most, good = np.uint64(slots * support.itemsize), atoms.shape[0], True
         for u in range(start, stop):
             if u + AHEAD < stop:
                 prefetch(base + np.uint64(ids[u + AHEAD]) * size)
             for j in range(slots):
-                parts[u, j] = support[ids[u], j]
+                part = np.int64(support[ids[u], j])
+                if part < 0 or part >= most:
+                    good, part = False, np.int64(0)
+                parts[u, j] = part
             weigh(parts, values, u, slots, atoms, out, np.uint64(u))
-        return np.int64(1)
+        return np.int64(good)
 
     return rows
 

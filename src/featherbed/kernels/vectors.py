@@ -259,6 +259,16 @@ def load_word(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def bit_count(typing_context: Any, word: Any) -> Any:
+    """Return the number of bits that are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def pointer(typing_context: Any, address: Any) -> Any:
     """Turn an address into a pointer numba.carray takes."""
 

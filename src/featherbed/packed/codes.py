@@ -215,12 +215,13 @@ class Ragged:
             self.index_bits,
             self.levels.bits,
             *value_kind(self.levels),
+            self.rows,
         )
 
     def spans(
         self, positions: Ids
     ) -> tuple[Ids, Ids]:  # [B] -> first entry [B], number of entries [B]
-        """Return where the entries of rows stand; spans outside the stored entries are a FormatError."""
+        """Return where the entries of rows stand; refuse counts that contradict the directory."""
         block, last = positions // DIRECTORY_STEP, len(self.directory) - 1
         members = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP)
         inside = members < self.rows
@@ -238,18 +239,19 @@ class Ragged:
         self, positions: Ids, sizes: Ids, begins: Ids, ends: Ids
     ) -> tuple[Ids, Ids]:  # [B], [B, 16], [B], [B]
         """Return ``spans`` of positions, given the sizes of the rows of their blocks and where the blocks begin and end."""
-        at = positions % DIRECTORY_STEP
-        first = begins + (sizes * (np.arange(DIRECTORY_STEP) < at[:, None])).sum(1)
-        count = sizes[np.arange(len(positions)), at]
+        each, at = np.arange(len(positions)), positions % DIRECTORY_STEP
+        totals = sizes.cumsum(1)
+        count = sizes[each, at]
+        first = begins + totals[each, at] - count
         wrong = (
-            (first < 0)
-            | (first > self.entries)
+            (begins < 0)
+            | (begins > ends)
             | (ends > self.entries)
-            | (count > ends - first)
             | (count > MOST_CODES)
+            | (totals[:, -1] != ends - begins)
         )
         if np.any(wrong):
-            raise FormatError("ragged codes: a row's codes lie outside the stored entries")
+            raise FormatError("ragged codes: the counts and the directory do not match each other")
         return first, count
 
     def fetch(

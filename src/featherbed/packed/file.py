@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.packed.band import check_values
+from featherbed.packed.container import check_container, parsed
 from featherbed.packed.header import VERSION, describe, rebuild, stored
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
@@ -111,24 +112,11 @@ def from_bytes(data: Any) -> PackedTable:  # bytes, or an array of them
             f"these {len(held):,} bytes are no featherbed file: their header would have {length:,} bytes"
         )
     try:
-        header = _parsed(bytes(held[8 : 8 + length]))
+        header = parsed(bytes(held[8 : 8 + length]))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"these bytes are no featherbed file: {str(error)[:200]}") from None
-    if not isinstance(header, dict):
-        raise FormatError("these bytes are no featherbed file: their header is no object")
-    try:
-        return _table_of(header, 8 + length, held)
-    except FormatError:
-        raise
-    except (
-        KeyError,
-        TypeError,
-        IndexError,
-        ValueError,
-    ):  # of headers the safetensors library would refuse
-        raise FormatError(
-            "these bytes are no featherbed file: an entry of their header is not as it must be"
-        ) from None
+    check_container(header, len(held) - 8 - length)
+    return _table_of(header, 8 + length, held)
 
 
 def _table_of(header: dict[str, Any], start: int, mapped: Buffer) -> PackedTable:
@@ -188,11 +176,10 @@ def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
     try:
         with safe_open(path, framework="numpy"):
             pass
-        header = _parsed(text)
+        header = parsed(text)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise FormatError(f"{path.name} is no valid safetensors file: {str(error)[:200]}") from None
-    if not isinstance(header, dict):
-        raise FormatError(f"{path.name} is no valid safetensors file: its header is no object")
+    check_container(header, os.fstat(file.fileno()).st_size - 8 - length)
     return header, 8 + length
 
 
@@ -203,24 +190,9 @@ def metadata_of(header: dict[str, Any]) -> Any:
             "this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry"
         )
     try:
-        return _parsed(entries[ENTRY])
+        return parsed(entries[ENTRY])
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the featherbed metadata is not JSON: {str(error)[:100]}") from None
-
-
-def _parsed(text: str | bytes) -> Any:
-    """Return what JSON says; what readers differ in is refused: a name given twice, and Python's own NaN and Infinity."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            raise ValueError("a name stands twice in one object")
-        return fields
-
-    def unknown(word: str) -> Any:
-        raise ValueError(f"{word} is no JSON")
-
-    return json.loads(text, object_pairs_hook=once, parse_constant=unknown)
 
 
 def array_of(
@@ -232,7 +204,7 @@ def array_of(
     if entry["dtype"] != kind or tuple(entry["shape"]) != shape:
         found = f"{entry['dtype']} {entry['shape']}"[:100]
         raise FormatError(f"the array {name!r} must be {kind} {list(shape)}, the file has {found}")
-    offset = start + int(entry["data_offsets"][0])
+    offset = start + entry["data_offsets"][0]
     dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
     count = int(np.prod(shape, dtype=object)) if shape else 1
     if offset % dtype.itemsize:
@@ -255,7 +227,7 @@ def _keys(header: dict[str, Any], take: Any, rows: int) -> Keys:
     if text is None or len(text["shape"]) != 1:
         raise FormatError("the array 'keys.text' is missing or not flat")
     return Keys(
-        take("keys.text", "U8", (int(text["shape"][0]),)),
+        take("keys.text", "U8", (text["shape"][0],)),
         take("keys.ends", kind("keys.ends"), (rows,)),
         take("keys.checksums", "U32", (rows,)),
         take("keys.order", kind("keys.order"), (rows,)),

@@ -32,6 +32,7 @@ VERSION = (
 )
 MOST_BANDS = 64
 MOST_LAYERS = 8
+MOST_NESTED = 32  # levels of the settings in made_by
 MOST_MEMBERS = (1 << 32) - 1  # what the running totals of a bitmap can count
 
 
@@ -191,8 +192,18 @@ def rebuild(
     made_by, has_keys = top.raw("made_by"), top.flag("keys")
     if not isinstance(made_by, dict):
         raise FormatError(f"metadata.made_by must be an object, got {type(made_by).__name__}")
+    if _nests(made_by, MOST_NESTED):
+        raise FormatError(f"metadata.made_by nests more than {MOST_NESTED} levels deep")
     top.done()
     return bands, rows, dim, padding, has_keys, made_by
+
+
+def _nests(value: Any, levels: int) -> bool:
+    """Whether a JSON value nests deeper than this."""
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list):
+        return False
+    return levels == 0 or any(_nests(part, levels - 1) for part in inner)
 
 
 def _version(version: Any) -> int:
@@ -323,15 +334,37 @@ def _check_implicit(bands: list[Band], rows: int) -> None:
                     f"bands[{number}]: {atoms} atoms cannot hold the quotients and remainders of {rows} ids"
                 )
     alone = bands[0]
-    nothing = all(
-        layer.values is None
-        and (
-            isinstance(layer.codes, Hash | Remainder)
-            or (isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0)
-        )
-        for layer in alone.layers
-    )
+    nothing = all(map(_stores_nothing, alone.layers))
     if len(bands) == 1 and nothing and alone.norms is None and rows > alone.atoms * IMPLICIT_ROWS:
         raise FormatError(
             f"{rows} rows on {alone.atoms} atoms: no more than {IMPLICIT_ROWS} rows for each atom may share them"
         )
+    _check_work(bands)
+
+
+def _stores_nothing(layer: Band) -> bool:
+    """Whether a layer stores no bit for a row: all rows are made of the dictionary alone."""
+    empty = isinstance(layer.codes, Fixed) and layer.codes.record_bits == 0
+    return layer.values is None and (isinstance(layer.codes, Hash | Remainder) or empty)
+
+
+def _check_work(bands: list[Band]) -> None:
+    """Refuse layers that store nothing for a row and take far more work than the file has bytes."""
+    size = sum(array.nbytes for band in bands for _, array in band.arrays())
+    for number, band in enumerate(bands):
+        for layer in filter(_stores_nothing, band.layers):
+            numbers = layer.rows * row_work(layer)
+            if numbers > size * IMPLICIT_ROWS:
+                raise FormatError(
+                    f"bands[{number}]: {layer.rows} rows that store nothing take {numbers} products "
+                    f"in all, a table of {size} bytes may take {size * IMPLICIT_ROWS}"
+                )
+
+
+def row_work(layer: Band) -> int:
+    """Return the products that a row takes: codes x (width of an atom + weights of a step)."""
+    count = code_count(layer.codes) or 1
+    width = 0 if layer.dictionary is None else layer.dictionary.shape[1]
+    steps = layer.cell is not None and layer.cell.step_width is not None
+    weights = (layer.cell.weight, layer.cell.input) if layer.cell is not None and steps else ()
+    return count * (width + sum(m.shape[0] * m.shape[1] for m in weights if m is not None))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.packed import bits
 from featherbed.packed.band import Band
@@ -16,6 +17,7 @@ from featherbed.packed.header import describe
 from featherbed.packed.table import PackedTable
 
 SAMPLE = 100_000  # rows counted for the histogram
+FETCHED = 1 << 22  # codes fetched for it
 
 
 def report(path: str | Path) -> dict[str, Any]:
@@ -73,7 +75,8 @@ def file_size(packed: PackedTable, keys: bool = False) -> int:
 
 def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
     counts = codes_per_row(band)
-    found, sizes = np.unique(counts, return_counts=True) if counts is not None else ([], [])
+    known = np.empty(0, dtype=np.int64) if counts is None else counts
+    found, sizes = np.unique(known, return_counts=True)
     return {
         "rows": band.rows,
         "codes": fields["codes"],
@@ -86,27 +89,32 @@ def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def codes_per_row(band: Band) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Return how many codes with a value other than 0 each row has (evenly spaced rows of a large band); None if implicit."""
-    rows = (
-        np.unique(np.linspace(0, band.rows - 1, min(band.rows, SAMPLE)).astype(np.int64))
-        if band.rows
-        else np.empty(0, np.int64)
-    )
+def codes_per_row(band: Band) -> NDArray[np.int64] | None:
+    """Return the number of codes of each row whose value is not 0; None where no codes are stored.
+
+    Of a large band, evenly spaced rows are counted.
+    """
     if isinstance(band.codes, Ragged):
-        counts: np.ndarray[Any, np.dtype[np.int64]] = bits.unpack(
-            band.codes.counts, rows * band.codes.count_bits, band.codes.count_bits
-        ).astype(np.int64)
-        return counts
-    if isinstance(band.codes, Fixed):
-        values = band.codes.fetch(rows, band.atoms)[1]
-        used = (
-            np.full(len(rows), band.codes.count)
-            if values is None
-            else np.count_nonzero(values, axis=1)
-        )
-        return used.astype(np.int64)
-    return None
+        rows = _spaced(band.rows, SAMPLE)
+        found = bits.unpack(band.codes.counts, rows * band.codes.count_bits, band.codes.count_bits)
+        return found.astype(np.int64)
+    if not isinstance(band.codes, Fixed):
+        return None
+    codes = band.codes
+    rows = _spaced(band.rows, max(1000, min(SAMPLE, FETCHED // codes.count)))
+    counts = np.full(len(rows), codes.count, dtype=np.int64)
+    if codes.levels is not None:
+        step = max(1, SAMPLE // codes.count)
+        for start in range(0, len(rows), step):
+            values = codes.fetch(rows[start : start + step], band.atoms)[1]
+            assert values is not None
+            counts[start : start + step] = np.count_nonzero(values, axis=1)
+    return counts
+
+
+def _spaced(rows: int, most: int) -> NDArray[np.int64]:
+    """Return all rows, or ``most`` of them, evenly spaced."""
+    return np.unique(np.linspace(0, max(0, rows - 1), min(rows, most)).astype(np.int64))
 
 
 def as_text(found: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ class Scorer:
                 queries = queries @ band.affine.weight.dense().T
         self.queries = queries  # [n, d']: as the codes see them
         self.plus = None if band.plus is None else Scorer(band.plus, queries)
-        if band.linear:
+        if band.linear and not _wider_than_rows(band):
             assert band.dictionary is not None
             atoms = band.dictionary.dense()
             self.atom_scores = (
@@ -98,10 +98,14 @@ class Scorer:
         indices, values = band.fetch(ids, positions)
         if isinstance(band.codes, Fixed):  # with parts, fetch has told the parts apart already
             indices += np.arange(band.codes.count) * (self.stride - band.codes.stride(band.atoms))
+        used = None
+        if isinstance(band.codes, Ragged) and not np.isfinite(self.atom_scores[:, :1]).all():
+            used = band.codes.spans(positions)[1]  # 0 times the score of atom 0 would not be 0
         total = np.zeros((len(self.queries), len(ids)), dtype=np.float32)
         for j in range(indices.shape[1]):
-            part = self.atom_scores[:, indices[:, j]]
-            total += part if values is None else part * values[:, j]
+            at = slice(None) if used is None else np.flatnonzero(used > j)
+            part = self.atom_scores[:, indices[at, j]]
+            total[:, at] += part if values is None else part * values[at, j]
         return total
 
     @cached_property
@@ -141,6 +145,14 @@ class Scorer:
         if self.band.norms is not None:
             out *= self.band.norms.rows(slice(first, first + out.shape[1]))[:, 0]
         return True
+
+
+def _wider_than_rows(band: Band) -> bool:
+    """Whether the scores of every choice of every part take far more memory than the rows do."""
+    if band.combine != "concat" or not isinstance(band.codes, Fixed):
+        return False
+    choices = band.codes.choices(band.atoms)
+    return choices > band.rows and band.codes.count * choices > BLOCK_SCORES
 
 
 def part_scores(

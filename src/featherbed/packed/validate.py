@@ -41,7 +41,7 @@ def _codes(band: Band) -> None:
     levels = band.codes.levels if isinstance(band.codes, Fixed | Ragged) else None
     if levels is not None and levels.table is not None and levels.table[0] != 0:
         raise FormatError("level 0 must be 0")
-    if isinstance(band.codes, Fixed):
+    if isinstance(band.codes, Fixed) and band.codes.index_bits:  # no bits choose the only atom
         step = max(1, STEP // band.codes.count)
         for start in range(0, band.rows, step):
             band.codes.fetch(np.arange(start, min(start + step, band.rows)), band.atoms)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featherbed.errors import IdError
+from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.engine import VARIABLE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def serves(*tensors: Tensor, wide: bool = False) -> bool:
     )
 
 
-def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> None:
+def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> bool:
     pool = importlib.import_module("featherbed.kernels.pool")
     words = np.zeros(64, dtype=np.int64)
     at = 0
@@ -63,7 +63,7 @@ def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAI
         entry = (argument,) if isinstance(argument, int) else _words(argument)
         words[at : at + len(entry)] = entry
         at += len(entry)
-    pool.run(job, words, count, grain, arguments)
+    return bool(pool.run(job, words, count, grain, arguments))
 
 
 def _words(array: NDArray[Any]) -> tuple[int, ...]:
@@ -123,8 +123,7 @@ def settle_rows(
     assert state is not None
     assert state.kind is not None
     ids = ids.to(torch.int64).contiguous()
-    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= len(parameter)):
-        raise IdError(f"ids go from 0 to {len(parameter) - 1}: got {ids.min()} to {ids.max()}")
+    _check_ids(ids, len(parameter))
     job = _train().settle(
         _REALS[parameter.dtype],
         parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
@@ -149,6 +148,21 @@ def settle_rows(
     return torch.from_numpy(out)
 
 
+def _check_ids(ids: Tensor, rows: int) -> None:
+    """Refuse ids without a row: a sparse gradient may hold any."""
+    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= rows):
+        raise IdError(f"ids go from 0 to {rows - 1}: got {ids.min()} to {ids.max()}")
+
+
+def _check_support(support: NDArray[np.integer], atoms: int) -> None:
+    """Refuse slots of anchors that do not exist, which a damaged state dict may hold."""
+    if support.size and (support.min() < 0 or support.max() >= atoms):
+        wrong = int(support.min() if support.min() < 0 else support.max())
+        raise ArgumentError(
+            f"support names anchor {wrong}, anchors go from 0 to {atoms - 1}: load another state dict"
+        )
+
+
 def update_rows(
     lazy: LazyRows,
     rule: str,
@@ -163,6 +177,7 @@ def update_rows(
     state, history, parameter = lazy.state, lazy.history, lazy.weight
     assert state is not None
     assert state.kind is not None
+    _check_ids(ids, len(parameter))
     job = _train().update(
         _REALS[parameter.dtype],
         parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
@@ -191,7 +206,8 @@ def slot_rows(
     """Compose rows from slots, in a place this thread uses again at its next call: fresh memory costs as much as the rows."""
     held, out = support.numpy(), _room(len(ids), atoms.shape[1])
     arrays = (ids.numpy(), parts.numpy(), values.detach().numpy(), atoms.detach().numpy(), out)
-    _run(_slots().compose(held.dtype.type), len(ids), held, *arrays)
+    if not _run(_slots().compose(held.dtype.type), len(ids), held, *arrays):
+        _check_support(held, len(atoms))
     return torch.from_numpy(out)
 
 
@@ -272,6 +288,7 @@ def best_atoms(
 ) -> tuple[Tensor, Tensor]:  # int64 [n], [n]
     """Return the atom each row lacks whose weight would have the largest gradient factor * total . atom, and that gradient."""
     count, parts = len(total), support.to(torch.int32).numpy()
+    _check_support(parts, len(atoms))
     found, gradients = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
     step = max(1, SCORES // len(atoms))
     scores, flipped = torch.empty(min(step, count), len(atoms)), atoms.T.contiguous()
