@@ -13,7 +13,7 @@ import featherbed as fb
 SOURCE = Path(fb.__file__).parent
 # from the ground up; a module may import from its own floor or below
 FLOORS = [
-    ["version", "errors"],
+    ["version", "errors", "locks"],
     ["compose", "hashing"],
     ["kernels"],
     ["packed"],
@@ -30,6 +30,7 @@ HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = (
     "version",
     "errors",
+    "locks",
     "compose",
     "hashing",
     "kernels",
