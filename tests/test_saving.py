@@ -123,9 +123,7 @@ def names(folder):
 
 
 def test_what_a_killed_process_leaves_is_removed_and_what_a_running_one_writes_is_not(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"ready\n"
     (tmp_path / ".featherbed-settings").write_text("not a temporary file")
     before = names(tmp_path)

@@ -195,7 +195,7 @@ def _read_whole(file: BufferedReader) -> memoryview:
     size = os.fstat(file.fileno()).st_size
     buffer = np.empty(size + CACHE_LINE, dtype=np.uint8)
     first = -buffer.ctypes.data % CACHE_LINE
-    data = memoryview(buffer)[first : first + size]
+    data = buffer.data[first : first + size]
     file.seek(0)
     found = 0
     while found < size and (count := file.readinto(data[found:])):
