@@ -8,12 +8,13 @@ import pytest
 
 pytest.importorskip("numba", reason="compiled loops: pip install featherbed[fast]")
 
-from featherbed.kernels.compiled import CacheFiles  # noqa: E402
+from featherbed.kernels.compiled import CacheFiles
 
 MODULE = """
 import sys
 
-from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels import compiled as kernels
+from featherbed.kernels.compiled import CacheFiles, compiled, job
 
 
 def make(number):
@@ -40,6 +41,7 @@ if __name__ == "__main__":
     numbers = [int(word) for word in sys.argv[1:]]
     run(numbers)
     assert job(count) > 0
+    assert {type(one._cache._cache_file) for one in (make(1), *kernels._kept)} == {CacheFiles}
     print("sound")
 """
 
@@ -90,15 +92,6 @@ def test_no_moment_shows_the_code_of_another_version(tmp_path):
     Watched(str(tmp_path), "rows", stamp=2).save("key", "code of the new source")
     assert seen == ["code of the new source"]
     assert len(list(tmp_path.glob("*.nbc"))) == 1, "what no index names is removed"
-
-
-def test_functions_of_the_library_have_the_guarded_files():
-    from featherbed.kernels import arithmetic, compiled
-
-    found = [one for one in vars(arithmetic).values() if hasattr(one, "_cache")]
-    assert found
-    kept = {type(one._cache._cache_file) for one in (*found, *compiled._kept)}
-    assert kept == {CacheFiles}
 
 
 def test_a_damaged_cache_is_compiled_again(tmp_path):

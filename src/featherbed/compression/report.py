@@ -34,7 +34,7 @@ class Report:
         choice: Entry,
         target: Target,
         name: str,
-        command: str | None,
+        command: str,
         files: list[Path],
     ) -> Report:
         """Measure a table against the matrix it was made from."""
@@ -73,7 +73,7 @@ class Report:
                 "bands": bands,
                 "curve": trial.curve,
                 "words": _words(table, rows, rows_of, files),
-                "command": command or f"featherbed.compress(matrix, {target.given})",
+                "command": command,
                 "version": __version__,
             }
         )

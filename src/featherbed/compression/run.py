@@ -123,10 +123,30 @@ def compress(
         else _reach(trial, named, target)
     )
     table = _table(trial, choice, padding_idx, found_keys)
+    if command is None:
+        asked: dict[str, Any] = {"budget": budget, "ratio": ratio, "quality": quality}
+        asked["method"] = method
+        asked |= {"measure": measure, "weights": weights, "keys": keys, "generator": generator}
+        command = _call(asked | {"padding_idx": padding_idx})
     with trial.meter.step("measuring", "measuring", trial.judge.work):
         table.report = Report.of(table, trial, choice, target, name, command, files)
     table.report.data["seconds"] = time.perf_counter() - started
     return table
+
+
+def _call(settings: dict[str, Any]) -> str:
+    """Return the call that repeats a compression; arrays and the like are named after their arguments.
+
+    >>> _call({"ratio": 8, "method": "opq", "measure": "recall", "weights": np.ones(3), "keys": None})
+    "featherbed.compress(matrix, ratio=8, method='opq', weights=weights)"
+    """
+    defaults = {"method": "auto", "measure": "recall"}
+    shown = [
+        f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
+        for name, value in settings.items()
+        if value is not None and not (isinstance(value, str) and value == defaults.get(name))
+    ]
+    return f"featherbed.compress({', '.join(['matrix', *shown])})"
 
 
 def _table(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from featherbed.errors import ArgumentError, FormatError
+from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
 from featherbed.packed.band import check_values
 from featherbed.packed.header import VERSION, describe, rebuild, stored
 from featherbed.packed.keys import Keys
@@ -177,9 +177,9 @@ def opened(path: Path, *, mapped: bool = True) -> tuple[dict[str, Any], int, Buf
     All three are of one file, even if ``path`` is replaced meanwhile.
     """
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+        raise IsFolderError(f"{path} is a folder: name a file in it")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise MissingFileError(f"{path}: no such file")
     while True:
         with path.open("rb") as file:
             header, start = _header(path, file)
