@@ -693,3 +693,35 @@ def test_glove_to_a_twentieth(data):
     small = fb.compress(vectors, ratio=8, method="layered")
     assert small.report.quality["recall"] > 0.6
     assert small.report.data["chosen"]["bytes"] <= vectors.nbytes // 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "call"),
+    [
+        ({"ratio": 3, "method": "int4"}, "ratio=3, method='int4'"),
+        ({"budget": "9KB", "method": "int4"}, "budget='9KB', method='int4'"),
+        (
+            {"quality": "error:0.2", "method": "int4", "padding_idx": 0},
+            "quality='error:0.2', method='int4', padding_idx=0",
+        ),
+        (
+            {"ratio": 3, "method": "int4", "measure": "error", "weights": "zipf", "generator": 3},
+            "ratio=3, method='int4', measure='error', weights='zipf', generator=3",
+        ),
+    ],
+)
+def test_the_report_repeats_all_that_was_asked_for(settings, call):
+    rows = np.random.default_rng(0).standard_normal((600, 16)).astype(np.float32)
+    rows[0] = 0 if "padding_idx" in settings else 1
+    table = fb.compress(rows, **settings)
+    command = table.report.data["command"]
+    assert command == f"featherbed.compress(matrix, {call})"
+    assert (f"again       {command}" in str(table.report)) == (len(command) <= 88)
+    again = eval(command, {"featherbed": fb, "matrix": rows})
+    assert np.array_equal(again[:], table[:])
+
+
+def test_the_help_says_what_the_mean_is():
+    result = run("train", "ratings", "--help")
+    assert "mean of the training ratings" in " ".join(result.stdout.replace("│", " ").split())
+    assert "fitted" in result.stdout

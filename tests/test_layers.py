@@ -13,7 +13,7 @@ import featherbed as fb
 SOURCE = Path(fb.__file__).parent
 # from the ground up; a module may import from its own floor or below
 FLOORS = [
-    ["version", "errors"],
+    ["version", "errors", "locks"],
     ["extras", "progress"],
     ["compose", "hashing"],
     ["kernels"],
@@ -33,6 +33,7 @@ WITHOUT_TORCH = (
     "errors",
     "extras",
     "progress",
+    "locks",
     "compose",
     "hashing",
     "kernels",

@@ -116,9 +116,8 @@ def test_the_stream_makes_what_memory_makes(family, shard, tmp_path):
     files = sorted((tmp_path / "small").glob("*.safetensors"))
     assert len(files) == 1 if shard == "50GB" else len(files) > 2
     assert (tmp_path / "small" / INDEX).exists() == (shard == "10KB")
-    assert not any(
-        name.endswith(f"{done.name}.weight") for file in files for name in load_file(file)
-    )
+    held = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert [t.numel() for name, t in held.items() if name.endswith(f"{done.name}.weight")] == [0]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,8 @@ def test_a_head_that_was_stored_twice_is_stored_once(dense, tmp_path):
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
     save_file(tensors, dense / "model.safetensors", metadata={"format": "pt"})
     stream(dense, tmp_path / "small")
-    assert "lm_head.weight" not in load_file(tmp_path / "small" / "model.safetensors")
+    held = load_file(tmp_path / "small" / "model.safetensors")
+    assert held["lm_head.weight"].numel() == held["transformer.wte.weight"].numel() == 0
 
 
 def test_settings_reach_the_compression(dense, tmp_path):
@@ -262,11 +262,74 @@ def test_an_interruption_leaves_nothing(dense, tmp_path, monkeypatch, error):
 
 
 def test_what_a_killed_run_left_is_no_hindrance(dense, tmp_path):
-    (tmp_path / ".small.part").mkdir()
-    (tmp_path / ".small.part" / "junk").write_text("half")
+    (tmp_path / ".featherbed-abcdefgh.tmp" / "made").mkdir(parents=True)
+    (tmp_path / ".featherbed-abcdefgh.tmp" / "made" / "junk").write_text("half")
     stream(dense, tmp_path / "small")
-    assert not (tmp_path / ".small.part").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
     assert not (tmp_path / "small" / "junk").exists()
+    assert (tmp_path / "small").stat().st_mode == (tmp_path / "dense").stat().st_mode
+
+
+def test_names_of_the_longest_kind(dense, tmp_path):
+    stream(dense, tmp_path / ("n" * 255))
+    assert load_model(tmp_path / ("n" * 255)).lm_head.out_features == ROWS
+
+
+# Symbolic links
+
+
+def test_links_within_the_folder_and_into_a_cache_are_followed(dense, tmp_path):
+    snapshot, blobs = (
+        tmp_path / "models--x" / "snapshots" / "1a2b",
+        tmp_path / "models--x" / "blobs",
+    )
+    blobs.mkdir(parents=True)
+    (snapshot / "1_Pooling").mkdir(parents=True)
+    for number, path in enumerate(sorted(dense.iterdir())):
+        (blobs / f"{number:040x}").write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{number:040x}")
+    (blobs / "abc").write_text("{}")
+    (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/abc")
+    (snapshot / "README.md").write_text("a model")
+    (snapshot / "LICENSE").symlink_to("README.md")
+    stream(dense, tmp_path / "plain")
+    stream(snapshot, tmp_path / "small")
+    found = listing(tmp_path / "small")
+    assert found.pop("1_Pooling") is None
+    assert found.pop("1_Pooling/config.json") == b"{}"
+    assert found.pop("README.md") == found.pop("LICENSE") == b"a model"
+    assert found == listing(tmp_path / "plain")
+    assert not any(path.is_symlink() for path in (tmp_path / "small").rglob("*"))
+
+
+LINKS = {
+    "a file elsewhere": ("notes.txt", "../secret.txt", "outside the folder"),
+    "a file elsewhere, by its whole path": ("notes.txt", "{root}/secret.txt", "outside the folder"),
+    "a folder": ("1_Pooling", "inside", "a folder"),
+    "a folder elsewhere": ("1_Pooling", "/", "a folder"),
+    "a file within a folder": ("inside/key", "../../secret.txt", "outside the folder"),
+    "a folder within a folder": ("inside/more", "..", "a folder"),
+    "nothing": ("notes.txt", "nowhere", "does not exist"),
+    "blobs of nobody": ("notes.txt", "../blobs/abc", "outside the folder"),
+    "the config": ("config.json", "../secret.txt", "outside the folder"),
+    "the weights": ("model.safetensors", "../secret.txt", "outside the folder"),
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_links_that_lead_out_of_the_folder_are_refused(case, dense, tmp_path):
+    name, target, message = LINKS[case]
+    (tmp_path / "secret.txt").write_text("a private key")
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "abc").write_text("a private key")
+    (dense / "inside").mkdir()
+    (dense / "inside" / "config.json").write_text("{}")
+    (dense / name).unlink(missing_ok=True)
+    (dense / name).symlink_to(target.format(root=tmp_path))
+    with pytest.raises(fb.DataError, match=f"{name} is a symbolic link .*{message}") as error:
+        stream(dense, tmp_path / "small")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "small").exists()
 
 
 def edited(folder, **changes):

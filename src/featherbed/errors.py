@@ -8,6 +8,8 @@
     ├── UnknownKeyError      (KeyError)      a key the file does not hold
     ├── DataError            (ValueError)    an input file that cannot be read as what it should be
     ├── FormatError          (ValueError)    a packed file that breaks its specification
+    ├── MissingFileError     (FileNotFoundError)   a file or folder that is not there
+    ├── IsFolderError        (IsADirectoryError)   a folder where a file should be
     ├── NotPackable          (TypeError)     a table that has no packed form
     ├── MissingExtra         (ImportError)   an optional dependency is not installed
     └── TrainingError        (RuntimeError)  training that cannot end with a model
@@ -47,6 +49,14 @@ class DataError(FeatherbedError, ValueError):
 
 class FormatError(FeatherbedError, ValueError):
     """A packed file that is truncated, inconsistent or of an unknown version."""
+
+
+class MissingFileError(FeatherbedError, FileNotFoundError):
+    """A file to be opened, or a member of a folder, that is not there."""
+
+
+class IsFolderError(FeatherbedError, IsADirectoryError):
+    """A folder where a file should be."""
 
 
 class NotPackable(FeatherbedError, TypeError):  # noqa: N818 - reads as a statement about the table

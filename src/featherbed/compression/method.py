@@ -15,6 +15,7 @@ from featherbed.packed.band import Band
 from featherbed.packed.matrix import level_bits, row_bytes
 
 Settings = dict[str, Any]
+SHORTEST = 1e-12  # of the longest row: shorter rows count as if they had this length
 LEARN = 1 << 16  # rows that dictionaries are learnt from
 Tell = Callable[
     [str, float], None
@@ -35,6 +36,7 @@ class Job:
     rank: int = 0  # columns that carry all but two thousandths of the variance
     tell: Tell = field(default=quiet)
     learn: int = LEARN  # rows to learn from, at most
+    factor: float = 1.0  # by which the rows of the finished bands are multiplied
     quick: bool = False  # to compare methods, not to keep: fewer iterations where a method is slow
 
     def seed(self) -> int:
@@ -46,7 +48,8 @@ def importance(
     rows: Rows, lengths: Floats, measure: str, padding: int | None = None
 ) -> Floats:  # -> [V]
     """Return how much the error of each row counts: by its weight, for recall relative to its length; padding not."""
-    squares = np.where(lengths > 0, lengths, 1).astype(np.float64) ** 2
+    least = SHORTEST * lengths.max(initial=0)
+    squares = np.where(lengths > 0, np.maximum(lengths, least), 1).astype(np.float64) ** 2
     counted = rows.weights / (squares if measure == "recall" else squares.mean())
     counted[(lengths == 0) & ((measure == "recall") | (np.arange(rows.count) == padding))] = 0
     return counted.astype(np.float32)

@@ -12,7 +12,14 @@ from featherbed.compression.rows import Floats, Rows
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Every
-from featherbed.packed.matrix import Matrix, best_scales, level_bits, pack_levels, to_levels
+from featherbed.packed.matrix import (
+    FULL_HALF,
+    Matrix,
+    best_scales,
+    level_bits,
+    pack_levels,
+    to_levels,
+)
 
 SAMPLE = 1 << 16  # rows that column scales are chosen on
 
@@ -60,7 +67,8 @@ def level_rows(job: Job, rows: Rows, kind: str, scales: str) -> Matrix:
         for start, block in rows.blocks():
             job.tell(f"{kind} rows", start / rows.count)
             parts.append(Matrix.encode(block, kind, "row", scale_kind))
-            if parts[-1].scale is None or parts[-1].scale.dtype != scale_kind:
+            found = parts[-1].scale
+            if found is None or found.dtype != scale_kind or _too_small(block, found):
                 break
         else:
             break
@@ -68,6 +76,13 @@ def level_rows(job: Job, rows: Rows, kind: str, scales: str) -> Matrix:
     return Matrix(
         kind, (rows.count, rows.dim), np.concatenate([part.data for part in parts]), scale, 0
     )
+
+
+def _too_small(block: Floats, scale: Any) -> bool:
+    """Whether most rows that are not zero have scales that float16 holds with few bits."""
+    there = block.any(axis=1)
+    few = scale[there] < FULL_HALF
+    return scale.dtype == np.float16 and bool(2 * np.count_nonzero(few) > np.count_nonzero(there))
 
 
 class LowRank(Method):

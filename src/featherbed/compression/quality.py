@@ -14,12 +14,18 @@ NEIGHBOURS = 10
 QUERIES = 2000  # rows whose neighbours are compared
 WIDE = 20_000  # rows that errors and overlap are taken of, at most
 BANDS = 5
+SHORT = 1e-15  # rows that are shorter are made longer before their squares are summed
 RowsOf = Callable[[Ids], Floats]
 
 
 def unit(rows: Floats) -> Floats:
     """Return rows of length one (zero rows stay zero)."""
     lengths = np.sqrt(np.einsum("vd,vd->v", rows, rows))
+    small = np.flatnonzero(lengths < SHORT)
+    if len(small):  # their squares are too small for float32
+        rows = rows.copy()
+        rows[small] *= np.float32(1 / SHORT)
+        lengths[small] = np.sqrt(np.einsum("vd,vd->v", rows[small], rows[small]))
     out: Floats = rows / np.where(lengths > 0, lengths, np.float32(1)).astype(np.float32)[:, None]
     return out
 

@@ -34,7 +34,7 @@ class Report:
         choice: Entry,
         target: Target,
         name: str,
-        command: str | None,
+        command: str,
         files: list[Path],
     ) -> Report:
         """Measure a table against the matrix it was made from."""
@@ -42,7 +42,11 @@ class Report:
         every = table.sizes_by_part()
         parts = {part: size for part, size in every.items() if not part.startswith("keys.")}
         size = sum(parts.values())
-        quality = trial.judge(lambda ids: table[ids])
+
+        def rows_of(ids: Any) -> Any:
+            return table[ids] / np.float32(trial.job.factor)
+
+        quality = trial.judge(rows_of)
         bands = quality.pop("bands")
         return cls(
             {
@@ -68,8 +72,8 @@ class Report:
                 "quality": quality,
                 "bands": bands,
                 "curve": trial.curve,
-                "words": _words(table, rows, files),
-                "command": command or f"featherbed.compress(matrix, {target.given})",
+                "words": _words(table, rows, rows_of, files),
+                "command": command,
                 "version": __version__,
             }
         )
@@ -101,12 +105,14 @@ class Report:
             file.write(text)
 
 
-def _words(table: PackedTable, rows: Any, files: list[Path]) -> list[dict[str, Any]] | None:
+def _words(
+    table: PackedTable, rows: Any, rows_of: Any, files: list[Path]
+) -> list[dict[str, Any]] | None:
     if not files or table.keys is None:
         return None
     keys = [table.keys[i] for i in range(table.rows)]
     before = score_words(rows.take, keys, files)
-    after = score_words(lambda ids: table[ids], keys, files)
+    after = score_words(rows_of, keys, files)
     return [
         {
             **{k: one[k] for k in ("file", "kind", "used", "of")},

@@ -19,6 +19,7 @@ from featherbed.compression.methods import METHODS, method_of
 from featherbed.compression.plain import effective_rank
 from featherbed.compression.report import Report
 from featherbed.compression.rows import Rows, refuse_zeros
+from featherbed.compression.scale import factor_of, scale_bands, scale_rows
 from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.packed.keys import Keys
@@ -122,10 +123,30 @@ def compress(
         else _reach(trial, named, target)
     )
     table = _table(trial, choice, padding_idx, found_keys)
+    if command is None:
+        asked: dict[str, Any] = {"budget": budget, "ratio": ratio, "quality": quality}
+        asked["method"] = method
+        asked |= {"measure": measure, "weights": weights, "keys": keys, "generator": generator}
+        command = _call(asked | {"padding_idx": padding_idx})
     with trial.meter.step("measuring", "measuring", trial.judge.work):
         table.report = Report.of(table, trial, choice, target, name, command, files)
     table.report.data["seconds"] = time.perf_counter() - started
     return table
+
+
+def _call(settings: dict[str, Any]) -> str:
+    """Return the call that repeats a compression; arrays and the like are named after their arguments.
+
+    >>> _call({"ratio": 8, "method": "opq", "measure": "recall", "weights": np.ones(3), "keys": None})
+    "featherbed.compress(matrix, ratio=8, method='opq', weights=weights)"
+    """
+    defaults = {"method": "auto", "measure": "recall"}
+    shown = [
+        f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
+        for name, value in settings.items()
+        if value is not None and not (isinstance(value, str) and value == defaults.get(name))
+    ]
+    return f"featherbed.compress({', '.join(['matrix', *shown])})"
 
 
 def _table(
@@ -136,9 +157,8 @@ def _table(
         "method": choice.candidate.method.name,
         **choice.candidate.settings,
     }
-    return PackedTable(
-        choice.bands, trial.job.rows.dim, padding_idx=padding, keys=keys, made_by=made_by
-    )
+    bands = scale_bands(choice.bands, trial.job.factor)
+    return PackedTable(bands, trial.job.rows.dim, padding_idx=padding, keys=keys, made_by=made_by)
 
 
 def _need_faiss() -> None:
@@ -160,6 +180,9 @@ def _job(
     tell: Tell,
 ) -> Job:
     tell("reading the matrix", 0.0)
+    rows.lengths()  # refuses rows that are not numbers, or too long
+    factor = factor_of(rows)
+    rows = scale_rows(rows, factor)
     lengths = rows.lengths()
     if target.measure == "recall":
         refuse_zeros(lengths, padding)
@@ -174,20 +197,21 @@ def _job(
         if isinstance(generator, np.random.Generator)
         else np.random.default_rng(generator or 0)
     )
-    job = Job(rows, importance(rows, lengths, target.measure, padding), made, tell=tell)
+    counted = importance(rows, lengths, target.measure, padding)
+    job = Job(rows, counted, made, tell=tell, factor=factor)
     return replace(job, rank=effective_rank(job))
 
 
 def _fit(trial: Trial, named: tuple[Any, Settings] | None, budget: int) -> Entry:
     """Return the best table within the budget; should its file be larger than foreseen, ask for less."""
     asked = budget
-    for _ in range(4):
+    for _ in range(6):
         choice = _within(trial, named, asked)
         table = _table(trial, choice)
         over = sum(table.sizes_by_part().values()) + KEYS_HEADER - budget
         if over <= 0:
             return choice
-        asked = table.nbytes - over + HEADER
+        asked = min(asked, table.nbytes + HEADER) - over
     raise ArgumentError(
         f"no table of {budget:,} bytes was found for this matrix: ask for a little more"
     )

@@ -9,6 +9,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import numpy as np
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs.checks import places
 from featherbed.graphs.graph import Graph
+
+MOST_LINE = 1 << 24  # letters
 
 
 def edge_file(
@@ -100,7 +103,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             if path.suffix == ".gz"
             else path.open(encoding="utf-8") as file
         ):
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, MOST_LINE), ""), 1):
+                if len(line) == MOST_LINE:
+                    raise DataError(
+                        f"{path}, line {number}: longer than {MOST_LINE:,} letters: give one edge a line"
+                    )
                 if line.strip() and not line.startswith("#"):
                     yield number, line.rstrip("\r\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs.checks import places
@@ -18,6 +19,7 @@ from featherbed.graphs.graph import Graph
 
 POINTERS = {"synonyms": (), "antonyms": ("!",), "hypernyms": ("@", "@i"), "hyponyms": ("~", "~i")}
 FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
+MOST_BYTES = 1 << 28  # of a data file in an archive
 _MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand: "galore(ip)"
 Synset = list[list[int]]  # the objects behind each of its words, in order
 
@@ -184,10 +186,22 @@ def _contents(place: Path) -> Iterable[tuple[str, bytes]]:
         with zipfile.ZipFile(place) as packed:
             for path in packed.namelist():
                 if PurePosixPath(path).name in FILES:
-                    yield PurePosixPath(path).name, packed.read(path)
+                    with packed.open(path) as file:
+                        yield PurePosixPath(path).name, _limited(place, file)
     else:
         with tarfile.open(place) as tar:
             for member in tar:
-                file = tar.extractfile(member) if PurePosixPath(member.name).name in FILES else None
-                if file is not None:
-                    yield PurePosixPath(member.name).name, file.read()
+                content = (
+                    tar.extractfile(member) if PurePosixPath(member.name).name in FILES else None
+                )
+                if content is not None:
+                    yield PurePosixPath(member.name).name, _limited(place, content)
+
+
+def _limited(place: Path, file: IO[bytes]) -> bytes:
+    content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise DataError(
+            f"{place} holds a data file of more than {MOST_BYTES:,} bytes: WordNet has none of that size"
+        )
+    return content

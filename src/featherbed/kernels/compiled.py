@@ -2,18 +2,84 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import cfunc, njit
+from numba import njit
+from numba.core.caching import IndexDataCacheFile
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
+
+from featherbed.locks import exclusive
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """The cache files of one function, safe for several processes at a time.
+
+    numba numbers data files by an index that it reads, changes and writes without a lock, and writes
+    the index first: two processes with a cold cache can file different code under one number, and
+    each loads the code of the other. Here a data file is named after the key of its code and written
+    before the index points to it, and the index is changed under a lock.
+    """
+
+    def __init__(self, folder: str, base: str, stamp: Any) -> None:
+        super().__init__(cache_path=folder, filename_base=f"{base}.keyed", source_stamp=stamp)
+        self.folder, self.base = Path(folder), f"{base}.keyed"
+
+    def save(self, key: Any, data: Any) -> None:
+        """Store the code of a key; data files that the index does not name any more are removed."""
+        digest = hashlib.sha256(self._dump((self._source_stamp, key))).hexdigest()[:24]
+        name = f"{self.base}.{digest}.nbc"
+        self._save_data(name, data)
+        with exclusive(self.folder / "featherbed.lock"):
+            known = {**self._load_index(), key: name}
+            self._save_index(known)
+            for path in self.folder.glob(f"{glob_escape(self.base)}.*.nbc"):
+                if path.name not in known.values():
+                    path.unlink(missing_ok=True)
+
+    def load(self, key: Any) -> Any:
+        """Return the code of a key; None where there is none, or none that can be read."""
+        try:
+            return super().load(key)
+        except Exception:  # a damaged file: the function is compiled again
+            return None
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            found: dict[Any, str] = super()._load_index()
+        except Exception:  # a damaged index is an empty one
+            return {}
+        return found
+
+
+def glob_escape(name: str) -> str:
+    """Return a pattern that matches a name literally.
+
+    >>> glob_escape("rows[0]-7.py311")
+    'rows[[]0]-7.py311'
+    """
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def guarded(function: Any) -> Any:
+    """Give a function that numba caches on disk cache files that several processes may share."""
+    cache = function._cache
+    files = cache._cache_file
+    cache._cache_file = CacheFiles(
+        files._cache_path, files._index_name.removesuffix(".nbi"), files._source_stamp
+    )
+    return function
 
 
 def compiled(function: F) -> F:
     """Compile a function that other compiled functions call."""
     try:
-        made: F = njit(nogil=True, cache=True)(function)
+        made: F = guarded(njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no folder to cache in
         made = njit(nogil=True)(function)
     return made
@@ -22,7 +88,7 @@ def compiled(function: F) -> F:
 def fast(function: F) -> F:
     """Compile a function of finite numbers whose sums may be taken in any order."""
     try:
-        made: F = njit(nogil=True, cache=True, fastmath=True)(function)
+        made: F = guarded(njit(nogil=True, cache=True, fastmath=True)(function))
     except RuntimeError:
         made = njit(nogil=True, fastmath=True)(function)
     return made
@@ -30,10 +96,15 @@ def fast(function: F) -> F:
 
 def job(function: Callable[[Any, Any, Any], Any]) -> int:
     """Compile ``function(block, start, stop)`` to a job any thread can run without Python; return its address."""
+    made: Any = CFunc(
+        function, normalize_signature("int64(int64, int64, int64)"), locals={}, options={}
+    )
     try:
-        made = cfunc("int64(int64, int64, int64)", cache=True)(function)
-    except RuntimeError:
-        made = cfunc("int64(int64, int64, int64)")(function)
+        made.enable_caching()
+        guarded(made)
+    except RuntimeError:  # no folder to cache in
+        pass
+    made.compile()
     _kept.append(made)
     return int(made.address)
 

@@ -6,6 +6,7 @@ Shards stream from one folder to the other; the table's tensor is left out and i
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from featherbed.compression.arrays import read_safetensors
 from featherbed.compression.method import Tell, quiet
@@ -22,10 +24,10 @@ from featherbed.errors import ArgumentError, DataError
 from featherbed.models.pretrained import METHOD, class_of, read_config
 from featherbed.models.swap import Place, Swapped, found_places, padding_of
 from featherbed.packed.file import to_bytes
+from featherbed.packed.writing import remove_stale, temporary_folder
 
 BLOCK = 1 << 24  # bytes copied at once
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-MOST_HEADER = 1 << 28
 DENSE = (
     ".bin",
     ".h5",
@@ -90,6 +92,9 @@ def compress_folder(
         raise ArgumentError(f"{target} exists: name a folder that does not")
     if not target.parent.is_dir():
         raise ArgumentError(f"{target} cannot be written: name a folder in one that exists")
+    if not source.is_dir():
+        raise DataError(f"{source}: no such folder")
+    members = read_members(source)
     config = read_config(source)
     if getattr(config, "quantization_config", None):
         raise ArgumentError(
@@ -124,25 +129,66 @@ def compress_folder(
     }
     about |= {"twins": {name: place.scales[name] for name in names[1:]}, "heads": list(place.heads)}
     before = matrix.shape[0] * matrix.shape[1] * tensor_width(checkpoint, keys[0])
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir()
-        write_folder(checkpoint, part, keys, data, {names[0]: about})
-        part.rename(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    remove_stale(target.parent)
+    with temporary_folder(target.parent) as workplace:
+        made = workplace / "made"
+        made.mkdir()
+        write_folder(checkpoint, members, made, keys, data, {names[0]: about})
+        made.rename(target)
     return [Swapped(names[0], tuple(names[1:]), tuple(place.heads), before, len(data), table)]
+
+
+def read_members(folder: Path) -> list[Path]:
+    """Return the files of a model's folder, relative to it, without copies of the model in other forms.
+
+    Links may lead to files of the folder, and from a snapshot of a Hugging Face cache to its
+    ``blobs``; any other link, and any link to a folder, is refused.
+    """
+    root = folder.resolve()
+    found: list[Path] = []
+    left = [folder]
+    while left:
+        here = left.pop()
+        for path in sorted(here.iterdir()):
+            if here == folder and is_other_form(path):
+                continue
+            check_link(path, root)
+            if path.is_dir():
+                left.append(path)
+            elif path.is_file():
+                found.append(path.relative_to(folder))
+    return sorted(found)
+
+
+def is_other_form(path: Path) -> bool:
+    """Whether a member of a model's folder is the model in another form, or a hidden folder."""
+    if path.is_file():
+        return path.suffix in DENSE
+    return path.name in OTHER_FORMS or path.name.startswith(".")
+
+
+def check_link(path: Path, root: Path) -> None:
+    """Refuse a symbolic link that leads out of the folder ``root``, nowhere, or to a folder."""
+    if not path.is_symlink():
+        return
+    target = Path(os.path.realpath(path))
+    inside = target.is_relative_to(root)
+    cached = root.parent.name == "snapshots" and target.parent == root.parent.parent / "blobs"
+    if not (target.is_file() and (inside or cached)):
+        where = "a folder" if target.is_dir() else "outside the folder"
+        where = where if target.exists() else "which does not exist"
+        raise DataError(
+            f"{path} is a symbolic link to {target}, {where}: replace it by a copy, or remove it"
+        )
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Return where the tensors of a folder are, or say that they are in no file that can be streamed."""
     if (folder / INDEX).is_file():
         try:
-            index = json.loads((folder / INDEX).read_text())
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             file_of = {str(key): str(name) for key, name in index.get("weight_map", {}).items()}
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise DataError(
                 f"{folder / INDEX} is no index of a checkpoint, or was cut short: fetch it again"
             ) from None
@@ -221,28 +267,37 @@ def tensor_width(checkpoint: Checkpoint, key: str) -> int:
 
 
 def write_folder(
-    checkpoint: Checkpoint, out: Path, keys: list[str], data: bytes, tables: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    members: list[Path],
+    out: Path,
+    keys: list[str],
+    data: bytes,
+    tables: Mapping[str, Any],
 ) -> None:
-    """Write the folder anew: all files, the table's bytes in the place of its tensors, config and index to fit."""
-    own = set(checkpoint.files) | {INDEX, "config.json"}
-    for path in sorted(checkpoint.folder.iterdir()):
-        if path.name not in own and path.is_file() and path.suffix not in DENSE:
-            shutil.copyfile(path, out / path.name)
-        elif path.is_dir() and path.name not in OTHER_FORMS and not path.name.startswith("."):
-            shutil.copytree(path, out / path.name)  # such as the pooling of a sentence encoder
+    """Write the folder anew: all files, the table's bytes in the place of its tensors, config and index to fit.
+
+    A tensor of no elements stays under the name of each tensor left out, and under the names of
+    modules tied to the table: its shape stops a ``transformers`` that does not know packed tables.
+    """
+    own = {*checkpoint.files, INDEX, "config.json"}
+    for path in members:
+        if str(path) not in own:  # such as the pooling of a sentence encoder
+            (out / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.folder / path, out / path)
     packed = keys[0].removesuffix("weight") + "packed"
     home = checkpoint.file_of[keys[0]]
+    (about,) = tables.values()
+    tied = [f"{name}.weight" for name in (*about["twins"], *about["heads"])]
+    markers = dict.fromkeys([*keys, *(key for key in tied if key not in keys)], home)
     for name in checkpoint.files:
-        rewrite(
-            checkpoint.folder / name, out / name, set(keys), {packed: data} if name == home else {}
-        )
+        added = {packed: data, **dict.fromkeys(markers, b"")} if name == home else {}
+        rewrite(checkpoint.folder / name, out / name, set(keys), added)
     config = json.loads((checkpoint.folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": METHOD, "tables": dict(tables)}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if checkpoint.index is not None:
-        places = {key: name for key, name in checkpoint.file_of.items() if key not in keys} | {
-            packed: home
-        }
+        places = {key: name for key, name in checkpoint.file_of.items() if key not in keys}
+        places |= {packed: home, **markers}
         total = sum((out / name).stat().st_size for name in checkpoint.files)
         about = checkpoint.index.get("metadata", {}) | {"total_size": total}
         (out / INDEX).write_text(
@@ -255,16 +310,20 @@ def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file and where its tensors begin."""
     length = int.from_bytes(file.read(8), "little")
     try:
-        header = json.loads(file.read(length)) if length <= MOST_HEADER else None
-    except ValueError:
-        header = None
-    if not isinstance(header, dict):
-        raise DataError(f"{path} is no safetensors file, or was cut short: fetch it again")
+        with safe_open(path, framework="numpy"):  # checks names, types, shapes and offsets
+            header: dict[str, Any] = json.loads(file.read(length))
+    except (SafetensorError, ValueError, RecursionError):
+        raise DataError(
+            f"{path} is no safetensors file, or was cut short: fetch it again"
+        ) from None
     return header, 8 + length
 
 
 def rewrite(source: Path, target: Path, dropped: set[str], added: Mapping[str, bytes]) -> None:
-    """Copy a safetensors file without some tensors, in blocks, and add tensors of bytes at its end."""
+    """Copy a safetensors file without some tensors, in blocks, and add tensors of bytes at its end.
+
+    A tensor without bytes is an empty one of float32.
+    """
     with source.open("rb") as file, target.open("wb") as new:
         header, start = read_header(source, file)
         entries: dict[str, Any] = {"__metadata__": header.get("__metadata__", {"format": "pt"})}
@@ -281,7 +340,7 @@ def rewrite(source: Path, target: Path, dropped: set[str], added: Mapping[str, b
             offset += size
         for name, data in added.items():
             entries[name] = {
-                "dtype": "U8",
+                "dtype": "U8" if data else "F32",
                 "shape": [len(data)],
                 "data_offsets": [offset, offset + len(data)],
             }

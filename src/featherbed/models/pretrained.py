@@ -6,12 +6,21 @@ and which heads are tied to it. Importing this module tells ``transformers`` how
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from featherbed.errors import ArgumentError, DataError, MissingExtra
+from featherbed.errors import (
+    ArgumentError,
+    DataError,
+    FeatherbedError,
+    FormatError,
+    MissingExtra,
+)
+from featherbed.models.config import check_config, check_stored, checked_tables, first_line
 from featherbed.models.embedding import PackedEmbedding
 from featherbed.models.swap import Place, is_pretrained, packed_places, put
 
@@ -34,7 +43,7 @@ class FeatherbedConfig(QuantizationConfigMixin):
         self, tables: dict[str, dict[str, Any]] | None = None, quant_method: str = METHOD, **_: Any
     ) -> None:
         self.quant_method: Any = quant_method
-        self.tables = dict(tables or {})
+        self.tables = checked_tables({} if tables is None else tables)
 
 
 @register_quantizer(METHOD)
@@ -45,14 +54,44 @@ class FeatherbedQuantizer(HfQuantizer):
         True  # a checkpoint has the tables already, or fb.compress_model makes them
     )
 
-    def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
+    def _process_model_before_weight_loading(self, model: nn.Module, **about: Any) -> None:
         known: Any = self.quantization_config
-        for name, about in known.tables.items():
-            put(model, named_place(model, name, about), PackedEmbedding.empty(about))
+        places = {name: named_place(model, name, table) for name, table in known.tables.items()}
+        check_stored(known.tables, about.get("checkpoint_files"))
+        for name, place in places.items():
+            put(model, place, PackedEmbedding.empty(known.tables[name]))
         known.tables = tables_of(
             model
         )  # of the model this is, which may have other heads than the one that was saved
         untie(model)
+        self._shapes = {name: one.shape for name, one in model.state_dict().items()}
+        part: Any = model
+        part._keys_to_ignore_on_load_unexpected = {
+            *(part._keys_to_ignore_on_load_unexpected or ()),
+            *(rf"(^|\.){re.escape(key)}$" for key in marker_keys(model)),
+        }
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> None:
+        """Refuse weights of other shapes than the model's, and bytes that are no packed table."""
+        for name, one in model.state_dict().items():
+            shape = self._shapes.get(name, one.shape)
+            if one.shape != shape:
+                found, wanted = (" x ".join(map(str, size)) for size in (one.shape, shape))
+                raise FormatError(f"the tensor {name!r} is {found}, the model's is {wanted}")
+        for _name, module, _twins, _heads in packed_places(model):
+            if not module.packed.is_meta:
+                module.table  # noqa: B018 - reads the header
+        share_quantizer(model, self)
+
+    def get_state_dict_and_metadata(
+        self, model: nn.Module
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state to be saved, with an empty tensor under every name of a packed weight.
+
+        A ``transformers`` that does not know packed tables would take random rows for a missing
+        tensor, and warn; it refuses a tensor of another shape.
+        """
+        return {**model.state_dict(), **{key: torch.empty(0) for key in marker_keys(model)}}, {}
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
         """Packed tables are saved as they are."""
@@ -96,9 +135,35 @@ def named_place(model: nn.Module, name: str, about: dict[str, Any]) -> Place:
             if source == f"{own}.weight"
         ]
         heads |= {one: every[one] for one in tied if isinstance(every[one], nn.Linear)}
-    return Place(
-        {one: every[one] for one in (own, *scales)}, heads, {own: about["scale"], **scales}
+    embeddings = {one: every[one] for one in (own, *scales)}
+    for one, module in (*embeddings.items(), *heads.items()):
+        check_module(one, module, nn.Linear if one in heads else nn.Embedding, about)
+    return Place(embeddings, heads, {own: about["scale"], **scales})
+
+
+def check_module(
+    name: str, module: nn.Module, kind: type[nn.Module], about: dict[str, Any]
+) -> None:
+    """Refuse a module that a packed table cannot stand for."""
+    shape, wanted = (
+        tuple(getattr(module, "weight", torch.empty(0)).shape),
+        (about["rows"], about["dim"]),
     )
+    if not isinstance(module, kind) or shape != wanted:
+        found = f"{type(module).__name__} {' x '.join(map(str, shape))}"
+        raise FormatError(
+            f"config.json names {name!r} for a table of {wanted[0]} x {wanted[1]}, the model has {found} there"
+        )
+
+
+def marker_keys(model: nn.Module) -> list[str]:
+    """Return the names under which the weights of packed tables would be saved if they were dense.
+
+    >>> marker_keys(nn.Linear(2, 2))
+    []
+    """
+    places = packed_places(model)
+    return [f"{one}.weight" for name, _, twins, heads in places for one in (name, *twins, *heads)]
 
 
 def tables_of(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -116,7 +181,15 @@ def mark(model: nn.Module) -> None:
     known.config.quantization_config = config
     known.hf_quantizer = FeatherbedQuantizer(config, pre_quantized=True)
     known.is_quantized, known.quantization_method = True, METHOD
+    share_quantizer(model, known.hf_quantizer)
     untie(model)
+
+
+def share_quantizer(model: nn.Module, quantizer: FeatherbedQuantizer) -> None:
+    """Give models within a model the quantizer, so that a body saved alone is marked too."""
+    for part in model.modules():
+        if is_pretrained(part):
+            part.hf_quantizer = quantizer  # type: ignore[assignment]
 
 
 def untie(model: nn.Module) -> None:
@@ -157,25 +230,39 @@ def load_model(folder: str | Path, **settings: Any) -> Any:
         raise DataError(
             f"{path} holds no config.json: give a folder that save_pretrained or `featherbed compress` wrote"
         )
-    return class_of(path, read_config(path)).from_pretrained(path, **settings)
+    kind = class_of(path, read_config(path))
+    try:
+        return kind.from_pretrained(path, **settings)
+    except FeatherbedError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except Exception as error:  # a damaged folder makes transformers raise nearly anything
+        raise DataError(
+            f"{path} cannot be loaded as {kind.__name__}: {first_line(error)}"
+        ) from error
 
 
 def class_of(path: Path, config: Any) -> Any:
-    """Return the class that a config names, or say that this ``transformers`` does not have it."""
-    names = config.architectures or []
-    found = next(
-        (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+    """Return the model class that a config names, or say that this ``transformers`` does not have it."""
+    names = getattr(config, "architectures", None) or []
+    for name in names if isinstance(names, list | tuple) else []:
+        try:
+            found = getattr(transformers, name, None)
+        except Exception:  # it imports a module that cannot be imported here
+            continue
+        model = transformers.PreTrainedModel
+        if isinstance(found, type) and issubclass(found, model) and found is not model:
+            return found
+    raise ArgumentError(
+        f"{path}: config.json names the architectures {str(names)[:200]}, none of which is a model of this transformers"
     )
-    if found is None:
-        raise ArgumentError(
-            f"{path}: config.json names the architectures {names}, none of which this transformers has"
-        )
-    return found
 
 
 def read_config(path: Path) -> Any:
-    """Return the config of a folder, or say that its architecture is unknown; nothing of the folder is executed."""
+    """Return the config of a folder, or say why there is none; nothing of the folder is executed."""
+    check_config(path)
     try:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise DataError(f"{path}: {str(error).splitlines()[0][:300]}") from None
+    except FeatherbedError as error:
+        raise type(error)(f"{path}: config.json: {error}") from None
+    except Exception as error:  # a damaged config makes transformers raise nearly anything
+        raise DataError(f"{path}: config.json: {first_line(error)}") from None

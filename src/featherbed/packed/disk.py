@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import FormatError
+from featherbed.errors import FormatError, MissingFileError
 from featherbed.packed import bits, engine
 from featherbed.packed.band import Band, keeps_decoded
 from featherbed.packed.codes import DIRECTORY_STEP, Codes, Fixed, Identity, Ids, Ragged
@@ -35,7 +35,7 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            raise FileNotFoundError(f"{path}: no such file")
+            raise MissingFileError(f"{path}: no such file")
         self.path, self.base = path, 0
         self.descriptor = os.open(path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self.descriptor)

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from featherbed.errors import ArgumentError, FormatError
+from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
 from featherbed.packed.band import check_values
 from featherbed.packed.container import check_container, parsed
 from featherbed.packed.header import VERSION, describe, rebuild, stored
@@ -32,6 +33,7 @@ DTYPES: dict[str, type[np.generic]] = {
 NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a featherbed file
 MOST_HEADER = 1 << 24
+CACHE_LINE = 64  # bytes
 Buffer = mmap.mmap | memoryview
 
 
@@ -79,16 +81,22 @@ def save(
     return packed
 
 
-def load(path: str | Path) -> PackedTable:
+def load(path: str | Path, *, mmap: bool = True) -> PackedTable:
     """Open a packed file: its header is read, the rest is memory-mapped and read when asked for.
+
+    With ``mmap=False`` the whole file is read into memory, and nothing that happens to it later
+    matters. A mapped file may be replaced or deleted, but must not be rewritten or truncated in
+    place: reading a page that is gone ends the process (SIGBUS).
 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "items.safetensors"
     >>> _ = fb.save(fb.DenseTable(5, 4), path)
-    >>> fb.load(path)[[0, 4]].shape
-    (2, 4)
+    >>> fb.load(path)[[0, 4]].shape, fb.load(path, mmap=False)[[0, 4]].shape
+    ((2, 4), (2, 4))
     """
-    return _table_of(*opened(Path(path)))
+    if not isinstance(mmap, bool):
+        raise ArgumentError(f"mmap={mmap!r}: use True (map the file) or False (read it whole)")
+    return _table_of(*opened(Path(path), mapped=mmap))
 
 
 def to_bytes(table: PackedTable) -> bytes:
@@ -151,18 +159,36 @@ def check(path: str | Path) -> PackedTable:
     return table
 
 
-def opened(path: Path) -> tuple[dict[str, Any], int, mmap.mmap]:
-    """Return the header, where the data begins, and the mapped file: all of one file, should it be replaced meanwhile."""
+def opened(path: Path, *, mapped: bool = True) -> tuple[dict[str, Any], int, Buffer]:
+    """Return the header, where the data begins, and the bytes of the file, mapped or read.
+
+    All three are of one file, even if ``path`` is replaced meanwhile.
+    """
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+        raise IsFolderError(f"{path} is a folder: name a file in it")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise MissingFileError(f"{path}: no such file")
     while True:
         with path.open("rb") as file:
             header, start = _header(path, file)
             here, there = os.fstat(file.fileno()), path.stat()
             if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                if not mapped:
+                    return header, start, _read_whole(file)
                 return header, start, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _read_whole(file: BufferedReader) -> memoryview:
+    """Return the bytes of a file in memory, aligned to a cache line as mapped ones are."""
+    size = os.fstat(file.fileno()).st_size
+    buffer = np.empty(size + CACHE_LINE, dtype=np.uint8)
+    first = -buffer.ctypes.data % CACHE_LINE
+    data = buffer.data[first : first + size]
+    file.seek(0)
+    found = 0
+    while found < size and (count := file.readinto(data[found:])):
+        found += count
+    return data[:found].toreadonly()
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:

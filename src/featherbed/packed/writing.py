@@ -1,47 +1,140 @@
-"""Files that are whole or not there: what is written takes a name only once all of it is written."""
+"""Atomic writing: a file or folder takes its name only once all of it is written.
+
+Temporary files and folders are called ``.featherbed-...`` and are locked by the process that writes
+them, so that those left behind by a killed process can be told apart and removed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from featherbed.locks import lock_now
+
+PREFIX = ".featherbed-"
+SUFFIX = ".tmp"
+TEMPORARY = re.compile(r"\.featherbed-[a-z0-9_]{8,12}\.tmp")
 _OWN_FILES = "/proc/self/fd"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[int]:
-    """Yield a file descriptor; on success what was written becomes ``path`` in one step, otherwise nothing is left.
+    """Yield a file descriptor; its content becomes ``path`` in one step on success, else nothing is left.
 
-    Where the system has nameless files (Linux), a process killed while writing leaves nothing behind either; killed in the
-    moment between naming the file and moving it, the whole file under a name that ends in ``.tmp``.
+    An existing file keeps its mode, a symbolic link stays and its target is written. Where the
+    system has nameless files (Linux), a process killed while writing leaves nothing behind; killed
+    between naming the file and moving it, it leaves the whole file under a temporary name.
     """
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it")
-    folder = path.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder")
+    target = _target(path)
+    folder, mode = target.parent, _mode_of(target)
     nameless = _nameless(folder)
     name: str | None = None
     descriptor = nameless
     if descriptor is None:
-        name = str(folder / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        name = _temporary_name(folder)
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode or 0o666)
     try:
+        lock_now(descriptor)
+        if mode is not None and hasattr(os, "fchmod"):
+            os.fchmod(descriptor, mode)
         yield descriptor
         os.fsync(descriptor)
         if nameless is not None:
-            name = _give_name(descriptor, folder, path.name)
+            name = _give_name(descriptor, folder)
         assert name is not None
-        Path(name).replace(path)
+        Path(name).replace(target)
         name = None
         _sync_folder(folder)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # such as a full disk
+            error.filename = str(path)
+        raise
     finally:
         os.close(descriptor)
         if name is not None:
             Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new folder in ``parent``, locked by this process; what is left of it is removed at the end."""
+    while True:
+        folder = Path(tempfile.mkdtemp(SUFFIX, PREFIX, parent))
+        lock = _lock_folder(folder)
+        if folder.is_dir():  # else another process took it for a stale one before it was locked
+            break
+        if lock is not None:
+            os.close(lock)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove temporary files and folders that killed processes left in ``folder``.
+
+    Those of running processes are locked and stay. Where nothing can be locked, nothing is removed.
+
+    >>> folder = getfixture("tmp_path")
+    >>> (folder / ".featherbed-0123456789ab.tmp").touch()
+    >>> remove_stale(folder)
+    >>> list(folder.iterdir())
+    []
+    """
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+            if TEMPORARY.fullmatch(path.name) and not path.is_symlink():
+                _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if lock_now(descriptor):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    lock_now(descriptor)
+    return descriptor
+
+
+def _target(path: Path) -> Path:
+    """Return the file to write, links followed, or say why ``path`` cannot be written."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise FileExistsError(f"{path} is a symbolic link that leads to itself: remove it")
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+    if target.exists() and not target.is_file():
+        raise FileExistsError(f"{path} is a device or pipe, which cannot be replaced: name a file")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent}: no such folder")
+    return target
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
 
 
 def _nameless(folder: Path) -> int | None:
@@ -53,8 +146,12 @@ def _nameless(folder: Path) -> int | None:
         return None
 
 
-def _give_name(descriptor: int, folder: Path, name: str) -> str:
-    temporary = str(folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+def _temporary_name(folder: Path) -> str:
+    return str(folder / f"{PREFIX}{secrets.token_hex(6)}{SUFFIX}")
+
+
+def _give_name(descriptor: int, folder: Path) -> str:
+    temporary = _temporary_name(folder)
     handle = os.open(_OWN_FILES, os.O_RDONLY)
     try:  # the folder's descriptor makes Python call linkat, which follows the link to the nameless file
         os.link(str(descriptor), temporary, src_dir_fd=handle, follow_symlinks=True)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import ArgumentError, FormatError
+from featherbed.errors import ArgumentError, FormatError, MissingFileError
 from featherbed.packed.file import load
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Floats, Matrix
@@ -149,7 +149,7 @@ def _joined(words: Sequence[str]) -> bytes:
 def read_words(path: Path, count: int) -> list[str]:
     """Return the ``count`` words of a list; a list that is cut, too long or doubled is a FormatError."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise MissingFileError(f"{path}: no such file")
     decompressor = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=MEMORY)
     try:
         with path.open("rb") as file:
@@ -251,11 +251,11 @@ def read_said(folder: Path, name: str, what: str, version: int, hint: str) -> Re
     """Return what the JSON file of a folder says, its version checked, or say why there is none."""
     path = folder / name
     if not folder.is_dir():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder"
         )
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no {what} ({name} is missing): {hint}")
+        raise MissingFileError(f"{folder} holds no {what} ({name} is missing): {hint}")
     try:
         found = Reader(json.loads(read_text(path)), name)
     except (ValueError, RecursionError) as error:

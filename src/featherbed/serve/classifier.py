@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.errors import ArgumentError, FormatError
+from featherbed.errors import ArgumentError, FormatError, MissingFileError
 from featherbed.packed.bag import bag_starts
 from featherbed.packed.file import check as check_table
 from featherbed.packed.parts import MOST_DIM, MOST_ROWS
@@ -260,7 +260,7 @@ def check_classifier(folder: str | Path) -> Classifier:
 
     >>> check_classifier("nothing")
     Traceback (most recent call last):
-    FileNotFoundError: nothing: no such folder
+    featherbed.errors.MissingFileError: nothing: no such folder
     """
     found = Classifier.open(folder)
     check_table(Path(folder) / WORDS)
@@ -270,7 +270,7 @@ def check_classifier(folder: str | Path) -> Classifier:
 def _pieces(path: Path, rows: int, length: int) -> SubwordEncoder:
     """Return the encoder of a stored tokenizer, none of whose tokens lies beyond the table."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise MissingFileError(f"{path}: no such file")
     try:
         text = read_text(path)
     except UnicodeDecodeError as error:

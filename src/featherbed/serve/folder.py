@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.errors import ArgumentError, FormatError
+from featherbed.errors import ArgumentError, FormatError, MissingFileError
 from featherbed.packed.file import load
 from featherbed.packed.parts import MOST_DIM, MOST_ROWS, Reader
 from featherbed.packed.table import PackedTable
@@ -173,11 +173,11 @@ def read_about(folder: Path) -> About:
     """Return what a folder's ``recommender.json`` says, or say why it is none."""
     path = folder / JSON
     if not folder.is_dir():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder"
         )
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} holds no recommender ({JSON} is missing): featherbed train ratings FILE --out DIR"
         )
     if path.stat().st_size > MOST_JSON:

@@ -291,7 +291,7 @@ def check_language(folder: str | Path) -> LanguageServer:
 
     >>> check_language("nothing")
     Traceback (most recent call last):
-    FileNotFoundError: nothing: no such folder
+    featherbed.errors.MissingFileError: nothing: no such folder
     """
     found = LanguageServer.open(folder)
     check_table(Path(folder) / WORDS)

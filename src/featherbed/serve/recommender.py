@@ -268,7 +268,7 @@ def check_recommender(folder: str | Path) -> Recommender:
 
     >>> check_recommender("nothing")
     Traceback (most recent call last):
-    FileNotFoundError: nothing: no such folder
+    featherbed.errors.MissingFileError: nothing: no such folder
     """
     found = Recommender.open(folder)
     for name in (USERS, ITEMS):

@@ -29,6 +29,9 @@ from featherbed.packed.keys import Keys
 PAD, UNKNOWN = "<pad>", "<unk>"
 PAD_ID, UNKNOWN_ID = 0, 1
 LENGTH = 100  # words of a text that are read
+BLOCK = 1 << 20  # bytes of a text file that are read at once
+LARGE = 1 << 28  # bytes that any packed file may unpack to
+MOST_RATIO = 200  # how many times larger a packed file may become beyond that
 
 _WORD = re.compile(r"n't\b|'(?:s|m|d|ll|re|ve)\b|[^\W_]+|[(),!?'`\"@]")
 _LETTERS, _SPOILT = (
@@ -234,7 +237,16 @@ def read_text(path: Path, encoding: str | None = None) -> str:
     >>> read_text(path)
     'one\\ntwo\\n'
     """
-    data = _unpacked(path)
+    try:
+        return _decoded(path, _unpacked(path), encoding)
+    except MemoryError:
+        raise DataError(
+            f"{path} does not fit into memory: give a smaller file, or parts of it"
+        ) from None
+
+
+def _decoded(path: Path, data: bytearray, encoding: str | None) -> str:
+    """Return bytes as text, line ends as newlines, or say why they are no text."""
     kind = next((kind for magic, kind in _BINARY.items() if data.startswith(magic)), "")
     if kind and encoding is None:
         raise DataError(f"{path} is {kind}")
@@ -261,7 +273,7 @@ def read_text(path: Path, encoding: str | None = None) -> str:
     return made.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _unpacked(path: Path) -> bytes:
+def _unpacked(path: Path) -> bytearray:
     opener: Callable[[Any], Any] | None = None
     try:
         with path.open("rb") as raw:
@@ -270,8 +282,21 @@ def _unpacked(path: Path) -> bytes:
             opener = next(
                 (opener for magic, opener in _PACKED.items() if start.startswith(magic)), None
             )
-            data: bytes = raw.read() if opener is None else opener(raw).read()
-            return data
+            most = None if opener is None else max(LARGE, MOST_RATIO * path.stat().st_size)
+            return _read_all(path, raw if opener is None else opener(raw), most)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         fault = "cannot be read" if opener is None else "is packed and not complete"
         raise DataError(f"{path} {fault} ({str(error)[:100]}): get it again") from None
+
+
+def _read_all(path: Path, stream: Any, most: int | None) -> bytearray:
+    """Read a stream in blocks, at most ``most`` bytes of it."""
+    data = bytearray()
+    while block := stream.read(BLOCK):
+        data += block
+        if most is not None and len(data) > most:
+            raise DataError(
+                f"{path} unpacks to more than {most:,} bytes, {MOST_RATIO} times its size, as no text does: "
+                "unpack it first if it is one"
+            )
+    return data

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from featherbed.extras import Packages
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import level_bits
 from featherbed.packed.table import PackedTable
+from featherbed.packed.writing import remove_stale, temporary_folder
 from featherbed.serve.bundle import KINDS
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.results import write_json
@@ -23,15 +23,23 @@ from featherbed.tasks.results import write_json
 CHECKPOINTS, RUN = "checkpoints", "run.json"
 
 
-def workplace(out: Path) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder to work in, in the nearest folder there is, so that one that cannot be written shows at once."""
+@contextlib.contextmanager
+def workplace(out: Path) -> Iterator[str]:
+    """Make a temporary folder in the nearest existing folder, so that a read-only one shows at once.
+
+    Temporary files that killed runs left around ``out`` are removed.
+    """
     near = next(folder for folder in (out, *out.parents) if folder.exists())
-    try:
-        return tempfile.TemporaryDirectory(prefix=".featherbed-", dir=near)
-    except OSError as error:
-        raise ArgumentError(
-            f"{near} cannot be written into ({error.strerror}): give another folder for --out"
-        ) from None
+    for folder in {near, out.parent, out, out / CHECKPOINTS, *(out / CHECKPOINTS).glob("*/")}:
+        remove_stale(folder)
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(temporary_folder(near))
+        except OSError as error:
+            raise ArgumentError(
+                f"{near} cannot be written into ({error.strerror}): give another folder for --out"
+            ) from None
+        yield str(place)
 
 
 def fitted_extras(*specs: str) -> Packages:
@@ -159,6 +167,9 @@ def move_folder(made: Path, folder: Path, mark: str, optional: tuple[str, ...] =
     two. ``optional`` files of a model that was there before go with it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for path in made.iterdir():
+        if (folder / path.name).is_file():  # files keep their modes
+            path.chmod((folder / path.name).stat().st_mode)
     for name in (mark, *optional):
         (folder / name).unlink(missing_ok=True)
     for path in sorted(made.iterdir(), key=lambda path: path.name == mark):
