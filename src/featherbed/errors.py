@@ -12,7 +12,7 @@
     ├── MissingExtra         (ImportError)   an optional dependency is not installed
     └── TrainingError        (RuntimeError)  training that cannot end with a model
 
-and one warning: LargerTableWarning (UserWarning), a replaced table that takes more bytes than before.
+and one warning: LargerTableWarning (UserWarning), a replaced table that takes more bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after wh
 
 
 class TrainingError(FeatherbedError, RuntimeError):
-    """Training that cannot end with a model: a penalty has set every weight to zero. Commands end with exit code 1."""
+    """Training that cannot end with a model: every weight became zero. Commands exit with 1."""
 
 
 class LargerTableWarning(UserWarning):

@@ -43,8 +43,8 @@ def replace_embeddings(
     ``spec`` is a short spec (see ``featherbed.tables.spec``) or a callable from the old weight [V, d] and padding_idx to a
     table. Rows start near the old ones, padding_idx and dtype are kept; what was shared among embeddings stays shared, a weight
     tied to something else is refused.
-    ``where(name, module)`` chooses modules; all by default. A table whose file will be larger than the dense weight it
-    replaces is said by a ``LargerTableWarning``.
+    ``where(name, module)`` chooses modules; all by default. A ``LargerTableWarning`` names each
+    table whose file will be larger than the dense weight it replaces.
 
     >>> import torch, featherbed as fb
     >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 2))
@@ -91,8 +91,9 @@ def replace_embeddings(
 def _warn_if_larger(swap: Swap) -> None:
     if swap.after.file > swap.before + HEADER:
         warnings.warn(
-            f"{swap.name}: the table takes {swap.after.file:,} bytes, more than the {swap.before:,} of the dense weight it "
-            f"replaces ({type(swap.table).__name__}): give it fewer parameters, or leave {swap.name} out by where=",
+            f"{swap.name}: the table takes {swap.after.file:,} bytes, more than the "
+            f"{swap.before:,} of the dense weight it replaces ({type(swap.table).__name__}): "
+            f"give it fewer parameters, or leave {swap.name} out by where=",
             LargerTableWarning,
             stacklevel=3,
         )
