@@ -25,10 +25,10 @@ def ratings_page(report: Report) -> str:
     ``report`` needs a ``name``, ``rows`` (users, items), ``metrics`` (test, validation and train, each with an ``mse``),
     ``history`` (a row an epoch) and ``sizes`` (file, resident, training, parameters, float32, keys: under ``users`` and
     ``items`` for each, or beside them for both together; ``whole`` and ``float32_whole``: all files
-    that recommending needs, ``seen`` and ``titles``: some of them); more is shown where it is given:
+    that recommending needs, ``seen`` and ``titles``: some of them); more is shown where given:
     ``insight`` (of ``tasks.insight``), ``model``, ``input``, ``split``, ``settings``, ``warnings``,
-    ``notes``, ``command``, ``seconds``, ``version``, ``interrupted``. Every text is shown as text, never as
-    markup.
+    ``notes``, ``command``, ``seconds``, ``version``, ``interrupted``. Every text is shown as text,
+    never as markup.
 
     >>> ratings_page({"name": "ratings.csv", "rows": {}, "metrics": {}})
     Traceback (most recent call last):
