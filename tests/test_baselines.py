@@ -1,4 +1,4 @@
-"""The baseline of biases: shrinkages chosen on validation ratings, blocks, and what the page and the terminal say of it."""
+"""The baseline of biases: shrinkages chosen on validation ratings, blocks, the page."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A recommender that stores biases only says so, everywhere; so does one that is worse than biases alone."""
+"""A recommender that stores biases only says so; so does one worse than biases alone."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Progress: lines of a log by a clock that is told the time, a bar on a terminal, nothing where nothing is asked for."""
+"""Progress: lines of a log by a fake clock, a bar on a terminal, silence where asked for."""
 
 import io
 

@@ -377,7 +377,10 @@ def _dump(value: object) -> str:
 
 
 def main() -> None:
-    """Run the command line; bad input ends with one line and exit code 2, failed training with 1, Ctrl-C with 130."""
+    """Run the command line.
+
+    Bad input ends with one line and exit code 2, failed training with 1, Ctrl-C with 130.
+    """
     try:
         app(standalone_mode=True)
     except TrainingError as error:

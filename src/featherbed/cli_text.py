@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherbed.errors import ArgumentError
-from featherbed.extras import TRAINING, Packages, require
+from featherbed.extras import TRAINING, require
 
 if TYPE_CHECKING:
     from featherbed.tasks.word_tables import WordTable
@@ -157,7 +157,7 @@ def text(
 ) -> None:
     """Train a text classifier on a compact table of words; answers come from the packed files, without torch."""
     given = dict(locals())
-    require("featherbed train text", TRAINING, *word_extras(by, subwords))
+    require("featherbed train text", TRAINING)
     from featherbed.tasks.text import TextRecipe
     from featherbed.tasks.text_job import TextJob, train_text
 
@@ -256,7 +256,7 @@ def lm(
 ) -> None:
     """Train a language model whose words are read and scored through one compact table."""
     given = dict(locals())
-    require("featherbed train lm", TRAINING, *word_extras(by))
+    require("featherbed train lm", TRAINING)
     from featherbed.tasks.language_job import LanguageJob, train_language
     from featherbed.tasks.language_recipe import LanguageRecipe
 
@@ -307,12 +307,6 @@ def word_table(given: dict[str, Any]) -> WordTable:
     named = ("dim", "by", "least", "lam", "nonzeros", "sse", "start", "spread")
     same = {name: given[name] for name in named if given[name] is not None}
     return WordTable(given["table"], domain=parts, **same)
-
-
-def word_extras(by: str | None, subwords: int | None = None) -> list[Packages]:
-    """Return the optional packages that choosing words and cutting them into pieces need."""
-    found: list[Packages] = [{"text": ["tokenizers"]}] if subwords is not None else []
-    return found if by in (None, "random", "frequency") else [*found, {"train": ["sklearn"]}]
 
 
 def running(given: dict[str, Any]) -> dict[str, Any]:

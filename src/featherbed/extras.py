@@ -1,4 +1,4 @@
-"""Optional dependencies, looked for before work starts: nobody trains for minutes to learn that plotly is missing."""
+"""Optional dependencies: looked for before work starts, not after minutes of training."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NAMES = {"sklearn": "scikit-learn"}  # of packages whose module has another name
 
 
 def require(purpose: str, *packages: Packages) -> None:
-    """Raise ``MissingExtra``, with the command that installs all of them, unless every module is installed.
+    """Raise ``MissingExtra``, with the command that installs all, unless every module is there.
 
     >>> require("reading", {"text": ["json"]})
-    >>> require("featherbed fly", {"wings": ["icarus"], "text": ["json", "daedalus"]})
+    >>> require("flight", {"air": ["sky"], "text": ["json", "wings"]})
     Traceback (most recent call last):
-    featherbed.errors.MissingExtra: featherbed fly needs icarus and daedalus: pip install "featherbed[wings,text]"
+    featherbed.errors.MissingExtra: flight needs sky and wings: pip install "featherbed[air,text]"
     """
     missing: dict[str, list[str]] = {}
     for extra, modules in ((extra, part[extra]) for part in packages for extra in part):

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, one plain line every 15 seconds elsewhere."""
+"""Progress of long work on stderr: a bar on a terminal, elsewhere a line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Progress:
         description: the work, in a word or two.
         total: number of steps; None while it is not known.
         completed: steps done before, by the run that is resumed: they do not enter the time left.
-        percent: whether steps mean nothing to a reader (bytes, shares), so that percentages are shown.
+        percent: show percentages only, where steps mean nothing to a reader (bytes, shares).
         clock: returns seconds.
 
     >>> now = iter([0.0, 20.0]).__next__
@@ -90,7 +90,7 @@ class Progress:
         return max(0.0, (now - self.started) * (self.total - self.completed) / done)
 
     def amount(self) -> str:
-        """Return how much is done: ``2 of 10 (20 %)``, ``20 %``, or nothing where it is not known."""
+        """Return how much is done: ``2 of 10 (20 %)``, ``20 %``, or nothing if unknown."""
         if self.share is None:
             return ""
         percent = f"{100 * self.share:.0f} %"

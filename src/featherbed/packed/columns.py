@@ -1,4 +1,4 @@
-"""Columns that hold anything: graded rows may store some columns with zero bits, which are 0 in every row."""
+"""Columns that hold anything: of graded rows, columns with zero bits are 0 in every row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Flags = NDArray[np.bool_]
 
 
 def columns_with_bits(table: PackedTable) -> Flags | None:  # -> [d]
-    """Tell which columns have bits in some row of a table of graded rows; None for every other table. No row is read."""
+    """Tell which columns have bits in some row of a table of graded rows; None for other tables.
+
+    No row is read.
+    """
     found = np.zeros(table.dim, dtype=bool)
     for band in table.bands:
         composed = (band.dictionary, band.cell, band.affine, band.plus)
@@ -37,7 +40,8 @@ def nonzero_columns(table: PackedTable) -> Flags:  # -> [d]
     """Tell which columns are other than 0 in some row; rows are read until all columns are.
 
     >>> import featherbed as fb
-    >>> nonzero_columns(fb.DenseTable.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]])).pack()).tolist()
+    >>> table = fb.DenseTable.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]))
+    >>> nonzero_columns(table.pack()).tolist()
     [False, True]
     """
     known = columns_with_bits(table)
@@ -52,11 +56,11 @@ def nonzero_columns(table: PackedTable) -> Flags:  # -> [d]
 
 
 def check_direction(table: PackedTable) -> None:
-    """Refuse to compare directions of rows that store one column at most: the cosine of any two is 1, -1 or 0."""
+    """Refuse to compare directions of rows with one stored column: any cosine is 1, -1 or 0."""
     known = columns_with_bits(table)
     if known is not None and table.dim > 1 and np.count_nonzero(known) < 2:
         raise ArgumentError(
-            f"cosine cannot tell these rows apart: {np.count_nonzero(known)} of {table.dim} columns are stored, the others "
-            "have zero bits (a recommender without factors stores biases only): train with more ratings or a larger "
-            "budget, or search by metric='dot'"
+            f"cosine cannot tell these rows apart: {np.count_nonzero(known)} of {table.dim} "
+            "columns are stored, the others have zero bits (a recommender without factors stores "
+            "biases only): train with more ratings or a larger budget, or search by metric='dot'"
         )

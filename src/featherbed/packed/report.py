@@ -126,7 +126,8 @@ def as_text(found: dict[str, Any]) -> str:
     )
     width = f"rows of width {found['dim']}"
     if found["stored_columns"] < found["dim"]:
-        width += f" ({found['stored_columns']} of {found['dim']} columns stored, the others have zero bits)"
+        stored = f"{found['stored_columns']} of {found['dim']} columns stored"
+        width += f" ({stored}, the others have zero bits)"
     lines = [
         f"{found['file']}: {found['rows']:,} {width}, format version {found['version']}",
         f"made by     {name}({settings})",
@@ -143,7 +144,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _sizes_text(sizes: dict[str, int]) -> list[str]:
-    """Say how large the file is, keys included, and how large its rows are; each with what it is compared to."""
+    """Say how large the file is, keys included, and its rows, each beside its float32 size."""
     rows, keys, dense = sizes["without_keys"], sizes["keys"], sizes["dense_float32"]
     alone = f"{compare_sizes(rows, dense)} as float32, {compare_sizes(rows, dense // 2)} as float16"
     if not keys:

@@ -153,14 +153,14 @@ class Recommender:
     def similar(self, item: str, k: int = 10) -> list[Scored]:
         """Return the k items whose rows point most in the direction of an item's row, itself left out, by cosine.
 
-        A column of biases says how good an item is, not what it is like: it is left out. A recommender without factors
-        raises an ArgumentError.
+        A column of biases says how good an item is, not what it is like: it is left out.
+        A recommender without factors raises an ArgumentError.
         """
         check_count(k)
         if not self.factors:
             raise ArgumentError(
-                "this recommender stores no factors, only biases, so items have nothing to be compared by: train it on "
-                "more ratings or with a larger budget"
+                "this recommender stores no factors, only biases, so items have nothing to be "
+                "compared by: train it on more ratings or with a larger budget"
             )
         id_, first = self._item(item), int(self.about.biases == "column")
         query = self.items[id_].copy()
@@ -173,9 +173,9 @@ class Recommender:
 
     @cached_property
     def factors(self) -> int:
-        """Number of columns, biases left out, that are other than 0 for some user and for some item.
+        """Number of columns, without biases, that are not 0 for some user and for some item.
 
-        0 means biases only: the order of items is the same for every user, and no item resembles another.
+        0 means biases only: every user has the same order of items, no item resembles another.
         """
         first = int(self.about.biases == "column")
         columns = nonzero_columns(self.users) & nonzero_columns(self.items)

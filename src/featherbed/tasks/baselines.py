@@ -2,8 +2,9 @@
 
     b_u = Σ (r(u, i) - mean - b_i) / (n_u + shrinkage_u),   b_i alike
 
-in turns (Koren 2008, "Factorization meets the neighborhood", section 2.1). The two shrinkages are chosen on the validation
-ratings: with fixed ones the baseline is weak on sparse data, and a model looks better than it is.
+in turns (Koren 2008, "Factorization meets the neighborhood", section 2.1). The two shrinkages are
+chosen on the validation ratings: with fixed ones the baseline is weak on sparse data, and a model
+looks better than it is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Shrinkage = tuple[float, float]  # of users, of items
 class Biases:
     """A fitted baseline.
 
-    >>> Biases(3.0, np.array([0.5]), np.array([-1.0, 0.25]), (5.0, 5.0)).predict(np.array([0, 0]), np.array([0, 1]))
+    >>> biases = Biases(3.0, np.array([0.5]), np.array([-1.0, 0.25]), shrinkage=(5.0, 5.0))
+    >>> biases.predict(np.array([0, 0]), np.array([0, 1]))
     array([2.5 , 3.75])
     """
 
@@ -58,7 +60,7 @@ class Biases:
 
 
 def validated_biases(train: Ratings, validation: Ratings) -> Biases:
-    """Fit biases to the training ratings, with the shrinkages of the lowest error on the validation ratings.
+    """Fit biases to the training ratings, with the shrinkages of the lowest validation error.
 
     Without validation ratings both shrinkages are 5.
 
@@ -106,9 +108,10 @@ def fit_biases(
     sweeps: int = SWEEPS,
     start: Biases | None = None,
 ) -> Biases:
-    """Fit biases in turns, items first, until they no longer move or ``sweeps`` are done; from ``start`` where given.
+    """Fit biases in turns, items first, until they no longer move or ``sweeps`` are done.
 
-    >>> ratings = Ratings(np.array([0, 1]), np.array([0, 0]), np.array([1, 3], np.float32), ("a", "b"), ("film",))
+    >>> values = np.array([1, 3], np.float32)
+    >>> ratings = Ratings(np.array([0, 1]), np.array([0, 0]), values, ("a", "b"), ("film",))
     >>> fit_biases(ratings, (1.0, 0.0)).users.tolist()
     [-0.5, 0.5]
     """

@@ -73,7 +73,7 @@ def open_columns(
 
 @dataclass(frozen=True)
 class Judged:
-    """The good lines of a block, and a verdict on each of its lines (GOOD, MISSING, UNPARSABLE, ABSURD)."""
+    """The good lines of a block, and a verdict on each line (GOOD, MISSING, UNPARSABLE, ABSURD)."""
 
     users: pl.Series
     items: pl.Series

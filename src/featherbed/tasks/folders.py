@@ -61,7 +61,10 @@ def write_folder(
 
 
 def shipped_sizes(folder: Path, tables: dict[str, Any]) -> dict[str, int]:
-    """Return the bytes of all files that recommending reads (``whole``), of some of them, and of all with float32 rows."""
+    """Return the bytes of all files that recommending reads, and of some of them.
+
+    ``float32_whole`` is what all files take with float32 rows.
+    """
     found = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
     whole = sum(found.values())
     return {

@@ -45,7 +45,7 @@ def insight(
 ) -> dict[str, Any]:
     """Return what ``ratings_page`` shows of a recommender: baselines, error by popularity, the cost of rows, anchors.
 
-    ``biases`` is the baseline; None fits it to the training part, with shrinkages chosen on the validation part.
+    ``biases`` is the baseline; None fits it, with shrinkages chosen on the validation part.
 
     >>> import featherbed as fb
     >>> from featherbed.tasks.data import planted_ratings

@@ -19,6 +19,7 @@ from featherbed.packed.writing import remove_stale, temporary_folder
 from featherbed.serve.bundle import KINDS
 from featherbed.tasks.checkpoints import Checkpoints
 from featherbed.tasks.results import write_json
+from featherbed.tasks.word_tables import WordTable
 
 CHECKPOINTS, RUN = "checkpoints", "run.json"
 
@@ -50,6 +51,17 @@ def fitted_extras(*specs: str) -> Packages:
     """
     coded = any(re.search(r"\b(kd|product)\b", spec) for spec in specs)
     return {"compress": ["faiss"]} if coded else {}
+
+
+def word_extras(words: WordTable, subwords: int | None = None) -> Packages:
+    """Return the optional packages that choosing words and cutting them into pieces need.
+
+    >>> word_extras(WordTable("selected:keep=9", by="tfidf"), subwords=300)
+    {'train': ['sklearn'], 'text': ['tokenizers']}
+    """
+    learnt = words.by not in (None, "random", "frequency")
+    found: dict[str, list[str]] = {"train": ["sklearn"]} if learnt else {}
+    return found if subwords is None else found | {"text": ["tokenizers"]}
 
 
 class Clock:
@@ -140,7 +152,7 @@ def clear_checkpoints(out: Path) -> None:
 
 @contextlib.contextmanager
 def discard_on_error(out: Path, *, resume: bool) -> Iterator[None]:
-    """Take checkpoints away again where training fails by a named error; those of a run that is resumed stay."""
+    """Remove checkpoints where training fails by a named error; those of a resumed run stay."""
     try:
         yield
     except FeatherbedError:

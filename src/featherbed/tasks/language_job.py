@@ -31,6 +31,7 @@ from featherbed.tasks.jobs import (
     fitted_extras,
     marked_checkpoints,
     move_folder,
+    word_extras,
     workplace,
 )
 from featherbed.tasks.language import LanguageFitted, fit_language
@@ -177,7 +178,8 @@ def train_language(
 def _check(job: LanguageJob) -> None:
     """Refuse what can be told before a file is read."""
     fitted = [job.recipe.words.spec] if job.recipe.dense_epochs else []
-    require("training a language model", TRAINING, fitted_extras(*fitted))
+    more = fitted_extras(*fitted), word_extras(job.recipe.words)
+    require("training a language model", TRAINING, *more)
     check_stored(job.stored)
     if job.cut not in CUTS:
         raise ArgumentError(f"cut={job.cut!r}: use one of {', '.join(CUTS)}")

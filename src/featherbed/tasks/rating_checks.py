@@ -17,7 +17,8 @@ SCALE = 20  # the top of rating scales that are common: larger whole numbers may
 def check_values(ratings: Ratings, source: Path | str = "the file") -> None:
     """Refuse ratings that are all equal: they say who chose what, which is a task for ranking.
 
-    >>> same = Ratings(np.array([0, 1]), np.array([0, 1]), np.ones(2, np.float32), ("a", "b"), ("x", "y"))
+    >>> ids = np.array([0, 1])
+    >>> same = Ratings(ids, ids, np.ones(2, np.float32), ("a", "b"), ("x", "y"))
     >>> check_values(same, "plays.csv")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     featherbed.errors.DataError: plays.csv: every rating is 1, so there is nothing to predict: ...
@@ -25,13 +26,14 @@ def check_values(ratings: Ratings, source: Path | str = "the file") -> None:
     first = ratings.values[0]
     if all(bool((ratings.values[cut] == first).all()) for cut in cuts(len(ratings))):
         raise DataError(
-            f"{source}: every rating is {first:g}, so there is nothing to predict: such implicit data (clicks, purchases) "
-            "need ranking, not a ratings model; see featherbed.tasks.ranking.train_bpr"
+            f"{source}: every rating is {first:g}, so there is nothing to predict: such implicit "
+            "data (clicks, purchases) need ranking, not a ratings model; see "
+            "featherbed.tasks.ranking.train_bpr"
         )
 
 
 def count_notes(ratings: Ratings) -> list[str]:
-    """Return a remark on ratings that look like counts: whole numbers from 0 or 1, the smallest by far the most common.
+    """Return a remark on ratings that look like counts: whole numbers, mostly the smallest two.
 
     >>> counts = np.array([1] * 60 + [2] * 20 + [3] * 10 + [40] * 10, np.float32)
     >>> ids = np.arange(100)
@@ -46,6 +48,7 @@ def count_notes(ratings: Ratings) -> list[str]:
     if np.mean(values <= low + 1) < 0.5 or np.median(values) > 0.1 * high:
         return []
     return [
-        f"the ratings look like counts (whole numbers from {low:g} to {high:,.0f}, most of them near {low:g}): a ratings "
-        "model predicts their size and may rank items worse than popularity does"
+        f"the ratings look like counts (whole numbers from {low:g} to {high:,.0f}, most of them "
+        f"near {low:g}): a ratings model predicts their size and may rank items worse than "
+        "popularity does"
     ]

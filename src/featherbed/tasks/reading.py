@@ -73,8 +73,8 @@ def read_ratings(
         item: the column of the items' keys.
         rating: the column of the ratings.
         time: the column of the times; a file need not have one.
-        strict: refuse the first line with a missing or unparsable value instead of counting and skipping it; a rating that
-            is NaN, infinite or beyond ±1,000,000 is always refused.
+        strict: refuse the first line with a missing or unparsable value instead of counting and
+            skipping it; a rating that is NaN, infinite or beyond ±1,000,000 is always refused.
         duplicates: what becomes of a pair rated again: the "last" or "first" rating (by time, else by line), their "mean",
             "refuse", or "keep" all.
         low: the least rating there may be; one below is an error.
@@ -196,8 +196,8 @@ def _complaint(block: Block, row: int, fate: int, roles: list[str]) -> str:
         return f"no {next((role for role in roles if not str(cells[role] or '').strip()), 'value')}"
     if fate == ABSURD:
         return (
-            f"rating {cells['rating']!r} is not a number from {-LARGEST:,.0f} to {LARGEST:,.0f}: correct the line or remove "
-            "it (an empty rating is skipped), rescale ratings that are right"
+            f"rating {cells['rating']!r} is not a number from {-LARGEST:,.0f} to {LARGEST:,.0f}: "
+            "correct or remove the line (an empty rating is skipped), or rescale the ratings"
         )
     _, verdict = (
         seconds(block.frame[str(roles.index("time"))][row : row + 1])

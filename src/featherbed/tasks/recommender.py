@@ -80,7 +80,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: the numbers of ``metrics.json``, the rows, the baseline, what was read and how it was split."""
+    """The result of a job: the numbers of ``metrics.json``, rows, baseline, ratings and split."""
 
     metrics: dict[str, Any]
     learnt: Learnt
@@ -270,7 +270,7 @@ def _budget(job: Job, split: Split) -> int:
 
 
 def _measured(job: Job, split: Split, learnt: Learnt, biases: Biases) -> dict[str, Any]:
-    """Return the numbers of ``metrics.json``: errors of the rows as they are stored, of baselines, sizes by part."""
+    """Return the numbers of ``metrics.json``: errors of the stored rows, baselines, sizes."""
     train = split.train
     if len(train) > SAMPLE:
         train = train.take(

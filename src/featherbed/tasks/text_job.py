@@ -25,6 +25,7 @@ from featherbed.tasks.jobs import (
     discard_on_error,
     marked_checkpoints,
     move_folder,
+    word_extras,
     workplace,
 )
 from featherbed.tasks.results import made_by, write_json
@@ -162,7 +163,8 @@ def train_text(job: TextJob, say: Callable[[str], None] = lambda _: None) -> Tex
 
 def _check(job: TextJob) -> None:
     """Refuse what can be told before a file is read."""
-    require("training a text classifier", TRAINING)
+    more = word_extras(job.recipe.words, job.preparing.get("subwords"))
+    require("training a text classifier", TRAINING, more)
     check_stored(job.stored)
     check_out(job.out, CLASSIFIER, "classifier", overwrite=job.overwrite, resume=job.resume)
 

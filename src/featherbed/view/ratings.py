@@ -24,10 +24,11 @@ def ratings_page(report: Report) -> str:
 
     ``report`` needs a ``name``, ``rows`` (users, items), ``metrics`` (test, validation and train, each with an ``mse``),
     ``history`` (a row an epoch) and ``sizes`` (file, resident, training, parameters, float32, keys: under ``users`` and
-    ``items`` for each, or beside them for both together; ``whole`` and ``float32_whole``: all files that recommending
-    needs, ``seen`` and ``titles``: some of them); where there is more it is shown: ``insight`` (of
-    ``tasks.insight``), ``model``, ``input``, ``split``, ``settings``, ``warnings``, ``notes``, ``command``, ``seconds``,
-    ``version``, ``interrupted``. Every text is shown as text, never as markup.
+    ``items`` for each, or beside them for both together; ``whole`` and ``float32_whole``: all files
+    that recommending needs, ``seen`` and ``titles``: some of them); more is shown where given:
+    ``insight`` (of ``tasks.insight``), ``model``, ``input``, ``split``, ``settings``, ``warnings``,
+    ``notes``, ``command``, ``seconds``, ``version``, ``interrupted``. Every text is shown as text,
+    never as markup.
 
     >>> ratings_page({"name": "ratings.csv", "rows": {}, "metrics": {}})
     Traceback (most recent call last):
@@ -106,7 +107,7 @@ def _lead(report: Report) -> str:
 
 
 def _shipped(report: Report) -> tuple[int | None, int | None]:
-    """Return the bytes of all files that recommending needs, and with float32 rows: of tables and keys if no more is known."""
+    """Return the bytes of all files that recommending needs, as they are and with float32 rows."""
     file, dense, keys = (_whole_size(report, what) for what in ("file", "float32", "keys"))
     if file is None or dense is None:
         return None, None
