@@ -39,7 +39,7 @@ def write_corpus(folder, small=False):
 def packed_tables(small):
     """Yield every table of the corpus by name."""
     rng = np.random.default_rng(0)
-    yield from layouts(rng)
+    yield from layouts(rng, small)
     yield from anchors(small)
     yield from training_tables()
     if not small:
@@ -71,10 +71,10 @@ def named(bands, dim, padding=None, keys=None):
     return PackedTable(bands, dim, padding_idx=padding, keys=index, made_by={"table": "fuzz"})
 
 
-def layouts(rng):
+def layouts(rng, small):
     """Yield tables built part by part, with layouts and stages that no training table has."""
     yield from stored_rows(rng)
-    yield from coded_rows(rng)
+    yield from coded_rows(rng, small)
     yield from staged_rows(rng)
     yield from banded_rows(rng)
 
@@ -94,8 +94,8 @@ def stored_rows(rng):
         yield name, named([band], 6 if dictionary is None else 9, 3, map(str, range(25)))
 
 
-def coded_rows(rng):
-    for kind in (None, *KINDS):
+def coded_rows(rng, small):
+    for kind in (None, "int4") if small else (None, *KINDS):
         codes = fixed(rng, 33, 3, 11, kind)
         yield f"fixed-{kind}", named([Band(33, codes, None, matrix(rng, 11, 6))], 6)
     for kind in KINDS:
@@ -106,7 +106,7 @@ def coded_rows(rng):
     yield "ragged-long", named([Band(1100, codes, None, matrix(rng, 50, 3, "float16"))], 3)
     bytewise = fixed(rng, 1100, 8, 200, "int8")
     yield "bytewise", named([Band(1100, bytewise, None, matrix(rng, 200, 4, "int8"))], 4)
-    for parts, kind in itertools.product((False, True), (None, "int4")):
+    for parts, kind in itertools.product((False, True), (None,) if small else (None, "int4")):
         codes = fixed(rng, 21, 4, 8, kind, parts)
         for combine in ("sum", "product", "concat"):
             band = Band(21, codes, None, matrix(rng, 32 if parts else 8, 5), combine)
