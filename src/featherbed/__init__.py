@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from featherbed.errors import FeatherbedError as FeatherbedError
     from featherbed.errors import FormatError as FormatError
     from featherbed.errors import IdError as IdError
+    from featherbed.errors import IsFolderError as IsFolderError
     from featherbed.errors import MissingExtra as MissingExtra
+    from featherbed.errors import MissingFileError as MissingFileError
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import UnknownKeyError as UnknownKeyError
     from featherbed.exports.onnx import to_onnx as to_onnx
@@ -129,7 +131,9 @@ _HOMES = {
         "FeatherbedError",
         "FormatError",
         "IdError",
+        "IsFolderError",
         "MissingExtra",
+        "MissingFileError",
         "NotPackable",
         "UnknownKeyError",
     ),
