@@ -63,8 +63,8 @@ def numbers_in(given: dict[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def stored_names(path: Path) -> Iterable[str]:
-    """Yield the names of the tensors in the safetensors files of a folder, each file checked."""
-    for file in sorted(path.glob("*.safetensors")):
+    """Yield the names of the tensors in a folder's checkpoint, each file of it checked."""
+    for file in sorted(path.glob("model*.safetensors")):
         try:
             with safe_open(file, framework="numpy") as opened:
                 yield from opened.keys()
