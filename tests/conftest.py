@@ -3,16 +3,13 @@
 import os
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-if WORKER:  # numba's index has no lock: two workers with an empty cache can file different loops under one number
-    kept = os.environ.get("NUMBA_CACHE_DIR") or ROOT / ".pytest_cache" / "numba"
-    os.environ["NUMBA_CACHE_DIR"] = str(Path(kept) / WORKER)
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
 
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import HealthCheck, settings  # noqa: E402
+ROOT = Path(__file__).parent.parent
+
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits for a busy core
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,6 +1,7 @@
 """Folders of ``transformers`` models that were tampered with: one named error, before memory or time is spent."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -188,6 +189,18 @@ def test_hostile_tensors_are_named_errors(case, folder):
     with pytest.raises(fb.FeatherbedError) as error:
         load_model(folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "model-2.safetensors", "config.json"])
+def test_pipes_and_devices_are_refused_before_they_are_read(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(fb.DataError, match=name):
+        load_model(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(fb.DataError, match=name):
+        load_model(folder)
 
 
 def test_a_file_that_is_cut_short_is_a_named_error(folder):

@@ -5,11 +5,14 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 import featherbed as fb
+from featherbed.locks import exclusive
 from featherbed.packed import writing
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
@@ -146,6 +149,28 @@ def test_without_locks_nothing_is_removed_and_writing_works(tmp_path, monkeypatc
     with temporary_folder(tmp_path) as folder:
         assert folder.is_dir()
     assert names(tmp_path) == [".featherbed-abcdefgh.tmp", "t"]
+
+
+def test_a_lock_is_waited_for_and_given_up_after_a_while(tmp_path):
+    path, order = tmp_path / "lock", []
+
+    def hold():
+        with exclusive(path):
+            entered.set()
+            time.sleep(0.1)
+            order.append("first")
+
+    entered = threading.Event()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    with exclusive(path):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+    with exclusive(path), exclusive(path, seconds=0.01):
+        order.append("without")
+    assert order[-1] == "without"
 
 
 def test_training_removes_what_a_killed_run_left(tmp_path):

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from featherbed.errors import FeatherbedWarning as FeatherbedWarning
     from featherbed.errors import FormatError as FormatError
     from featherbed.errors import IdError as IdError
+    from featherbed.errors import IsFolderError as IsFolderError
     from featherbed.errors import MissingExtra as MissingExtra
+    from featherbed.errors import MissingFileError as MissingFileError
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import TrainingError as TrainingError
     from featherbed.errors import UnknownKeyError as UnknownKeyError
@@ -132,7 +134,9 @@ _HOMES = {
         "FeatherbedWarning",
         "FormatError",
         "IdError",
+        "IsFolderError",
         "MissingExtra",
+        "MissingFileError",
         "NotPackable",
         "TrainingError",
         "UnknownKeyError",

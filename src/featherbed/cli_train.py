@@ -17,6 +17,10 @@ from featherbed.extras import TRAINING, require
 if TYPE_CHECKING:
     from featherbed.tasks.recipe import Recipe
 
+MEAN = (
+    "Add a constant to every score: with --users or --items the mean of the training ratings, "
+    "for rows in levels a number fitted with the biases."
+)
 app = typer.Typer(
     name="train",
     help="Train compact tables on your data.",
@@ -108,13 +112,7 @@ def ratings(
         float | None, typer.Option(help="Share items' rows with this probability.", min=0, max=1)
     ] = None,
     biases: Annotated[str | None, typer.Option(help="column (in the rows), apart or none.")] = None,
-    mean: Annotated[
-        bool,
-        typer.Option(
-            help="Add a constant to every score: with --users or --items the mean of the training ratings, "
-            "for rows in levels a number fitted with the biases."
-        ),
-    ] = True,
+    mean: Annotated[bool, typer.Option(help=MEAN)] = True,
     epochs: Annotated[int | None, typer.Option(help="At most so many passes.", min=1)] = None,
     batch: Annotated[int | None, typer.Option(help="Ratings a step.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,

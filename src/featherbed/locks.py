@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def lock_now(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path, seconds: float = 10.0) -> Iterator[None]:
     """Hold an exclusive lock on the file ``path``, created if missing, waiting for it first.
 
-    Where the file cannot be created or locked, the block runs without a lock.
+    Where the file cannot be created or locked, or another process holds the lock for longer than
+    ``seconds``, the block runs without a lock: use it where that costs time but is not wrong.
 
     >>> with exclusive(getfixture("tmp_path") / "lock"):
     ...     pass
@@ -40,10 +42,22 @@ def exclusive(path: Path) -> Iterator[None]:
     descriptor = None
     if fcntl is not None:
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    if descriptor is None:
+        yield
+        return
     try:
+        end = time.monotonic() + seconds
+        while not lock_now(descriptor) and time.monotonic() < end:
+            time.sleep(0.01)
         yield
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        unlock(descriptor)
+        os.close(descriptor)
+
+
+def unlock(descriptor: int) -> None:
+    """Release a lock, also for processes that were forked while it was held."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

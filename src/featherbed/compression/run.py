@@ -180,10 +180,9 @@ def _job(
     tell: Tell,
 ) -> Job:
     tell("reading the matrix", 0.0)
-    rows.lengths()  # refuses rows that are not numbers, or too long
-    factor = factor_of(rows)
-    rows = scale_rows(rows, factor)
     lengths = rows.lengths()
+    factor = factor_of(lengths, rows.dim)
+    rows, lengths = scale_rows(rows, factor), lengths / np.float32(factor)
     if target.measure == "recall":
         refuse_zeros(lengths, padding)
     if isinstance(generator, bool) or not (

@@ -1,8 +1,8 @@
 """Matrices whose numbers are very small or very large: compressed at scale 1, then scaled back.
 
 Dictionaries, scales and sums of squares live in float16 and float32, which hold numbers around 1
-best. A matrix whose largest magnitude is far from 1 is divided by a power of two, which changes no
-bit of its numbers' fractions, and the finished bands are multiplied by it.
+best. A matrix whose longest row is far from that is divided by a power of two, which changes no bit
+of its numbers' fractions, and the finished bands are multiplied by it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from featherbed.compression.rows import Floats, Rows
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.matrix import FULL_HALF, Matrix
 
-LEAST, MOST = 2.0**-12, 2.0**11  # largest magnitudes of matrices that are compressed as they are
+LEAST, MOST = 2.0**-12, 2.0**11  # root mean squares of longest rows that stay as they are
 LARGEST_HALF = 6.5e4
 
 
@@ -33,16 +33,16 @@ class ScaledMatrix:
         return rows
 
 
-def factor_of(rows: Rows) -> float:
-    """Return the power of two that brings the largest magnitude of a matrix near 1, or 1 if it is.
+def factor_of(lengths: Floats, dim: int) -> float:  # [V]
+    """Return the power of two that brings the numbers of the longest row near 1, or 1 if they are.
 
-    >>> factor_of(Rows(np.eye(2, dtype=np.float32))), factor_of(Rows(np.eye(2) * 3e-20)) < 3e-20
+    >>> factor_of(np.array([1, 9], dtype=np.float32), 4), factor_of(np.array([4e-20]), 4) <= 2e-20
     (1.0, True)
     """
-    peak = max(float(np.abs(block).max()) for _, block in rows.blocks())
-    if not math.isfinite(peak) or peak == 0 or LEAST <= peak <= MOST:
+    size = float(lengths.max(initial=0)) / math.sqrt(dim)
+    if size == 0 or LEAST <= size <= MOST:
         return 1.0
-    return float(2.0 ** max(-126, math.frexp(peak)[1] - 1))
+    return float(2.0 ** max(-126, math.frexp(size)[1] - 1))
 
 
 def scale_rows(rows: Rows, factor: float) -> Rows:

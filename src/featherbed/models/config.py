@@ -28,6 +28,9 @@ def first_line(error: BaseException) -> str:
 def check_config(path: Path) -> None:
     """Refuse a config.json that is no object, or whose model could not be built in memory and time."""
     file = path / "config.json"
+    for member in path.iterdir():
+        if member.exists() and not (member.is_file() or member.is_dir()):
+            raise DataError(f"{member} is a pipe or a device: remove it, or fetch the folder again")
     try:
         size = file.stat().st_size
         if size > MOST_CONFIG:
@@ -60,8 +63,8 @@ def numbers_in(given: dict[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def stored_names(path: Path) -> Iterable[str]:
-    """Yield the names of the tensors in the safetensors files of a folder, each file checked."""
-    for file in sorted(path.glob("*.safetensors")):
+    """Yield the names of the tensors in a folder's checkpoint, each file of it checked."""
+    for file in sorted(path.glob("model*.safetensors")):
         try:
             with safe_open(file, framework="numpy") as opened:
                 yield from opened.keys()

@@ -234,7 +234,7 @@ def load_model(folder: str | Path, **settings: Any) -> Any:
     try:
         return kind.from_pretrained(path, **settings)
     except FeatherbedError as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {str(error)[:500]}") from None
     except Exception as error:  # a damaged folder makes transformers raise nearly anything
         raise DataError(
             f"{path} cannot be loaded as {kind.__name__}: {first_line(error)}"
@@ -263,6 +263,6 @@ def read_config(path: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     except FeatherbedError as error:
-        raise type(error)(f"{path}: config.json: {error}") from None
+        raise type(error)(f"{path}: config.json: {str(error)[:500]}") from None
     except Exception as error:  # a damaged config makes transformers raise nearly anything
         raise DataError(f"{path}: config.json: {first_line(error)}") from None
