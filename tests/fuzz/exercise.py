@@ -1,5 +1,6 @@
 """One file, used in every way on both engines: the same rows, or errors of featherbed's own."""
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -15,6 +16,7 @@ import numpy as np
 from featherbed.errors import FeatherbedError, FormatError
 from featherbed.packed import inside, report
 from featherbed.packed.disk import open_rows
+from featherbed.packed.engine import VARIABLE
 from featherbed.packed.file import check, from_bytes, load, to_bytes
 from fuzz.mutate import mutant
 from fuzz.workers import describe
@@ -111,10 +113,10 @@ def exercise(data):
         _run("again", lambda: to_bytes(from_bytes(to_bytes(numpy_table))) and None, findings)
         found = {}
         for engine, table in (("numpy", numpy_table), ("numba", numba_table)):
-            os.environ["FEATHERBED_KERNELS"] = engine
-            found[engine] = {
-                name: _run(f"{engine} {name}", use, findings) for name, use in uses(table, path)
-            }
+            with _engine(engine):
+                found[engine] = {
+                    name: _run(f"{engine} {name}", use, findings) for name, use in uses(table, path)
+                }
         for name, one in found["numpy"].items():
             difference = differing(one, found["numba"][name])
             if sound and one is REFUSED and name in ALWAYS:
@@ -122,6 +124,19 @@ def exercise(data):
             if difference:
                 findings.append(f"disagreement: {name}: {difference}")
         return True, findings
+
+
+@contextlib.contextmanager
+def _engine(name):
+    """Look rows up by numpy or numba, within it."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def _memory():

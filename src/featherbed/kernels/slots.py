@@ -18,6 +18,15 @@ from featherbed.kernels.vectors import eight_dots, prefetch, row_sum
 LANES = 16  # minima kept side by side
 
 
+@compiled
+def _are_below(parts: Any, u: Any, slots: Any, most: Any) -> Any:
+    """Whether the parts of a row are all below ``most``; a negative one is a huge unsigned one."""
+    wrong = np.uint32(0)
+    for j in range(slots):
+        wrong |= np.uint32(np.uint32(parts[u, j]) >= most)
+    return wrong == 0
+
+
 @cache
 def compose(kind: Any) -> int:
     """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
@@ -40,15 +49,15 @@ def compose(kind: Any) -> int:
             _grid(block, 14, np.float32),
         )
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
-        size, most, good = np.uint64(slots * support.itemsize), atoms.shape[0], True
+        size, good = np.uint64(slots * support.itemsize), True
+        most = np.uint32(min(atoms.shape[0], 2**31))
         for u in range(start, stop):
             if u + AHEAD < stop:
                 prefetch(base + np.uint64(ids[u + AHEAD]) * size)
             for j in range(slots):
-                part = np.int64(support[ids[u], j])
-                if part < 0 or part >= most:
-                    good, part = False, np.int64(0)
-                parts[u, j] = part
+                parts[u, j] = support[ids[u], j]
+            if not _are_below(parts, u, slots, most):
+                good, parts[u] = False, 0
             weigh(parts, values, u, slots, atoms, out, np.uint64(u))
         return np.int64(good)
 

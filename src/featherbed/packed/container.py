@@ -43,21 +43,33 @@ def parsed(text: str | bytes) -> Any:
     return value
 
 
-def check_container(header: Any, size: int) -> None:
-    """Refuse a header whose arrays do not cover the ``size`` bytes of data exactly, each byte once.
+def read_header(text: bytes, size: int, name: str) -> dict[str, Any]:
+    """Return the header of a container with ``size`` bytes of data; ``name`` is that of the file.
 
-    Every entry has a known dtype, a shape of whole numbers and two offsets that its bytes fill.
+    Every entry has a known dtype, a shape of whole numbers and two offsets that its bytes fill, and
+    the arrays cover the data exactly, each byte once. Anything else is a FormatError.
     """
+    if not text.startswith(b"{"):
+        raise FormatError(f"{name} is no valid safetensors file: its header begins with no brace")
+    try:
+        header: dict[str, Any] = parsed(text)
+        _check(header, size)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name} is no valid safetensors file: {str(error)[:300]}") from None
+    return header
+
+
+def _check(header: Any, size: int) -> None:
     if not isinstance(header, dict):
-        raise FormatError(f"the header must be an object, got {type(header).__name__}")
+        raise ValueError(f"its header must be an object, got {type(header).__name__}")
     words = header.get("__metadata__") or {}
     if not isinstance(words, dict) or not all(isinstance(word, str) for word in words.values()):
-        raise FormatError("the header's __metadata__ must be an object of texts")
+        raise ValueError("the __metadata__ of its header must be an object of texts")
     ranges = sorted(_range(name, entry) for name, entry in header.items() if name != "__metadata__")
     for (_, before), (begin, _) in pairwise([(0, 0), *ranges, (size, size)]):
         if begin != before:
-            raise FormatError(
-                f"the arrays must follow one another up to the end of the file, {size:,} bytes: "
+            raise ValueError(
+                f"its arrays must follow one another up to the end of the file, {size:,} bytes: "
                 f"one ends at byte {str(before)[:40]}, the next begins at {str(begin)[:40]}"
             )
 
@@ -65,16 +77,16 @@ def check_container(header: Any, size: int) -> None:
 def _range(name: str, entry: Any) -> tuple[int, int]:
     """Return the offsets of one entry of the header."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise FormatError(f"the array {name[:80]!r} needs dtype, shape and data_offsets, no more")
+        raise ValueError(f"the array {name[:80]!r} needs dtype, shape and data_offsets, no more")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise FormatError(f"the array {name[:80]!r} has an unknown dtype, {str(dtype)[:40]}")
+        raise ValueError(f"the array {name[:80]!r} has an unknown dtype, {str(dtype)[:40]}")
     if not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
         found = f"shape {str(shape)[:60]}, data_offsets {str(offsets)[:60]}"
-        raise FormatError(f"the array {name[:80]!r} needs whole numbers from 0 on, got {found}")
+        raise ValueError(f"the array {name[:80]!r} needs whole numbers from 0 on, got {found}")
     if offsets[1] - offsets[0] != prod(shape) * BITS[dtype] // 8:
         found = f"{dtype} {str(shape)[:60]} from byte {offsets[0]} to {offsets[1]}"
-        raise FormatError(f"the array {name[:80]!r} does not fill its bytes: {found[:160]}")
+        raise ValueError(f"the array {name[:80]!r} does not fill its bytes: {found[:160]}")
     return offsets[0], offsets[1]
 
 
