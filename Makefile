@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 FILES  ?= 50000
+FOLDERS ?= 5000
 SEED   ?= 0
 JOBS   ?= 2
 EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,dev
@@ -14,7 +15,7 @@ help:
 	@echo "make demo     train and compare tables on generated ratings (about a minute)"
 	@echo "make test     the whole test suite"
 	@echo "make check    formatting, lint, types, import layers"
-	@echo "make fuzz     $(FILES) corrupted files on both engines (an hour on 2 cores; FILES=, SEED=, JOBS=)"
+	@echo "make fuzz     $(FILES) corrupted files on both engines, $(FOLDERS) corrupted folders (an hour on 2 cores; FILES=, SEED=, JOBS=)"
 	@echo "make bench    speed against torch, side by side"
 	@echo "make install  the environment in $(VENV), with every extra"
 
@@ -43,6 +44,7 @@ check: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --files $(FILES) --seed $(SEED) --jobs $(JOBS)
+	$(BIN)/python tests/fuzz/folders.py --files $(FOLDERS) --seed $(SEED) --jobs $(JOBS)
 
 format: $(READY)
 	$(BIN)/ruff format .
