@@ -23,7 +23,8 @@ def check_ids(ids: Tensor, rows: int) -> Tensor:  # integer [...] -> int64 [...]
         )
     checked = ids.to(torch.int64, copy=True)
     if checked.numel():
-        low, high = (int(x) for x in torch.aminmax(checked))
+        smallest, largest = torch.aminmax(checked)
+        low, high = int(smallest), int(largest)
         if low < 0 or high >= rows:
             bad = low if low < 0 else high
             raise IdError(f"id {bad} is not in this table: ids go from 0 to {rows - 1}")

@@ -209,8 +209,8 @@ class RowOptimizer(Optimizer):
             self._update_rows(lazy, ids, grad, c, state, stamp)
         lazy.steps = state["step"]
         if not idle:
-            lazy.history.push(c.decay, c.rate if beta else 0.0, threshold)
-            if lazy.history.full:
+            full = lazy.history.push(c.decay, c.rate if beta else 0.0, threshold)
+            if full:
                 lazy.settle()
 
     def _update_rows(

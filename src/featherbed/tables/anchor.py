@@ -18,8 +18,9 @@ from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
+from featherbed.tables.computed import is_transformed
 from featherbed.tables.fitting import low_rank, pursued, scales_of, semi_nonnegative
-from featherbed.tables.table import Table, empty_parameter, out_of_place, positive, to_numpy
+from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 BLOCK = 1 << 20  # rows started at once
 
@@ -168,34 +169,26 @@ class AnchorTable(Table):
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Compose rows; with slots every distinct id once."""
-        if not self._fusible(ids):
-            return super().lookup(ids)
         rows = self._fused(ids.reshape(-1), None, None, 0)
-        return rows.reshape(*ids.shape, self.embedding_dim)
+        return super().lookup(ids) if rows is None else rows.reshape(*ids.shape, self.embedding_dim)
 
     def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
         """Sum rows into bags; with slots without composing the rows of all ids first."""
-        if not self._fusible(ids):
-            return super().pooled(ids, owner, bags, weights)
-        return self._fused(ids, owner, weights, bags)
-
-    def _fusible(self, ids: Tensor) -> bool:
-        """Whether the fused operator can serve: with slots, and the parameters themselves in place."""
-        stored = self._parameters.get("transform")
-        return (
-            self.support is not None
-            and isinstance(stored, nn.Parameter)
-            and isinstance(self._parameters.get("atoms"), nn.Parameter)
-            and not out_of_place(ids)
-        )
+        rows = self._fused(ids, owner, weights, bags)
+        return super().pooled(ids, owner, bags, weights) if rows is None else rows
 
     def _fused(
         self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
-    ) -> Tensor:
+    ) -> Tensor | None:
+        """Return rows or bags by one operator, where it can serve: with slots, and the parameters themselves in place."""
+        stored, atoms = self._parameters.get("transform"), self._parameters.get("atoms")
+        own = isinstance(stored, nn.Parameter) and isinstance(atoms, nn.Parameter)
+        if self.support is None or not own or is_transformed(ids):
+            return None
         padding = -1 if self.padding_idx is None else self.padding_idx
-        stored, number = self._parameters["transform"], self._row_numbers["transform"]
+        number = self._row_numbers["transform"]
         rows: Tensor = slot_rows(
-            stored, self.support, self.atoms, ids, owner, weights, bags, padding, number
+            stored, self.support, atoms, ids, owner, weights, bags, padding, number
         )[0]
         return rows
 

@@ -64,7 +64,9 @@ for _name in (
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether a torch.func transform (vmap, grad) has wrapped the tensor."""
+    """Whether a tensor is exported, or wrapped by torch.func (vmap, grad): operators with row-sparse gradients cannot serve."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

@@ -112,7 +112,7 @@ class Table(nn.Module):
         number = self._row_numbers.get(name)
         if number is None or not isinstance(stored, nn.Parameter):
             return F.embedding(ids, stored)
-        if out_of_place(ids):
+        if is_transformed(ids):
             settle_numbered(number)
             return F.embedding(ids, stored)
         rows: Tensor = gather_rows(stored, ids, number)
@@ -488,13 +488,6 @@ class Table(nn.Module):
             if v is not None and (n, v) != ("sparse", False)
         )
         return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
-
-
-def out_of_place(ids: Tensor) -> bool:
-    """Whether a look-up is exported or vectorized, where operators with row-sparse gradients cannot serve."""
-    if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
-    return is_transformed(ids)
 
 
 def positive(name: str, value: int) -> int:

@@ -43,14 +43,9 @@ class History:
     def __len__(self) -> int:
         return self.now - self.begin
 
-    @property
-    def full(self) -> bool:
-        """Whether every row must be brought up to date before the next step."""
-        return len(self) + 1 >= LONGEST
-
-    def push(self, decay: float, move: float, threshold: float) -> None:
-        """Add a step."""
-        j = len(self) + 1
+    def push(self, decay: float, move: float, threshold: float) -> bool:
+        """Add a step; return whether all rows must be settled before the next one."""
+        j = self.now - self.begin + 1
         if j == len(self.table):
             self.table = np.concatenate([self.table, np.zeros_like(self.table)])
         decays, moves, thresholds, debt, fall, tail, odd = self.table.T[: len(COLUMNS)]
@@ -65,6 +60,7 @@ class History:
         if move > 0:
             self.last = threshold, move
         self.now += 1
+        return j + 1 >= LONGEST
 
     def clear(self) -> None:
         """Forget the steps: every row is up to date."""

@@ -31,10 +31,19 @@ _own = threading.local()
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
+train: Any = None  # the compiled loops, imported when they are first asked for
+slots: Any = None
+pool: Any = None
+
+
 @cache
-def _numba() -> bool:
+def _load() -> bool:
+    """Import the compiled loops; return whether numba is there."""
+    global train, slots, pool
     try:
-        importlib.import_module("featherbed.kernels.slots")
+        slots = importlib.import_module("featherbed.kernels.slots")
+        train = importlib.import_module("featherbed.kernels.train")
+        pool = importlib.import_module("featherbed.kernels.pool")
     except ImportError:
         return False
     return True
@@ -46,39 +55,28 @@ def serves(*tensors: Tensor, wide: bool = False) -> bool:
     ``FEATHERBED_KERNELS=numpy`` says they never do.
     """
     kind = tensors[0].dtype
-    fit = all(t.dtype == kind and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-    return (
-        fit
-        and kind in (_REALS if wide else (torch.float32,))
-        and os.environ.get(VARIABLE) != "numpy"
-        and _numba()
-    )
+    for tensor in tensors:
+        if tensor.dtype != kind or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return False
+    known = kind in (_REALS if wide else (torch.float32,))
+    return known and os.environ.get(VARIABLE) != "numpy" and _load()
 
 
 def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> bool:
-    pool = importlib.import_module("featherbed.kernels.pool")
-    words = np.zeros(64, dtype=np.int64)
-    at = 0
+    """Run a job; an array is passed as its address and shape, rows that lie apart by their distance."""
+    words, at = np.zeros(64, dtype=np.int64), 0
     for argument in arguments:
-        entry = (argument,) if isinstance(argument, int) else _words(argument)
+        entry: tuple[int, ...]
+        if isinstance(argument, int):
+            entry = (argument,)
+        elif argument.ndim == 2 and len(argument) and not argument.flags.c_contiguous:
+            apart = argument.strides[0] // argument.itemsize
+            entry = (argument.ctypes.data, len(argument), apart)
+        else:
+            entry = (argument.ctypes.data, *argument.shape)
         words[at : at + len(entry)] = entry
         at += len(entry)
     return bool(pool.run(job, words, count, grain, arguments))
-
-
-def _words(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return address and shape; the width of rows that lie apart is how far apart they are."""
-    if array.ndim == 2 and len(array) and not array.flags.c_contiguous:
-        return array.ctypes.data, len(array), array.strides[0] // array.itemsize
-    return array.ctypes.data, *array.shape
-
-
-def _train() -> Any:
-    return importlib.import_module("featherbed.kernels.train")
-
-
-def _slots() -> Any:
-    return importlib.import_module("featherbed.kernels.slots")
 
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [n], int32 [n]
@@ -86,14 +84,14 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [
     given = ids.numpy()
     room = np.full(1 << max(4, (2 * len(given) - 1).bit_length()), -1, dtype=np.int32)
     found, index = np.empty(len(given), dtype=np.int64), np.empty(len(given), dtype=np.int32)
-    count = _train().find_distinct(given, room, found, index)
+    count = train.find_distinct(given, room, found, index)
     return torch.from_numpy(found), torch.from_numpy(index), count
 
 
 def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the places of each number in order, and where those of each begin."""
     order, starts = np.empty(len(index), dtype=np.int32), np.empty(count + 1, dtype=np.int32)
-    _train().group(index.numpy(), starts, order)
+    train.group(index.numpy(), starts, order)
     return order, starts
 
 
@@ -107,12 +105,8 @@ def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -
         return found, rows
     order, starts = grouped(index, count)
     out = np.empty((count, rows.shape[1]), dtype=np.float32)
-    _run(_train().sum_groups, count, rows.numpy(), order, starts, out)
+    _run(train.sum_groups, count, rows.numpy(), order, starts, out)
     return found[:count], torch.from_numpy(out)
-
-
-def _held(tensor: Tensor | None) -> NDArray[np.float32]:
-    return _NOTHING[2] if tensor is None else tensor.detach().numpy()
 
 
 def settle_rows(
@@ -124,7 +118,7 @@ def settle_rows(
     assert state.kind is not None
     ids = ids.to(torch.int64).contiguous()
     _check_ids(ids, len(parameter))
-    job = _train().settle(
+    job = train.settle(
         _REALS[parameter.dtype],
         parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
         KINDS[state.kind],
@@ -136,7 +130,10 @@ def settle_rows(
     shape = (0 if write else len(ids), weight.shape[1])
     out: NDArray[Any] = np.empty(shape, dtype=weight.dtype) if into is None else into.numpy()
     numbers = np.array([state.eps], dtype=np.float64)
-    arrays = (weight, ids.numpy(), lazy.stamps.numpy(), _held(state.momentum), _held(state.second))
+    nothing = _NOTHING[2]
+    momentum = nothing if state.momentum is None else state.momentum.detach().numpy()
+    second = nothing if state.second is None else state.second.detach().numpy()
+    arrays = (weight, ids.numpy(), lazy.stamps.numpy(), momentum, second)
     places = (int(write), history.begin, history.now)
     _run(job, len(ids), *arrays, out, history.table, history.powers, numbers, *places)
     if state.penalty is not None and state.penalty.kept is not None:
@@ -178,7 +175,7 @@ def update_rows(
     assert state is not None
     assert state.kind is not None
     _check_ids(ids, len(parameter))
-    job = _train().update(
+    job = train.update(
         _REALS[parameter.dtype],
         parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
         RULES[rule],
@@ -186,7 +183,8 @@ def update_rows(
         state.momentum is not None,
         state.metric,
     )
-    moments = (_held(tensors.get("m")), _held(tensors.get("v")))
+    nothing = _NOTHING[2]
+    moments = [tensors[n].detach().numpy() if n in tensors else nothing for n in ("m", "v")]
     arrays = (parameter.detach().numpy(), ids.numpy(), lazy.stamps.numpy(), *moments)
     numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
     values = np.array(numbers, dtype=np.float64)
@@ -204,18 +202,15 @@ def slot_rows(
     parts: Tensor,  # int32 [U, s], filled
 ) -> Tensor:  # [U, d]
     """Compose rows from slots, in a place this thread uses again at its next call: fresh memory costs as much as the rows."""
-    held, out = support.numpy(), _room(len(ids), atoms.shape[1])
+    held, size = support.numpy(), len(ids) * atoms.shape[1]
+    room: NDArray[np.float32] | None = getattr(_own, "room", None)
+    if room is None or room.size < size:
+        _own.room = room = np.empty(size + size // 4, dtype=np.float32)
+    out = room[:size].reshape(len(ids), atoms.shape[1])
     arrays = (ids.numpy(), parts.numpy(), values.detach().numpy(), atoms.detach().numpy(), out)
-    if not _run(_slots().compose(held.dtype.type), len(ids), held, *arrays):
+    if not _run(slots.compose(held.dtype.type), len(ids), held, *arrays):
         _check_support(held, len(atoms))
     return torch.from_numpy(out)
-
-
-def _room(rows: int, width: int) -> NDArray[np.float32]:
-    held: NDArray[np.float32] | None = getattr(_own, "room", None)
-    if held is None or held.size < rows * width:
-        _own.room = held = np.empty(rows * width + rows * width // 4, dtype=np.float32)
-    return held[: rows * width].reshape(rows, width)
 
 
 def finite(values: Tensor) -> bool:
@@ -236,11 +231,11 @@ def pooled_rows(
     """Return rows[index], or their (weighted) sums between bounds."""
     if bounds is None:
         out = torch.empty(len(index), rows.shape[1])
-        _run(_slots().spread, len(index), rows.numpy(), index.numpy(), out.numpy())
+        _run(slots.spread, len(index), rows.numpy(), index.numpy(), out.numpy())
         return out
     out = torch.empty(len(bounds) - 1, rows.shape[1])
     held = _NOTHING[1] if weights is None else weights.detach().numpy()
-    _run(_slots().pool, len(out), rows.numpy(), index.numpy(), out.numpy(), bounds.numpy(), held)
+    _run(slots.pool, len(out), rows.numpy(), index.numpy(), out.numpy(), bounds.numpy(), held)
     return out
 
 
@@ -274,7 +269,7 @@ def slot_gradients(
         owners,
         held,
     )
-    _run(_slots().gradients, PIECES, *inputs, to_values.numpy(), to_atoms, total, borders, grain=1)
+    _run(slots.gradients, PIECES, *inputs, to_values.numpy(), to_atoms, total, borders, grain=1)
     summed_atoms = to_atoms.reshape(PIECES, len(atoms), width).sum(0)
     return to_values, torch.from_numpy(summed_atoms), torch.from_numpy(total) if keep else None
 
@@ -303,7 +298,7 @@ def best_atoms(
             gradients[some],
             np.array([factor], dtype=np.float64),
         )
-        _run(_slots().best_atoms, len(held), *arrays, int(signed))
+        _run(slots.best_atoms, len(held), *arrays, int(signed))
     return torch.from_numpy(found), torch.from_numpy(gradients)
 
 
@@ -313,7 +308,7 @@ def weight_gradients(
     """Return the gradient of the weights of a bag: row . gradient of its bag."""
     out = torch.empty(len(index))
     _run(
-        _slots().weight_gradients,
+        slots.weight_gradients,
         len(index),
         rows.numpy(),
         index.numpy(),

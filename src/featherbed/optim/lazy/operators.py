@@ -207,11 +207,10 @@ def slot_gradients(
     quick = native.serves(gradient, atoms, values) and (weights is None or native.serves(weights))
     lazy = numbered(number)
     slots = None if lazy is None else lazy.slots
-    parameter = None if lazy is None else lazy.parameter
     keep = False
-    if slots is not None and lazy is not None and lazy.state is not None and parameter is not None:
-        keep = parameter.requires_grad and slots.due(lazy.steps)
-        if parameter.requires_grad and parameter.grad is None:
+    if slots is not None and lazy is not None and lazy.state is not None:
+        keep = lazy.weight.requires_grad and slots.due(lazy.steps)
+        if lazy.weight.requires_grad and lazy.weight.grad is None:
             slots.clear()  # a new step begins: the gradients left are of one that was not taken
     if quick:
         to_values, to_atoms, total = native.slot_gradients(

@@ -57,16 +57,6 @@ class UpdateState:
     penalty: Shrinkage | None
     kind: str | None
 
-    def same(self, other: UpdateState | None) -> bool:
-        """Whether rows move in the same way, with the same tensors."""
-        return (
-            other is not None
-            and self.momentum is other.momentum
-            and self.second is other.second
-            and self.penalty is other.penalty
-            and (self.beta, self.eps, self.kind) == (other.beta, other.eps, other.kind)
-        )
-
 
 class LazyRows:
     """The updates that rows of one parameter [V, s] have missed; tied tables share the record.
@@ -89,11 +79,6 @@ class LazyRows:
         _number_of[parameter] = self.number
 
     @property
-    def parameter(self) -> nn.Parameter | None:
-        """The parameter, while it is alive."""
-        return self._parameter()
-
-    @property
     def weight(self) -> nn.Parameter:
         """The parameter, which the caller holds."""
         parameter = self._parameter()
@@ -106,7 +91,14 @@ class LazyRows:
 
     def bind(self, owner: object, state: UpdateState, steps: int) -> None:
         """Record the updates of ``owner`` from now on; those of another optimizer, or state, are settled first."""
-        if self.bound_to(owner) and state.same(self.state):
+        old = self.state if self.bound_to(owner) else None
+        if (
+            old is not None
+            and old.momentum is state.momentum
+            and old.second is state.second
+            and old.penalty is state.penalty
+            and (old.beta, old.eps, old.kind) == (state.beta, state.eps, state.kind)
+        ):
             return
         self.release()
         self._owner, self.state, self.steps = weakref.ref(owner), state, steps
@@ -125,7 +117,9 @@ class LazyRows:
 
     def lags(self, weight: Tensor) -> bool:
         """Whether rows of ``weight`` may have missed updates; False for tensors other than the parameter."""
-        return self.behind and self.weight.data_ptr() == weight.data_ptr()
+        if self.state is None or self.history.now == self.history.begin:
+            return False
+        return self.weight.data_ptr() == weight.data_ptr()
 
     def read(self, ids: Tensor) -> Tensor:  # [n] -> [n, s]
         """Return settled rows, without writing anything."""

@@ -70,8 +70,8 @@ class Slots:
             return None
         rows = gradient._values()
         empty = gradient._indices()[0, :0], rows.new_empty(0, self.table.atoms.shape[1]), rows[:0]
-        ids, total, values = (torch.cat(parts) for parts in zip(empty, *self._left, strict=True))
-        self.clear()
+        ids, total, values = map(torch.cat, zip(empty, *self._left, strict=True))
+        self._left.clear()
         if self.group is not None:  # also with nothing of its own: the others wait
             ids, total, values = (_from_all(part, self.group) for part in (ids, total, values))
         factor = _scaled_by(ids, values, gradient) if len(ids) else None
@@ -107,25 +107,18 @@ def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
 
     None if it is of other passes, such as one whose step was not taken.
     """
-    if torch.equal(gradient._indices()[0], ids):  # as it came from one backward pass
-        return _along(values, gradient._values())
-    before = torch.sparse_coo_tensor(
-        ids[None], values, gradient.shape, check_invariants=False
-    ).coalesce()
-    now = gradient.coalesce()
-    if before.indices().shape != now.indices().shape or not torch.equal(
-        before.indices(), now.indices()
-    ):
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise ArgumentError(
-                "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel "
-                "set table.slot_group = torch.distributed.group.WORLD"
-            )
-        return None
-    return _along(before.values(), now.values())
-
-
-def _along(before: Tensor, now: Tensor) -> float:
+    before, now = values, gradient._values()
+    if not torch.equal(gradient._indices()[0], ids):  # not as it came from one backward pass
+        left = torch.sparse_coo_tensor(ids[None], values, gradient.shape, check_invariants=False)
+        left, gradient = left.coalesce(), gradient.coalesce()
+        if not torch.equal(left.indices(), gradient.indices()):
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                raise ArgumentError(
+                    "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel "
+                    "set table.slot_group = torch.distributed.group.WORLD"
+                )
+            return None
+        before, now = left.values(), gradient.values()
     a, b = before.double().flatten(), now.double().flatten()
     size = float(a @ a)
     return float(a @ b) / size if size > 0 else 1.0
