@@ -1,1 +1,1 @@
-"""Papers: settings files of published experiments, run with the library, the published number beside ours."""
+"""The harness: settings, runs, records, summaries and reports of experiments."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from featherbed.papers.plots import drawing
-from featherbed.papers.run import Results
-from featherbed.papers.settings import Paper
-from featherbed.papers.summary import HIGHER, MEASURES, NONE, Line, notes, summarise
 from featherbed.version import __version__
 from featherbed.view.figures import as_html
 from featherbed.view.page import page, table
+from research.harness.plots import drawing
+from research.harness.run import Results
+from research.harness.settings import Experiment
+from research.harness.summary import HIGHER, MEASURES, NONE, Line, notes, summarise
 
 
 def summary_page(results: Results) -> str:
     """Return one HTML page of what came out; it holds all it needs and fetches nothing, and every text is shown as text."""
-    paper = results.paper
+    paper = results.experiment
     lines = summarise(results)
     sections = [
         f"<p class=lead>{as_html(_headline(results))}</p><p class=soft>{as_html(paper.paper)}</p>",
@@ -30,7 +30,7 @@ def summary_page(results: Results) -> str:
     return page(as_html(paper.title), as_html(paper.title), sections)
 
 
-def _asked(paper: Paper) -> str:
+def _asked(paper: Experiment) -> str:
     return f"{paper.name} --size {paper.size}" if paper.size else paper.name
 
 
@@ -73,7 +73,7 @@ def _headline(results: Results) -> str:
 def _clusters(results: Results) -> str:
     """Return the films that the anchors of the first run of each row induce most."""
     parts = []
-    for row in results.paper.rows:
+    for row in results.experiment.rows:
         records = results.records.get(row.name, {})
         found = records[min(records)]["details"].get("clusters", []) if records else []
         rows = []
@@ -88,7 +88,7 @@ def _clusters(results: Results) -> str:
 
 def _settings(results: Results) -> str:
     rows = []
-    for row in results.paper.rows:
+    for row in results.experiment.rows:
         if row.runs:
             settings = ", ".join(f"{key} = {value}" for key, value in row.settings.items())
             rows.append(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from featherbed.papers.run import Results
-from featherbed.papers.settings import Row
-from featherbed.papers.summary import MEASURES, mean_and_error
 from featherbed.view.figures import as_html
 from featherbed.view.page import AXIS, COLOURS, PAPER, plot
+from research.harness.run import Results
+from research.harness.settings import Row
+from research.harness.summary import MEASURES, mean_and_error
 
 Trace = dict[str, Any]
 MOST = 400  # points of a line
@@ -24,7 +24,7 @@ def drawing(results: Results) -> str:
         "convergence": _convergence,
         "stream": _stream,
     }
-    kind = results.paper.plot
+    kind = results.experiment.plot
     traces = make[kind](results) if kind in make and results.records else []
     if not traces:
         return ""
@@ -63,16 +63,16 @@ def _marks(
 
 
 def _front_titles(results: Results) -> tuple[str, str, str]:
-    title = MEASURES[results.paper.measures[0]][0]
+    title = MEASURES[results.experiment.measures[0]][0]
     kind = "Error" if title == "test MSE" else title[:1].upper() + title[1:]
     return f"{as_html(kind)} against size", "parameters (K, logarithmic)", as_html(title)
 
 
 def _front(results: Results) -> list[Trace]:
     """Return ours and the published numbers of the first measure over parameters."""
-    first = results.paper.measures[0]
+    first = results.experiment.measures[0]
     unit, scale, ours, theirs = MEASURES["parameters"][1], MEASURES[first][1], [], []
-    for row in results.paper.rows:
+    for row in results.experiment.rows:
         size, value = mean_of(results, row, "parameters"), mean_of(results, row, first)
         if size is not None and value is not None:
             ours.append((size / unit, value / scale, as_html(row.label)))
@@ -104,7 +104,7 @@ def _objective(results: Results) -> list[Trace]:
         ("NBANT", True, {"size": 16, "color": COLOURS[1], "symbol": "star"}),
     ):
         points = []
-        for row in results.paper.rows:
+        for row in results.experiment.rows:
             found = mean_of(results, row, "anchors"), mean_of(results, row, "objective")
             if _grows(row) == grown and None not in found:
                 points.append((*found, as_html(row.label)))
@@ -119,7 +119,7 @@ def _grid(results: Results) -> list[Trace]:
     """Return marks over user and item anchors, coloured by the objective."""
     points: dict[bool, list[tuple[Any, Any, str]]] = {False: [], True: []}
     values: dict[bool, list[float]] = {False: [], True: []}
-    for row in results.paper.rows:
+    for row in results.experiment.rows:
         users, items, value = (
             mean_of(results, row, name) for name in ("user_anchors", "item_anchors", "objective")
         )
@@ -153,7 +153,7 @@ def _grid(results: Results) -> list[Trace]:
 def _lines(results: Results, x: str, y: str) -> list[Trace]:
     """Return a line for each row: a number of its history, of the first seed there is."""
     traces: list[Trace] = []
-    for row in results.paper.rows:
+    for row in results.experiment.rows:
         records = results.records.get(row.name, {})
         history = records[min(records)]["history"] if records else []
         points = [(one[x], one[y]) for one in history if x in one and y in one]

@@ -1,52 +1,71 @@
-"""Result files of papers: one for each row and seed, written once and never edited."""
+"""Records: one result file for each row and seed, written once and never edited."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from featherbed.errors import ArgumentError, DataError
 from featherbed.packed.writing import replacing
-from featherbed.papers.settings import Row
-from featherbed.tasks.results import finite
-from featherbed.version import __version__
+from featherbed.tasks.results import Result, finite, made_by
+from research.harness.legacy import converted, is_legacy
+from research.harness.measures import flattened, table_sizes
+from research.harness.settings import RESULTS, WORK, Row
 
 Record = dict[str, Any]
 NEEDED = ("paper", "row", "seed", "settings", "measures", "history", "details", "seconds")
 
 
 @dataclass(frozen=True)
-class Bar:
-    """How a run shows that it moves on: the name of its progress bar, and whether there is one."""
+class Run:
+    """One run: the title of its progress bar and whether it is shown, its row, and its folders.
 
-    name: str = ""
+    ``work`` is for checkpoints and trained models; ``results`` holds the records of the
+    experiment, among them those of other rows.
+    """
+
+    title: str = ""
     shown: bool = False
+    row: str = ""
+    work: Path = WORK
+    results: Path = RESULTS
+
+    def say(self, text: str) -> None:
+        """Print a line, unless the run is quiet."""
+        if self.shown:
+            sys.stdout.write(text + "\n")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found: its measures, the numbers of its epochs, and what else a page shows of it."""
+    """The outcome of a run: its measures, a history (one entry per epoch), and other details."""
 
     measures: dict[str, float]
     history: list[dict[str, Any]] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
 
+def outcome_of(result: Result) -> Outcome:
+    """Return the outcome of a training loop; an interrupted loop interrupts the experiment."""
+    if result.interrupted:
+        raise KeyboardInterrupt
+    measures, details = flattened(result.metrics)
+    measures |= table_sizes(result.sizes)
+    return Outcome(measures, [dict(row) for row in result.history], details)
+
+
 def record_path(folder: Path, row: Row, seed: int) -> Path:
-    """Return where the result of a row and a seed lies."""
+    """Return the path of the record of a row and a seed."""
     return folder / row.home / f"{row.name}-seed-{seed}.json"
 
 
 def write_record(path: Path, row: Row, seed: int, outcome: Outcome, seconds: float) -> None:
-    """Write what a run was asked, what it found and by what versions, in one step."""
+    """Write the record of a run, atomically: settings, outcome, versions, machine."""
     record = {
         "paper": row.home,
         "row": row.name,
@@ -54,16 +73,7 @@ def write_record(path: Path, row: Row, seed: int, outcome: Outcome, seconds: flo
         "settings": row.settings,
         "measures": outcome.measures,
         "seconds": round(seconds, 2),
-        "versions": {
-            "featherbed": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "machine": {
-            "python": platform.python_version(),
-            "processor": platform.machine(),
-            "threads": torch.get_num_threads(),
-        },
+        **made_by(),
         "details": outcome.details,
         "history": outcome.history,
     }
@@ -86,12 +96,14 @@ def _laid_out(record: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join([*lines, ' "history": [\n' + epochs + "\n ]"]) + "\n}"
 
 
-def read_record(path: Path, row: Row) -> Record:
-    """Read a result; one that was made with other settings than the row's is refused."""
+def load_record(path: Path) -> Record:
+    """Read a record; one from before the common format is converted."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no result: {error}; move it away to run it again") from None
+    if isinstance(record, dict) and is_legacy(record):
+        return converted(record)
     missing = (
         [key for key in NEEDED if key not in record] if isinstance(record, dict) else list(NEEDED)
     )
@@ -99,14 +111,21 @@ def read_record(path: Path, row: Row) -> Record:
         raise DataError(
             f"{path} is no result: it lacks {', '.join(missing)}; move it away to run it again"
         )
-    wanted = json.loads(json.dumps(row.settings))
-    if record["settings"] != wanted:
-        changed = sorted(
-            key
-            for key in {*wanted, *record["settings"]}
-            if wanted.get(key) != record["settings"].get(key)
-        )
-        raise ArgumentError(
-            f"{path} was made with other settings ({', '.join(changed)}): give another --out, or move it away to run it again"
-        )
     return dict(record)
+
+
+def read_record(path: Path, row: Row) -> Record:
+    """Read the record of a row; one made with other settings than the row's is refused.
+
+    The settings of records from before the common format are not compared.
+    """
+    record = load_record(path)
+    wanted = json.loads(json.dumps(row.settings))
+    if not record.get("converted") and record["settings"] != wanted:
+        keys = {*wanted, *record["settings"]}
+        changed = sorted(key for key in keys if wanted.get(key) != record["settings"].get(key))
+        raise ArgumentError(
+            f"{path} was made with other settings ({', '.join(changed)}): "
+            "give another --out, or move it away to run it again"
+        )
+    return record

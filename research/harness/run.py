@@ -1,92 +1,96 @@
-"""Running a paper: every row with every seed, one result file each; what has a result is left alone."""
+"""Running an experiment: every row with every seed, one record each; existing records are kept."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from featherbed.errors import DataError
-from featherbed.papers.records import Bar, Outcome, Record, read_record, record_path, write_record
-from featherbed.papers.settings import Paper, Row
 from featherbed.progress import show_progress
+from research.harness.records import Outcome, Record, Run, read_record, record_path, write_record
+from research.harness.settings import WORK, Experiment, Row
+from research.harness.tasks import TASKS, function
 
-Runner = Callable[[Mapping[str, Any], int, Any, Bar], Outcome]
-RUNNERS = {  # by task: the module and the function that runs a row
-    "ratings": ("recipes", "run_recipe"),
-    "online": ("online", "run_online"),
-    "factors": ("sharing", "run_factors"),
-    "ranking": ("ranking", "run_ranking"),
-    "text": ("text", "run_text"),
-    "language": ("language", "run_language"),
-}
-OPENERS = {  # by task, where it does not run on ratings: the module and the function that opens its data
-    "text": ("text_sources", "open_texts"),
-    "language": ("text_sources", "open_corpus"),
-}
+Runner = Callable[[Mapping[str, Any], int, Any, Run], Outcome]
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a paper there are, by row and seed; whether some are missing because the run was stopped, and which data
-    were not found, by name, with what to do about it."""
+    """The records of an experiment, by row and seed.
 
-    paper: Paper
+    ``interrupted`` says that the run was stopped; ``absent`` holds an explanation for each data
+    set that was not found.
+    """
+
+    experiment: Experiment
     records: dict[str, dict[int, Record]]
     interrupted: bool = False
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[tuple[str, int]]:
-        """Rows and seeds that have no result."""
+        """Rows and seeds without a record."""
         return [
             (row.name, seed)
-            for row, seed in planned(self.paper)
+            for row, seed in planned(self.experiment)
             if seed not in self.records.get(row.name, {})
         ]
 
 
-def planned(paper: Paper) -> Iterator[tuple[Row, int]]:
-    """Yield what a paper runs, seed after seed, so that a run that is stopped has all rows of the first seeds."""
-    for seed in paper.seeds:
-        for row in paper.rows:
-            if row.runs:
+def with_planned_rows(experiment: Experiment, folder: Path) -> Experiment:
+    """Return the experiment with the rows its task plans from other results in ``folder``."""
+    plan = TASKS[experiment.task].plan
+    return (
+        replace(experiment, rows=tuple(function(plan)(experiment, folder))) if plan else experiment
+    )
+
+
+def planned(experiment: Experiment) -> Iterator[tuple[Row, int]]:
+    """Yield rows and seeds, seed after seed: a stopped run has all rows of the first seeds."""
+    seeds = dict.fromkeys(experiment.seeds)
+    seeds |= dict.fromkeys(seed for row in experiment.rows for seed in row.seeds)
+    for seed in seeds:
+        for row in experiment.rows:
+            if row.runs and seed in (row.seeds or experiment.seeds):
                 yield row, seed
 
 
-def read_results(paper: Paper, folder: Path) -> Results:
+def read_results(experiment: Experiment, folder: Path) -> Results:
     """Return the results that are in ``folder``."""
     records: dict[str, dict[int, Record]] = {}
-    for row, seed in planned(paper):
+    for row, seed in planned(experiment):
         path = record_path(folder, row, seed)
         if path.exists():
             records.setdefault(row.name, {})[seed] = read_record(path, row)
-    return Results(paper, records)
+    return Results(experiment, records)
 
 
-def run_paper(
-    paper: Paper,
+def run_experiment(
+    experiment: Experiment,
     folder: Path,
     *,
     data: str | Path | None = None,
     quick: bool = False,
     shown: bool = False,
+    work: Path = WORK,
 ) -> Results:
-    """Run what has no result in ``folder`` yet; Ctrl-C ends it, and the results so far stay.
+    """Run every row and seed without a record in ``folder``; Ctrl-C keeps the records so far.
 
-    >>> from featherbed.papers.settings import read_paper
-    >>> paper = read_paper("sse/table1", quick=True).chosen(["sgd"])
-    >>> run_paper(paper, getfixture("tmp_path"), quick=True).missing
+    ``work`` is the folder for checkpoints and trained models.
+
+    >>> from research.harness.settings import read_experiment
+    >>> experiment = read_experiment("sse/table1", quick=True).chosen(["sgd"])
+    >>> run_experiment(experiment, getfixture("tmp_path"), quick=True).missing
     []
     """
-    left = read_results(paper, folder).missing
-    rows, begun = {row.name: row for row in paper.rows}, time.monotonic()
-    runner, opener = _runner(paper.task), _opener(paper.task)
+    left = read_results(experiment, folder).missing
+    rows, begun = {row.name: row for row in experiment.rows}, time.monotonic()
+    runner, opener = _runner(experiment.task), function(TASKS[experiment.task].open)
     absent: dict[str, str] = {}
 
     @cache
@@ -99,39 +103,30 @@ def run_paper(
         if row.data in absent:
             continue
         whole = _time_left(begun, count, len(left))
-        bar = Bar(f"{name} seed {seed}, run {count + 1} of {len(left)}{whole}", shown)
+        title = f"{name} seed {seed}, run {count + 1} of {len(left)}{whole}"
+        run = Run(title, shown, name, work / row.home, folder / row.home)
         try:
             with show_progress(f"reading {row.data}", shown=shown, transient=True):
                 found = source(row.data)
         except DataError as error:
-            if row.data == paper.data:
+            if row.data == experiment.data:
                 raise
-            absent[row.data] = str(error)  # data of some rows only, which not everybody has
+            absent[row.data] = str(error)  # only some rows need these data
             continue
         started = time.perf_counter()
         try:
-            outcome = runner(row.settings, seed, found, bar)
+            outcome = runner(row.settings, seed, found, run)
         except KeyboardInterrupt:
             interrupted = True
             break
-        write_record(
-            record_path(folder, row, seed), row, seed, outcome, time.perf_counter() - started
-        )
-    return Results(paper, read_results(paper, folder).records, interrupted, absent)
+        path = record_path(folder, row, seed)
+        write_record(path, row, seed, outcome, time.perf_counter() - started)
+    return Results(experiment, read_results(experiment, folder).records, interrupted, absent)
 
 
 def _runner(task: str) -> Runner:
-    found: Runner = _named(*RUNNERS[task])
+    found: Runner = function(TASKS[task].run)
     return found
-
-
-def _opener(task: str) -> Callable[[str, Any, bool], Any]:
-    found: Callable[[str, Any, bool], Any] = _named(*OPENERS.get(task, ("sources", "open_source")))
-    return found
-
-
-def _named(module: str, name: str) -> Any:
-    return getattr(import_module(f"featherbed.papers.{module}"), name)
 
 
 def _time_left(begun: float, done: int, total: int) -> str:

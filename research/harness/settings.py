@@ -1,22 +1,29 @@
-"""Settings files of papers: one TOML file for each published table or figure, its rows with the numbers that were published."""
+"""Settings files: one TOML file for each experiment, its rows, and the numbers that were published."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from featherbed.errors import ArgumentError
+from research.harness.tasks import TASKS
 
-TASKS = ("ratings", "online", "factors", "ranking", "text", "language")
+ROOT = Path(__file__).resolve().parent.parent
+PAPERS, STUDIES = ROOT / "papers", ROOT / "studies"
+RESULTS = ROOT / "results"  # records, kept in the repository
+WORK = ROOT / "runs"  # quick runs, pages, checkpoints and trained models, not kept
+
 PLOTS = ("front", "objective", "grid", "convergence", "stream", "none")
-NEEDED = ("title", "paper", "task", "data", "measures")
+NEEDED = ("title", "task", "measures")
 TOP = {
     *NEEDED,
+    "paper",
+    "data",
     "seeds",
     "about",
     "differences",
@@ -35,22 +42,26 @@ ROW = {
     "beside",
     "published",
     "reported",
+    "seeds",
+    "each",
     "settings",
     "sizes",
     "quick",
     "runs",
 }
-SIZES = ("small", "full")  # the first is what is run where nobody asks for another
+SIZES = ("small", "full")  # the first one an experiment has is the default
+QUICK = "quick"  # on generated data, in seconds: every experiment has it
 SIZE = {"seeds", "differences", "compared", "settings"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a published table, or one run of ours beside it: its settings, and the number that was published.
+    """One line of a table: its settings, and the number that was published.
 
-    ``home`` is the folder its results lie in, that of a paper; ``reported`` marks numbers known from other sources, not read in
-    the paper itself. A row that does not ``run`` is there for its published number. ``data`` are those of the paper unless the
-    row has its own, and ``beside`` names the row that its first measure is compared with.
+    ``home`` is the folder of its results, relative to the folder of all results. ``reported``
+    marks published numbers that were read elsewhere than in the paper. A row that does not
+    ``run`` is listed for its published number only. ``data`` and ``seeds`` default to those of
+    the experiment; ``beside`` names the row its first measure is compared with.
     """
 
     name: str
@@ -62,39 +73,40 @@ class Row:
     runs: bool = True
     data: str = ""
     beside: str = ""
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Paper:
-    """A published table or figure: what to run on what, what was published, where our protocol differs.
+class Experiment:
+    """A published table or figure, or a study of our own: settings, data, rows, protocol.
 
-    >>> paper = read_paper("ant/table14")
-    >>> paper.task, paper.seeds, paper.rows[0].published["mse"]
+    >>> experiment = read_experiment("ant/table14")
+    >>> experiment.task, experiment.seeds, experiment.rows[0].published["mse"]
     ('ratings', (0, 1, 2), 0.771)
     """
 
     name: str
     title: str
-    paper: str
+    paper: str  # the reference; empty for a study of our own
     task: str
     data: str
     about: str
     differences: tuple[str, ...]
     measures: tuple[str, ...]
-    compared: tuple[str, ...]  # measures whose difference to the published number means something
+    compared: tuple[str, ...]  # measures whose difference to the published number is meaningful
     plot: str
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
-    size: str = ""  # of a paper that comes in sizes
+    size: str = ""  # of an experiment that has several sizes
     sizes: tuple[str, ...] = ()
 
     @property
     def home(self) -> str:
-        """The folder of its own results."""
+        """The folder of its own results, relative to the folder of all results."""
         return f"{self.name}/{self.size}" if self.size else self.name
 
-    def chosen(self, names: list[str]) -> Paper:
-        """Return the paper with these rows only; all if none is named."""
+    def chosen(self, names: list[str]) -> Experiment:
+        """Return the experiment with these rows only; with all rows if none is named."""
         known = [row.name for row in self.rows]
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -104,77 +116,78 @@ class Paper:
         return replace(self, rows=tuple(row for row in self.rows if not names or row.name in names))
 
 
-def paper_names() -> list[str]:
-    """Return the names of all papers.
+def experiment_names() -> list[str]:
+    """Return the names of all experiments, those of papers first.
 
-    >>> "sse/table1" in paper_names()
+    >>> "sse/table1" in experiment_names()
     True
     """
-    return sorted(
-        f"{folder.name}/{file.name.removesuffix('.toml')}"
-        for folder in _folders()
-        for file in folder.iterdir()
-        if file.name.endswith(".toml")
-    )
+    return [*paper_names(), *names_in(STUDIES)]
 
 
-def _folders() -> list[Traversable]:
-    return [
-        folder
-        for folder in files("featherbed.papers").iterdir()
-        if folder.is_dir() and folder.name != "__pycache__"
-    ]
+def paper_names() -> list[str]:
+    """Return the names of the published tables and figures."""
+    return names_in(PAPERS)
 
 
-def read_paper(name: str, quick: bool = False, size: str | None = None) -> Paper:
-    """Read the settings of a paper; ``quick``: with what its file changes for a look that takes seconds.
+def names_in(root: Path) -> list[str]:
+    """Return the names of the experiments below a folder."""
+    return sorted(f"{path.parent.name}/{path.stem}" for path in root.glob("*/*.toml"))
 
-    >>> read_paper("ant/table1").size, read_paper("ant/table1", size="full").home
+
+def read_experiment(name: str, quick: bool = False, size: str | None = None) -> Experiment:
+    """Read the settings of an experiment; ``quick`` applies its changes for a run of seconds.
+
+    >>> read_experiment("ant/table1").size, read_experiment("ant/table1", size="full").home
     ('small', 'ant/table1/full')
     """
-    known = paper_names()
+    known = experiment_names()
     if name not in known:
-        raise ArgumentError(f"no paper {name!r}: there are {', '.join(known)}")
-    group, _, rest = name.partition("/")
-    text = files("featherbed.papers").joinpath(group, f"{rest}.toml").read_text(encoding="utf-8")
+        raise ArgumentError(f"no experiment {name!r}: there are {', '.join(known)}")
+    path = next(root / f"{name}.toml" for root in (PAPERS, STUDIES) if name in names_in(root))
     try:
-        return parse_paper(name, tomllib.loads(text), quick, size)
+        return parse_experiment(name, tomllib.loads(path.read_text("utf-8")), quick, size)
     except tomllib.TOMLDecodeError as error:
         raise ArgumentError(f"{name}.toml is not TOML: {error}") from None
 
 
-def parse_paper(
+def parse_experiment(
     name: str, file: Mapping[str, Any], quick: bool = False, size: str | None = None
-) -> Paper:
-    """Check what a settings file holds, and make a paper of it.
+) -> Experiment:
+    """Check the contents of a settings file and return its experiment.
 
-    ``with`` names other papers whose rows come first: their results are shared, and lie in their folders. ``sizes`` change the
-    settings: the size that is asked for, else the first there is. A quick look is one at the first size.
+    ``with`` names other experiments whose rows come first: their results are shared, and stay in
+    their folders. ``sizes`` change the settings; the default is the first size of the file, which
+    is also that of a quick run.
     """
-    _known(name, file, TOP)
+    _check_keys(name, file, TOP)
     missing = [key for key in NEEDED if key not in file]
     if missing:
         raise ArgumentError(f"{name}: {', '.join(missing)} missing from the settings file")
-    _one_of(name, "task", file["task"], TASKS)
+    _one_of(name, "task", file["task"], tuple(TASKS))
     _one_of(name, "plot", file.get("plot", "none"), PLOTS)
     sizes = tuple(one for one in SIZES if one in file.get("sizes", {}))
     size = _size(name, file, sizes, None if quick else size)
     own = file["sizes"][size] if size else {}
     home = f"{name}/{size}" if size and not quick else name
-    rows = [row for other in _others(file) for row in read_paper(other, quick, size or None).rows]
-    rows += [_row(name, row, file, size, quick, home) for row in file.get("rows", [])]
+    rows = [
+        row for other in _others(file) for row in read_experiment(other, quick, size or None).rows
+    ]
+    for given in file.get("rows", []):
+        rows += [_row(name, row, file, size, quick, home) for row in expanded(given)]
     names = [row.name for row in rows]
-    if not rows or len(set(names)) < len(names):
+    if (not rows and not TASKS[file["task"]].plan) or len(set(names)) < len(names):
         raise ArgumentError(
-            f"{name}: give at least one row, each with a name of its own, not {', '.join(names) or 'none'}"
+            f"{name}: give at least one row, each with a name of its own, "
+            f"not {', '.join(names) or 'none'}"
         )
     seeds = tuple(own.get("seeds", file.get("seeds", (0, 1, 2))))
-    return Paper(
+    return Experiment(
         name,
         file["title"],
-        file["paper"],
+        file.get("paper", ""),
         file["task"],
-        file["data"],
+        file.get("data", ""),
         file.get("about", ""),
         (*file.get("differences", ()), *own.get("differences", ())),
         tuple(file["measures"]),
@@ -192,24 +205,46 @@ def _others(file: Mapping[str, Any]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _size(name: str, file: Mapping[str, Any], sizes: tuple[str, ...], asked: str | None) -> str:
-    """Return the size that is run, "" for a paper that comes in one size only."""
+def _size(name: str, file: Mapping[str, Any], sizes: tuple[str, ...], given: str | None) -> str:
+    """Return the size to run, "" for an experiment of one size only."""
     for one, changes in file.get("sizes", {}).items():
         _one_of(name, "size", one, SIZES)
-        _known(f"{name}, size {one}", changes, SIZE)
-    if asked is not None and asked not in sizes:
+        _check_keys(f"{name}, size {one}", changes, SIZE)
+    if given is not None and given not in sizes:
         raise ArgumentError(
-            f"{name} comes in {' and '.join(sizes) or 'one size only'}: size {asked!r} is none of its sizes"
+            f"{name} comes in {' and '.join(sizes) or 'one size only'}: "
+            f"size {given!r} is none of its sizes"
         )
-    return asked or (sizes[0] if sizes else "")
+    return given or (sizes[0] if sizes else "")
+
+
+def expanded(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for every combination of the lists in ``each``, named after its values.
+
+    >>> [row["name"] for row in expanded({"name": "k-{anchors}", "each": {"anchors": [5, 10]}})]
+    ['k-5', 'k-10']
+    """
+    each = row.get("each", {})
+    for values in itertools.product(*each.values()):
+        own = dict(zip(each, values, strict=True))
+        found = {key: value for key, value in row.items() if key != "each"}
+        if own:
+            found["name"] = str(row.get("name", "")).format(**own)
+            found["settings"] = {**own, **row.get("settings", {})}
+        yield found
 
 
 def _row(
-    paper: str, row: Mapping[str, Any], file: Mapping[str, Any], size: str, quick: bool, home: str
+    experiment: str,
+    row: Mapping[str, Any],
+    file: Mapping[str, Any],
+    size: str,
+    quick: bool,
+    home: str,
 ) -> Row:
     name = row.get("name", "")
-    where = f"{paper}, row {name or '?'}"
-    _known(where, row, ROW)
+    where = f"{experiment}, row {name or '?'}"
+    _check_keys(where, row, ROW)
     if not name or not all(
         letter.isascii() and (letter.isalnum() or letter in "-.") for letter in name
     ):
@@ -217,6 +252,25 @@ def _row(
     published = {key: float(value) for key, value in row.get("published", {}).items()}
     if not all(math.isfinite(value) for value in published.values()):
         raise ArgumentError(f"{where}: published numbers are finite")
+    seeds = checked_seeds(tuple(row["seeds"])) if "seeds" in row and not quick else ()
+    return Row(
+        name,
+        row.get("label", name),
+        home,
+        _row_settings(where, row, file, size, quick),
+        published,
+        bool(row.get("reported", False)),
+        bool(row.get("runs", True)),
+        row.get("data", file.get("data", "")),
+        row.get("beside", ""),
+        seeds,
+    )
+
+
+def _row_settings(
+    where: str, row: Mapping[str, Any], file: Mapping[str, Any], size: str, quick: bool
+) -> dict[str, Any]:
+    """Return the settings of a row: those of the file, its size, the row, and a quick run."""
     for one in row.get("sizes", {}):
         _one_of(where, "size", one, tuple(file.get("sizes", {})))
     settings = changed(
@@ -225,19 +279,15 @@ def _row(
     settings = changed(
         changed(settings, row.get("settings", {})), row.get("sizes", {}).get(size, {})
     )
-    if quick:
-        settings = changed(
-            changed(settings, file.get("quick", {}), known_only=True), row.get("quick", {})
-        )
-    flags = bool(row.get("reported", False)), bool(row.get("runs", True))
-    found = row.get("label", name), home, settings, published, *flags
-    return Row(name, *found, row.get("data", file["data"]), row.get("beside", ""))
+    if not quick:
+        return settings
+    return changed(changed(settings, file.get("quick", {}), known_only=True), row.get("quick", {}))
 
 
 def changed(
     settings: Mapping[str, Any], changes: Mapping[str, Any], known_only: bool = False
 ) -> dict[str, Any]:
-    """Return settings with changes made to them, also inside tables; ``known_only``: to those that are there.
+    """Return settings with changes, also inside tables; ``known_only``: to existing settings only.
 
     >>> changed({"dim": 4, "words": {"spec": "dense", "by": "random"}}, {"words": {"by": "tfidf"}})
     {'dim': 4, 'words': {'spec': 'dense', 'by': 'tfidf'}}
@@ -252,16 +302,17 @@ def changed(
 
 
 def checked_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """Return seeds that are different whole numbers of at least 0, or say what was given."""
+    """Return the seeds if they are different whole numbers of at least 0; raise otherwise."""
     good = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds)
     if not seeds or not good or len(set(seeds)) < len(seeds):
         raise ArgumentError(
-            f"seeds {', '.join(map(str, seeds)) or 'none'}: give different whole numbers of at least 0"
+            f"seeds {', '.join(map(str, seeds)) or 'none'}: "
+            "give different whole numbers of at least 0"
         )
     return seeds
 
 
-def _known(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
+def _check_keys(where: str, given: Mapping[str, Any], allowed: set[str]) -> None:
     unknown = sorted(set(given) - allowed)
     if unknown:
         raise ArgumentError(

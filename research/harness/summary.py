@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from featherbed.errors import ArgumentError
-from featherbed.papers.run import Results
-from featherbed.papers.settings import Row
+from research.harness.run import Results
+from research.harness.settings import Row
 
 NONE = "–"
 MEASURES = {  # name: (title, what one unit of it is, digits)
@@ -133,7 +133,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]
 
 def summarise(results: Results) -> list[Line]:
     """Return a line for each row of a paper, in its order."""
-    paper = results.paper
+    paper = results.experiment
     unknown = [name for name in paper.measures if name not in MEASURES]
     if unknown:
         raise ArgumentError(
@@ -149,11 +149,11 @@ def summarise(results: Results) -> list[Line]:
 
 
 def _figure(results: Results, row: Row, name: str) -> Figure:
-    published, compared = row.published.get(name), name in results.paper.compared
+    published, compared = row.published.get(name), name in results.experiment.compared
     values = values_of(results, row.name, name)
     if name in BESIDE:
         of, against = BESIDE[name]
-        other = next((one for one in results.paper.rows if one.name == row.beside), None)
+        other = next((one for one in results.experiment.rows if one.name == row.beside), None)
         theirs = values_of(results, row.beside, of)
         values = {
             seed: against(value, theirs[seed])
@@ -201,7 +201,7 @@ def cells(line: Line, lines: Sequence[Line]) -> list[str]:
 
 def notes(results: Results) -> list[str]:
     """Return what a reader must know beside the table."""
-    paper, missing = results.paper, results.missing
+    paper, missing = results.experiment, results.missing
     found = [paper.about] if paper.about else []
     found += [f"Protocol: {one}" for one in paper.differences]
     if any(row.reported for row in paper.rows):

@@ -1,59 +1,104 @@
-"""Write README.md and the pictures beside this file from the result files: python experiments/ant/report.py"""
+"""Anchors: planted rows, budgets, growth."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+from research.harness.records import Record
+from research.harness.report import markdown, single_records
+
+Runs = dict[str, Record]
 
 
-def results(name):
-    """Return the results of a settings file by run."""
-    paths = sorted((HERE / "results").glob(f"{name}-*.json"))
-    return {path.stem.removeprefix(f"{name}-"): json.loads(path.read_text()) for path in paths}
+def blocks() -> dict[str, list[str]]:
+    """Return the tables of the README."""
+    planted = single_records("anchors/planted")
+    return {
+        "planted": planted_table(planted),
+        "growth": [*growth_lines(planted, grid_of(planted))],
+        "ml1m": ratings_table(single_records("anchors/ml1m")),
+        "online": online_table(single_records("anchors/online")),
+    }
 
 
-def planted_lines(runs):
-    yield "| run | relative error | non-zeros | times the planted | anchors |"
-    yield "|---|---|---|---|---|"
+def pictures(folder: Path) -> None:
+    """Draw the pictures of the README."""
+    planted = single_records("anchors/planted")
+    growth_picture(folder, planted, grid_of(planted))
+    ratings_picture(folder, single_records("anchors/ml1m"))
+
+
+def planted_table(runs: Runs) -> list[str]:
+    """Return how well planted rows are found."""
+    rows = []
     for name in ("prox", "refit", "refit-40", "budget-66000"):
         if name in runs:
-            found = runs[name]["metrics"]["validation"]
+            found = runs[name]["measures"]
             times = found["nonzeros"] / found["planted_nonzeros"]
-            yield f"| {name} | {found['error']:.2%} | {found['nonzeros']:,} | {times:.2f} | {found['anchors']} |"
+            cells = f"{found['error']:.2%}", f"{found['nonzeros']:,.0f}", f"{times:.2f}"
+            rows.append((name, *cells, f"{found['anchors']:.0f}"))
+    return markdown(["run", "relative error", "non-zeros", "times the planted", "anchors"], rows)
 
 
-def grid_of(runs):
-    grid = {
-        int(name.removeprefix("k-")): run["metrics"]["validation"]
-        for name, run in runs.items()
-        if name.startswith("k-")
-    }
-    return {k: objective_of(runs[f"k-{k}"], found) for k, found in sorted(grid.items())}
+def grid_of(runs: Runs) -> dict[int, float]:
+    """Return the objective by the number of anchors."""
+    grid = {int(name[2:]): run for name, run in runs.items() if name.startswith("k-")}
+    return {k: objective_of(grid[k]) for k in sorted(grid)}
 
 
-def objective_of(run, found):
-    settings = run["settings"]
+def objective_of(run: Record) -> float:
+    """Return equation 5 of a run with a given number of anchors."""
+    found, settings = run["measures"], run["settings"]
     price = settings["lambda1"] - settings["lambda2"]
-    return found["loss"] + settings["lambda2"] * found["nonzeros"] + price * found["anchors"]
+    weights = settings["lambda2"] * found["nonzeros"]
+    return float(found["loss"] + weights + price * found["anchors"])
 
 
-def growth_lines(runs, grid):
-    best = min(grid, key=grid.get)
-    yield "| run | K | objective (5) | over the grid's best |"
-    yield "|---|---|---|---|"
-    yield f"| grid, K = {best} | {best} | {grid[best]:.3f} | |"
+def growth_lines(runs: Runs, grid: dict[int, float]) -> Iterator[str]:
+    """Yield NBANT against the best of the grid, and the grid."""
+    best = min(grid, key=lambda k: grid[k])
+    rows = [(f"grid, K = {best}", str(best), f"{grid[best]:.3f} | |")]
     for name in ("growth-from-10", "growth-from-60", "trend-from-10", "trend-from-60"):
         if name in runs:
-            found = runs[name]["metrics"]["validation"]
-            over = found["objective"] / grid[best] - 1
-            yield f"| {name} | {found['anchors']} | {found['objective']:.3f} | {over:+.1%} |"
+            found = runs[name]["measures"]
+            over = f"{found['objective'] / grid[best] - 1:+.1%}"
+            rows.append((name, f"{found['anchors']:.0f}", f"{found['objective']:.3f} | {over} |"))
+    yield "| run | K | objective (5) | over the grid's best |"
+    yield "|---|---|---|---|"
+    yield from ("| " + " | ".join(row) for row in rows)
     yield ""
     yield "Grid: " + ", ".join(f"K = {k}: {value:.3f}" for k, value in grid.items()) + "."
 
 
-def growth_picture(runs, grid):
+def ratings_table(runs: Runs) -> list[str]:
+    """Return the ways to a budget of non-zero weights, the lowest validation error first."""
+    rows = []
+    for name, run in sorted(runs.items(), key=lambda item: item[1]["measures"]["validation"]):
+        found = run["measures"]
+        count = f"{found['nonzeros']:,.0f}"
+        if name == "growth":
+            count += f" ({run['details']['anchors'][0]} anchors)"
+        errors = f"{found['validation']:.4f}", f"{found['mse']:.4f}"
+        rows.append((name, f"{run['settings']['lam']:g}", count, *errors, f"{run['seconds']:.0f}"))
+    return markdown(["run", "lambda", "non-zeros", "validation MSE", "test MSE", "seconds"], rows)
+
+
+def online_table(runs: Runs) -> list[str]:
+    """Return the errors of online runs."""
+    rows = []
+    for name, run in runs.items():
+        found = run["measures"]
+        errors = (f"{found[key]:.4f}" for key in ("before", "before_last", "mse"))
+        anchors = run["details"].get("anchors", [found.get("anchors")])[0]
+        sizes = f"{found['nonzeros']:,.0f}", f"{anchors:.0f}"
+        rows.append((name, *errors, *sizes, f"{run['seconds']:.0f}"))
+    head = ["run", "before, all", "before, last tenth", "test MSE", "non-zeros", "anchors"]
+    return markdown([*head, "seconds"], rows)
+
+
+def growth_picture(folder: Path, runs: Runs, grid: dict[int, float]) -> None:
+    """Draw the number of anchors by epoch, and the objective over it."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.5))
     for name, run in runs.items():
         if name.startswith(("growth", "trend")):
@@ -65,115 +110,31 @@ def growth_picture(runs, grid):
     axes[1].plot(list(grid), list(grid.values()), "o-", label="K given")
     for name, run in runs.items():
         if name.startswith("growth"):
-            found = run["metrics"]["validation"]
+            found = run["measures"]
             axes[1].plot(found["anchors"], found["objective"], "*", markersize=12, label=name)
     axes[1].set(xlabel="anchors", ylabel="objective (5)", yscale="log")
     axes[1].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(HERE / "growth.svg")
+    figure.savefig(folder / "growth.svg")
 
 
-def ratings_lines(runs):
-    yield "| run | lambda | non-zeros | validation MSE | test MSE | seconds |"
-    yield "|---|---|---|---|---|---|"
-    for name, run in sorted(runs.items(), key=lambda item: item[1]["metrics"]["validation"]["mse"]):
-        found = run["metrics"]["validation"]
-        shown = f"{found['nonzeros']:,}" + (
-            f" ({found['anchors'][0]} anchors)" if name == "growth" else ""
-        )
-        test = run["metrics"]["test"]["mse"]
-        cells = (
-            f"{run['settings']['lam']:g}",
-            shown,
-            f"{found['mse']:.4f}",
-            f"{test:.4f}",
-            f"{run['seconds']:.0f}",
-        )
-        yield f"| {name} | " + " | ".join(cells) + " |"
-
-
-def online_lines(runs):
-    yield "| run | before, all | before, last tenth | test MSE | non-zeros | anchors | seconds |"
-    yield "|---|---|---|---|---|---|---|"
-    for name, run in runs.items():
-        found, test = run["metrics"]["validation"], run["metrics"]["test"]["mse"]
-        errors = (f"{found['before']:.4f}", f"{found['before_last_tenth']:.4f}", f"{test:.4f}")
-        rest = (f"{found['nonzeros']:,}", found["anchors"][0], f"{run['seconds']:.0f}")
-        yield f"| {name} | " + " | ".join(map(str, (*errors, *rest))) + " |"
-
-
-def ratings_picture(runs):
+def ratings_picture(folder: Path, runs: Runs) -> None:
+    """Draw the error against the number of non-zero weights."""
     figure, axes = plt.subplots(figsize=(6, 3.5))
     for name, run in runs.items():
-        found = run["metrics"]["validation"]
+        found = run["measures"]
         kind = name.split("-")[0]
         colour = {"prox": "tab:red", "penalty": "tab:orange", "projection": "tab:blue"}.get(
             kind, "tab:green"
         )
-        axes.plot(found["nonzeros"], found["mse"], "o", color=colour)
+        axes.plot(found["nonzeros"], found["validation"], "o", color=colour)
         axes.annotate(
             name,
-            (found["nonzeros"], found["mse"]),
+            (found["nonzeros"], found["validation"]),
             fontsize=6,
             xytext=(4, 2),
             textcoords="offset points",
         )
     axes.set(xlabel="non-zero weights", ylabel="validation MSE")
     figure.tight_layout()
-    figure.savefig(HERE / "ml1m.svg")
-
-
-def main():
-    planted, ml1m = results("planted"), results("ml1m")
-    grid = grid_of(planted)
-    growth_picture(planted, grid)
-    ratings_picture(ml1m)
-    lines = ["# Anchors: planted rows, budgets, growth", ""]
-    lines += [
-        "`python experiments/ant/run.py planted.toml` and `... ml1m.toml`; settings stand in these files.",
-        "",
-    ]
-    lines += [
-        "## Planted rows",
-        "",
-        "20,000 rows of width 32, each 3 of 30 planted anchors, seen with noise of 1 %; anchors and",
-    ]
-    lines += ["weights learnt from random starts, 100 epochs.", "", *planted_lines(planted), ""]
-    lines += [
-        "## NBANT on the same rows",
-        "",
-        "λ1 = 0.05, λ2 = 1e-5; 400 epochs, the same training for all; of a run with growth",
-    ]
-    lines += [
-        "the epoch of the lowest objective counts.",
-        "",
-        *growth_lines(planted, grid),
-        "",
-        "![growth](growth.svg)",
-        "",
-    ]
-    lines += [
-        "## MovieLens-1M to 30,000 non-zeros",
-        "",
-        "15 anchors a side, d = 16, biases, Yogi 0.01, 30 epochs; the best epoch on the",
-    ]
-    lines += [
-        "validation part (of those within the budget); the test part was read once for each run.",
-        "",
-    ]
-    lines += [*ratings_lines(ml1m), "", "![MovieLens](ml1m.svg)", ""]
-    lines += [
-        "## Online",
-        "",
-        "One pass over the same training ratings, shuffled, 1,024 at a time; each batch trained for at most so many steps",
-    ]
-    lines += [
-        "and then gone. `before` is the error of batches before anything was trained on them. Published (ML-25M): 0.875.",
-        "",
-    ]
-    lines += [*online_lines(results("online")), ""]
-    (HERE / "README.md").write_text("\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(folder / "ml1m.svg")

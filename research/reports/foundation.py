@@ -1,12 +1,13 @@
-"""Write README.md and mse.svg beside this file from the result files: python experiments/foundation/report.py"""
+"""Foundation runs: dense rows and anchors, ratings and words."""
 
-import json
-import tomllib
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+from research.harness.records import Record
+from research.harness.report import markdown, single_records
+
+Runs = dict[str, Record]
 PAPER = {
     "MF": (155.2, 0.771),
     "ANT 120/8": (59.4, 0.772),
@@ -15,56 +16,49 @@ PAPER = {
 }
 
 
-def results(name):
-    """Return the result of every run of a settings file, in its order."""
-    runs = tomllib.loads((HERE / f"{name}.toml").read_text())["runs"]
-    return {run: json.loads((HERE / "results" / f"{name}-{run}.json").read_text()) for run in runs}
+def blocks() -> dict[str, list[str]]:
+    """Return the tables of the README."""
+    return {
+        "ml1m": ratings_table(single_records("foundation/ml1m")),
+        "ptb": words_table(single_records("foundation/ptb")),
+    }
 
 
-def size(result, what):
-    return sum(side[what] for side in result["sizes"].values())
+def pictures(folder: Path) -> None:
+    """Draw the picture of the README."""
+    error_picture(folder, single_records("foundation/ml1m"))
 
 
-def ratings_table(runs):
-    lines = [
-        "| run | test MSE | parameters | file (exact float32) | epochs | seconds |",
-        "|---|---|---|---|---|---|",
-    ]
+def ratings_table(runs: Runs) -> list[str]:
+    """Return errors and sizes on MovieLens."""
+    rows = []
     for name, run in runs.items():
-        cells = (
-            f"{size(run, 'parameters'):,}",
-            f"{size(run, 'file') / 1000:,.0f} KB",
-            len(run["history"]),
-            f"{run['seconds']:.0f}",
+        found = run["measures"]
+        sizes = f"{found['parameters']:,.0f}", f"{found['bytes'] / 1000:,.0f} KB"
+        rows.append(
+            (name, f"{found['mse']:.4f}", *sizes, len(run["history"]), f"{run['seconds']:.0f}")
         )
-        lines.append(
-            f"| {name} | {run['metrics']['test']['mse']:.4f} | "
-            + " | ".join(map(str, cells))
-            + " |"
-        )
-    return lines
+    head = ["run", "test MSE", "parameters", "file (exact float32)", "epochs", "seconds"]
+    return markdown(head, rows)
 
 
-def words_table(runs):
-    lines = [
-        "| run | untrained | validation | test | tokens/s | parameters |",
-        "|---|---|---|---|---|---|",
-    ]
+def words_table(runs: Runs) -> list[str]:
+    """Return perplexities and speed on the Penn Treebank."""
+    names = ("untrained_perplexity", "validation_perplexity", "perplexity")
+    rows = []
     for name, run in runs.items():
-        three = [run["metrics"][part]["perplexity"] for part in ("untrained", "validation", "test")]
-        rate = run["history"][-1]["tokens_per_second"]
-        lines.append(
-            f"| {name} | "
-            + " | ".join(f"{x:,.1f}" for x in three)
-            + f" | {rate:,.0f} | {size(run, 'parameters'):,} |"
-        )
-    return lines
+        found = run["measures"]
+        speed = f"{run['history'][-1]['tokens_per_second']:,.0f}"
+        values = (f"{found[key]:,.1f}" for key in names)
+        rows.append((name, *values, speed, f"{found['parameters']:,.0f}"))
+    return markdown(["run", "untrained", "validation", "test", "tokens/s", "parameters"], rows)
 
 
-def plot(runs):
+def error_picture(folder: Path, runs: Runs) -> None:
+    """Draw the test error against the number of parameters."""
     figure, axes = plt.subplots(figsize=(6, 4))
     for number, (name, run) in enumerate(runs.items()):
-        point = (size(run, "parameters") / 1000, run["metrics"]["test"]["mse"])
+        point = (run["measures"]["parameters"] / 1000, run["measures"]["mse"])
         axes.scatter(*point, color="tab:blue")
         place = (4, 4) if number % 2 == 0 else (-4, -12)
         axes.annotate(
@@ -94,39 +88,4 @@ def plot(runs):
     axes.set_xlim(8, 400)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(HERE / "mse.svg", metadata={"Date": None})
-
-
-def main():
-    ratings, words = results("ml1m"), results("ptb")
-    plot(ratings)
-    text = [
-        "# Foundation runs",
-        "",
-        "Made by `run.py` from the settings files beside it; `report.py` wrote this page. One seed each.",
-        "",
-        "## MovieLens-1M, random 80/10/10, d = 16 unless it says otherwise, global mean and biases",
-        "",
-        *ratings_table(ratings),
-        "",
-        "![test error against parameters](mse.svg)",
-        "",
-        "Tuned on the validation part; each run read the test part once. The gray crosses are the numbers printed by Liang",
-        "et al. 2021 (Table 14); their protocol differs: other split, no biases, 50 epochs, batch 32, learning-rate decay.",
-        "Parameters are those of the two tables, as the paper counts; the 9,746 biases are not among them. The seconds are of",
-        "a machine that did other things too: runs that met them (anchor-1e-4) took several times as long as they need alone.",
-        "λ = 1e-4 is theirs for 15/15 anchors and the prox in Yogi's metric; the scalar run has the threshold lr·λ instead.",
-        "Fewer columns are the better bargain here: d = 4 does with 39,000 parameters what anchors do with 98,000.",
-        "",
-        "## Penn Treebank, LSTM 200 x 2, tied softmax, one epoch",
-        "",
-        *words_table(words),
-        "",
-        "Perplexity. One epoch is a check that it runs and learns, not a result; the speed is that of a busy machine.",
-        "",
-    ]
-    (HERE / "README.md").write_text("\n".join(text))
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(folder / "mse.svg", metadata={"Date": None})

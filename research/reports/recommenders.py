@@ -1,16 +1,20 @@
-"""Write README.md and the pictures beside this file from the result files: python experiments/recommenders/report.py"""
+"""Ways to a small recommender, side by side."""
 
-import json
 import statistics
 import textwrap
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-from run import PLAIN, RESULTS, SLACK, flat, front, settings_file, trials_of
 
-HERE = Path(__file__).parent
+from research.harness.records import Record, load_record
+from research.harness.report import markdown
+from research.harness.settings import RESULTS, read_experiment
+from research.runners.recommenders import PLAIN, SLACK, front, read_trials, stored_lines
+
 NAMES = {
     **{f"dense-{dim}": f"dense rows by gradients, d = {dim}" for dim in (2, 4, 8, 16)},
     "bayes": "dense rows in closed form, d = 2 to 16",
@@ -31,64 +35,107 @@ NAMES = {
     "hot-tail": "hot rows, coded tail",
     "graded": "graded rows",
 }
+Trials = Mapping[str, Record]
+Lines = list[dict[str, Any]]  # one stored form, of every seed
+Finals = Mapping[tuple[str, str], Lines]  # by trial and kind
 
 
-def runs_of(folder):
-    """Return {(trial, kind): [line of each seed]} of the final runs, with method and settings in every line."""
-    found = defaultdict(list)
+def blocks(results: Path = RESULTS / "recommenders") -> dict[str, list[str]]:
+    """Return the tables of the README."""
+    experiment = read_experiment("recommenders/final")
+    trials, finals = read_trials(results / "search"), runs_of(results / "final")
+    found = {"trials": trials_text(trials).split("\n")}
+    for budget in experiment.rows[0].settings["budgets"]:
+        lines = budget_lines(finals, budget, len(experiment.seeds))
+        found[f"{budget // 1000}kb"] = [*lines]
+    return found | {size: front_table(trials, size) for size in ("bytes", "parameters")}
+
+
+def pictures(folder: Path) -> None:
+    """Draw the fronts."""
+    results = RESULTS / "recommenders"
+    trials, finals = read_trials(results / "search"), runs_of(results / "final")
+    labels = {
+        "bytes": "bytes of both files, without keys",
+        "parameters": "parameters, as the papers count",
+    }
+    for size, label in labels.items():
+        picture(trials, finals, size, folder / f"{size}.svg", label)
+
+
+def trials_text(trials: Trials) -> str:
+    """Return the number of trials of each method, and the time they took."""
+    counts = Counter(found["details"]["method"] for found in trials.values())
+    hours = sum(found["seconds"] for found in trials.values()) / 3600
+    run = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+    text = f"Trials run: {run} ({hours:.1f} hours of one thread of a busy machine)."
+    return textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False)
+
+
+def runs_of(folder: Path) -> Finals:
+    """Return the stored forms of the final runs by trial and kind, with method and settings."""
+    found: dict[tuple[str, str], Lines] = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
-        run = json.loads(path.read_text())
+        record = load_record(path)
         trial = path.stem.rpartition("-seed-")[0]
-        for line in run["stored"]:
-            own = {
-                "method": run["method"],
-                "settings": run["settings"],
-                "seed": run["seed"],
-                "trial": trial,
-            }
-            found[trial, line["kind"]].append(line | own)
+        details = record["details"]
+        own = {"method": details["method"], "settings": details["chosen"], "trial": trial}
+        for line in details["stored"]:
+            found[trial, line["kind"]].append({**line, **own, "seed": record["seed"]})
     return found
 
 
-def best_within(finals, budget, method, seeds):
-    """Return the seeds of the method's best stored form within a budget (its mean bytes) by validation, or None."""
-    most = SLACK * budget
+def best_within(finals: Finals, budget: int, method: str, seeds: int) -> Lines | None:
+    """Return the best stored form of a method by validation, its mean bytes within a budget."""
     fitting = [
         lines
         for lines in finals.values()
-        if lines[0]["method"] == method and len(lines) == seeds and mean(lines, "bytes") <= most
+        if lines[0]["method"] == method
+        and len(lines) == seeds
+        and mean(lines, "bytes") <= SLACK * budget
     ]
     return min(fitting, key=lambda lines: mean(lines, "validation")) if fitting else None
 
 
-def mean(lines, what):
-    return statistics.fmean(line[what] for line in lines)
+def mean(lines: Lines, name: str) -> float:
+    """Return the mean of a number over seeds."""
+    return statistics.fmean(line[name] for line in lines)
 
 
-def spread(lines, what):
-    return statistics.stdev([line[what] for line in lines]) if len(lines) > 1 else 0.0
+def deviation(lines: Lines, name: str) -> float:
+    """Return the standard deviation of a number over seeds."""
+    return statistics.stdev([line[name] for line in lines]) if len(lines) > 1 else 0.0
 
 
-def shown(value):
+def shown(value: object) -> str:
+    """Return a setting as text."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def budget_lines(finals, budget, seeds):
+def budget_lines(finals: Finals, budget: int, seeds: int) -> Iterator[str]:
     """Yield the table of one budget, the best first."""
     found = {method: best_within(finals, budget, method, seeds) for method in NAMES}
     ranked = sorted(
         (lines for lines in found.values() if lines), key=lambda lines: mean(lines, "test")
     )
-    yield "| method | test MSE | validation | bytes | parameters | stored as | settings |"
-    yield "|---|---|---|---|---|---|---|"
+    rows = []
     for lines in ranked:
         first = lines[0]
         settings = ", ".join(f"{key} {shown(value)}" for key, value in first["settings"].items())
-        error = f"{mean(lines, 'test'):.4f} ± {spread(lines, 'test'):.4f}"
-        size, count = mean(lines, "bytes"), mean(lines, "parameters")
-        row = f"{error} | {mean(lines, 'validation'):.4f} | {size:,.0f} | {count:,.0f} | {first['kind']} | {settings}"
-        yield f"| {NAMES[first['method']]} | {row} |"
-    missing = [NAMES[method] for method, lines in found.items() if not lines]
+        rows.append(
+            (
+                NAMES[first["method"]],
+                f"{mean(lines, 'test'):.4f} ± {deviation(lines, 'test'):.4f}",
+                f"{mean(lines, 'validation'):.4f}",
+                f"{mean(lines, 'bytes'):,.0f}",
+                f"{mean(lines, 'parameters'):,.0f}",
+                first["kind"],
+                settings,
+            )
+        )
+    head = ["method", "test MSE", "validation", "bytes", "parameters", "stored as", "settings"]
+    yield from markdown(head, rows)
+    missing = [NAMES[method] for method, best in found.items() if not best]
     if missing:
         yield ""
         yield f"Nothing that small was found or run of: {'; '.join(missing)}."
@@ -96,7 +143,7 @@ def budget_lines(finals, budget, seeds):
     yield verdict(ranked)
 
 
-def verdict(ranked):
+def verdict(ranked: list[Lines]) -> str:
     """Say who has the lowest error, and how it compares with the best plain rows."""
     if not ranked:
         return "No final runs yet."
@@ -109,11 +156,11 @@ def verdict(ranked):
     return f"{text} The best plain rows ({NAMES[plain[0]['method']]}) have {mean(plain, 'test'):.4f}, {less:.4f} more."
 
 
-def picture(trials, finals, size, path, label):
+def picture(trials: Trials, finals: Finals, size: str, path: Path, label: str) -> None:
     """Draw all stored forms of the search in grey, their front, and the test errors of the final runs."""
     mpl.rcParams["svg.hashsalt"] = "featherbed"
     figure, axes = plt.subplots(figsize=(11, 5.5))
-    lines = [line for line in flat(trials) if line[2]["validation"] < 1.0]
+    lines = [line for line in stored_lines(trials) if line[2]["validation"] < 1.0]
     axes.scatter(
         [line[2][size] for line in lines],
         [line[2]["validation"] for line in lines],
@@ -153,87 +200,10 @@ def picture(trials, finals, size, path, label):
     plt.close(figure)
 
 
-def front_lines(trials, size):
-    """Yield the front of the search."""
-    yield f"| {size} | validation MSE | method | stored as |"
-    yield "|---|---|---|---|"
-    for _, method, line in front(list(flat(trials)), size):
-        yield f"| {line[size]:,} | {line['validation']:.4f} | {NAMES[method]} | {line['kind']} |"
-
-
-def paragraph(text):
-    return textwrap.fill(
-        " ".join(text.split()), 128, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def introduction(settings, trials):
-    yield f"""MovieLens-1M, random 80/10/10. Every method predicts mean + b_u + b_i + u . v with the biases in the first column
-        of the rows, so that they are counted; bytes are those of both files without keys, headers included, and errors those of
-        the rows as stored. The same for all: batches of {settings["batch"]:,}, at most {settings["epochs"]} epochs with a
-        cosine schedule, stopping {settings["patience"]} epochs after the lowest validation error, up to {settings["trials"]}
-        trials that optuna proposes from the spaces in [settings.toml](settings.toml). Ids are numbered by training counts. A
-        trained model is stored in every precision its method allows (rows and weights with a scale for each column, anchors
-        and projections float16)."""
-    yield f"""Settings and precision are chosen on the validation part of seed {settings["search_seed"]}; what was chosen is
-        trained on {len(settings["final_seeds"])} seeds, and each of these runs reads its test part once. Online NBANT sees
-        every rating in one pass and stops by itself; closed-form and graded rows have no batches. Bytes are means
-        over seeds and may be {SLACK - 1:.0%} above a budget: 4 and 8 columns of 4 bits, headers included, are just above 20 and
-        40 KB, and the non-zeros of a penalty differ from seed to seed."""
-    counts = Counter(found["method"] for found in trials.values())
-    hours = sum(found["seconds"] for found in trials.values()) / 3600
-    run = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
-    yield f"""Trials run: {run} ({hours:.1f} hours of one thread of a busy machine). So few trials of short runs favour methods
-        with few settings; `search --trials` goes on from here."""
-    yield """What was changed on the way: AdamW's ranges were set after five runs of plain rows on validation; after two
-        trials Yogi's learning rates and the penalties of ANT and NBANT got wider ranges, and the choices of DPQ were cut
-        because its trials took minutes; four early trials of plain rows, which had one space for all widths, were replaced.
-        The search of graded rows and the final runs used later code than the other trials. That bytes are means and may be
-        5 % above was settled after the final runs had shown their test errors, since ANT's sizes vary with the seed: it adds
-        and moves rows of the tables below the first, and changes no winner."""
-
-
-def page(settings, trials, finals):
-    yield "# Ways to a small recommender, side by side"
-    for text in introduction(settings, trials):
-        yield from ("", paragraph(text))
-    for budget in settings["budgets"]:
-        yield from ("", f"## Within {budget / 1000:g} KB", "")
-        yield from budget_lines(finals, budget, len(settings["final_seeds"]))
-    yield from ("", "## Fronts", "", "![bytes](bytes.svg)", "", "![parameters](parameters.svg)", "")
-    yield paragraph("""Parameters are counted as the papers count them (a level of a low-bit row is one; codes are bits and no
-        parameters, so that DPQ counts its code vectors alone): bytes are the fairer measure. The front of all stored forms of
-        the search in bytes, by validation:""")
-    yield from (
-        "",
-        *front_lines(trials, "bytes"),
-        "",
-        "In parameters:",
-        "",
-        *front_lines(trials, "parameters"),
-    )
-    yield from ("", "## Running it", "", "```text")
-    yield "python experiments/recommenders/run.py search        # or: search ant dense --trials 20"
-    yield from (
-        "python experiments/recommenders/run.py final",
-        "python experiments/recommenders/report.py",
-        "```",
-        "",
-    )
-    yield paragraph("""Trials and runs that have a result file under results/ are left alone, so that both commands go on where
-        they were stopped.""")
-
-
-def main():
-    settings, trials, finals = settings_file(), trials_of(), runs_of(RESULTS / "final")
-    picture(trials, finals, "bytes", HERE / "bytes.svg", "bytes of both files, without keys")
-    picture(
-        trials, finals, "parameters", HERE / "parameters.svg", "parameters, as the papers count"
-    )
-    (HERE / "README.md").write_text(
-        "\n".join(page(settings, trials, finals)) + "\n", encoding="utf-8"
-    )
-
-
-if __name__ == "__main__":
-    main()
+def front_table(trials: Trials, size: str) -> list[str]:
+    """Return the front of the search."""
+    rows = [
+        (f"{line[size]:,}", f"{line['validation']:.4f}", NAMES[method], line["kind"])
+        for _, method, line in front(stored_lines(trials), size)
+    ]
+    return markdown([size, "validation MSE", "method", "stored as"], rows)

@@ -1,63 +1,107 @@
-"""Write README.md and the pictures beside this file from the result files: python experiments/sse/report.py"""
+"""Stochastic shared embeddings."""
 
-import json
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-HERE = Path(__file__).parent
+from research.harness.records import Record
+from research.harness.report import markdown, single_records
+from research.harness.settings import read_experiment
+
 METHODS = ("sgd", "dropout", "sse-se", "sse-graph", "als-laplacian")
+SHOWN = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0)  # probabilities
+Runs = dict[tuple[str, int, str], Record]  # by model, dimension and method
 
 
-def results(name):
-    """Return the results of a settings file: {(model, dim, method): result}."""
-    found = {}
-    for path in sorted((HERE / "results").glob(f"{name}-*.json")):
-        run = json.loads(path.read_text())
-        own = run["settings"]
-        found[own["model"], own["dim"], own["method"]] = run
-    return found
+def blocks() -> dict[str, list[str]]:
+    """Return the tables of the README."""
+    found = {name: table(runs_of(name)) for name in ("few", "dims", "split", "douban")}
+    signs = single_records("sharing/rademacher")
+    return found | {"figure3": clouds_table(), "rademacher": signs_table(signs)}
 
 
-def chosen(run):
-    """Return the rows of the chosen settings, by seed."""
-    own = {key: value for key, value in run["metrics"]["validation"].items() if key != "rmse"}
+def pictures(folder: Path) -> None:
+    """Draw the pictures of the README but figure 3, which is drawn as it is run."""
+    dims_picture(folder, runs_of("dims"))
+    sign_picture(folder, single_records("sharing/rademacher"))
+
+
+def runs_of(name: str) -> Runs:
+    """Return the records of a sweep by model, dimension and method."""
+    rows = {row.name: row.settings for row in read_experiment(f"sharing/{name}").rows}
+    return {
+        (rows[row]["model"], rows[row]["dim"], rows[row]["method"]): record
+        for row, record in single_records(f"sharing/{name}").items()
+    }
+
+
+def chosen(run: Record) -> dict[int, dict[str, Any]]:
+    """Return the results of the chosen settings by seed."""
+    own = run["details"]["chosen"]
     rows = [row for row in run["history"] if all(row[key] == value for key, value in own.items())]
-    return {row["run_seed"]: row for row in rows}, own
+    return {row["run_seed"]: row for row in rows}
 
 
-def compared(run, plain):
-    """Return the mean difference of test errors to plain SGD on the same seeds, and its standard error."""
-    mine, base = chosen(run)[0], chosen(plain)[0]
+def compared(run: Record, plain: Record) -> tuple[float, float]:
+    """Return the mean difference of test errors to plain SGD by seed, and its standard error."""
+    mine, base = chosen(run), chosen(plain)
     gaps = np.array([mine[seed]["test"] - base[seed]["test"] for seed in mine if seed in base])
-    return gaps.mean(), gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    return float(gaps.mean()), float(error)
 
 
-def lines_of(runs):
-    yield "| model | d | method | chosen settings | test RMSE | to SGD (standard error) | best epoch | ms an epoch |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for model, dim in sorted(
-        {(m, d) for m, d, _ in runs},
-        key=lambda pair: (-len(pair[0]) if pair[0] != "plain" else -9, pair[1]),
-    ):
+def table(runs: Runs) -> list[str]:
+    """Return the errors of a sweep, plain models first."""
+    order = {"plain": 0, "biases": 1, "mean": 2}
+    rows = []
+    for model, dim in sorted({(m, d) for m, d, _ in runs}, key=lambda one: (order[one[0]], one[1])):
         for method in METHODS:
             run = runs.get((model, dim, method))
             if run is None:
                 continue
-            rows, own = chosen(run)
+            found = [*chosen(run).values()]
             gap = ""
             if method != "sgd" and (model, dim, "sgd") in runs:
                 gap = "{:+.4f} ({:.4f})".format(*compared(run, runs[model, dim, "sgd"]))
-            test = np.mean([row["test"] for row in rows.values()])
-            epoch = np.mean([row["epoch"] for row in rows.values()])
-            pace = 1000 * np.median([row["seconds"] for row in rows.values()])
-            settings = ", ".join(f"{key} {value}" for key, value in own.items())
-            yield f"| {model} | {dim} | {method} | {settings} | {test:.4f} | {gap} | {epoch:.0f} | {pace:.0f} |"
+            settings = ", ".join(f"{k} {v}" for k, v in run["details"]["chosen"].items())
+            test, epoch = (np.mean([row[key] for row in found]) for key in ("test", "epoch"))
+            pace = 1000 * np.median([row["seconds"] for row in found])
+            cells = f"{test:.4f}", gap, f"{epoch:.0f}", f"{pace:.0f}"
+            rows.append((model, dim, method, settings, *cells))
+    head = ["model", "d", "method", "chosen settings", "test RMSE", "to SGD (standard error)"]
+    return markdown([*head, "best epoch", "ms an epoch"], rows)
 
 
-def dims_picture(runs):
+def clouds_table() -> list[str]:
+    """Return mean distances between movies."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in single_records("sharing/figure3")["movies"]["measures"].items():
+        way, _, what = name.partition("_")
+        found.setdefault(way, {})[what] = value
+    columns = [*next(iter(found.values()))]
+    rows = [(way, *(f"{one[column]:.3f}" for column in columns)) for way, one in found.items()]
+    lines = markdown(["", *columns], rows)
+    return [lines[0].replace("|  |", "| |"), *lines[1:]]
+
+
+def signs_table(results: dict[str, Record]) -> list[str]:
+    """Return the medians over draws of signs, in thousandths."""
+    rows = []
+    for name, result in results.items():
+        by_p = {row["p"]: row for row in result["history"]}
+        cells = [f"{1e3 * by_p[p]['median']:.3f}" for p in SHOWN]
+        ends = by_p[0.0], by_p[1.0]
+        cells += [" to ".join(f"{e[key]:.2f}" for e in ends) for key in ("loss", "spread")]
+        rows.append((name, f"{result['measures']['train_mse']:.3f}", *cells))
+    columns = [f"p = {p:g}" for p in SHOWN]
+    return markdown(["factors", "train MSE", *columns, "mean loss, p = 0 to 1", "its spread"], rows)
+
+
+def dims_picture(folder: Path, runs: Runs) -> None:
+    """Draw the gain by sharing against the dimension."""
     dims = sorted(
         {
             dim
@@ -79,82 +123,29 @@ def dims_picture(runs):
     )
     axes.axhline(0, color="grey", linewidth=0.5)
     figure.tight_layout()
-    figure.savefig(HERE / "dims.svg")
+    figure.savefig(folder / "dims.svg")
 
 
-def main():
-    few, dims, split, douban = (results(name) for name in ("few", "dims", "split", "douban"))
-    lines = ["# Stochastic shared embeddings", ""]
-    lines += [
-        "`python experiments/sse/run.py few.toml` (`dims.toml`, `split.toml`, `douban.toml`), `figure3.py`, `rademacher.py`."
-    ]
-    lines += [
-        "Stochastic gradient descent one rating at a time, learning rate 0.01, as the paper has it; settings are chosen on the"
-    ]
-    lines += [
-        "validation part, by the mean of two seeds, and all seeds are then run with them. Differences are paired by seed.",
-        "",
-    ]
-    lines += ["Seconds are of a busy machine.", ""]
-    lines += [
-        "## MovieLens-1M, users with fewer than 60 ratings",
-        "",
-        "Random 80/10/10; users related by age group, movies by a shared",
-    ]
-    lines += [
-        "actor. Published (RMSE): SGD-MF 1.0984, graph Laplacian + ALS-MF 1.0464, SSE-Graph + SGD-MF 1.0145; protocol and graph"
-    ]
-    lines += ["differ (all of IMDb's cast there, the top-billed here).", "", *lines_of(few), ""]
-    if dims:
-        dims_picture(dims)
-        lines += [
-            "## Against the dimension",
-            "",
-            "The plain model, the same users.",
-            "",
-            *lines_of(dims),
-            "",
-            "![dims](dims.svg)",
-            "",
-        ]
-    if split:
-        lines += [
-            "## The authors' split",
-            "",
-            "1,496 users with 200 ratings each; a tenth of them validates.",
-            "",
-            *lines_of(split),
-            "",
-        ]
-    if douban:
-        lines += ["## Douban with its graph of users", "", *lines_of(douban), ""]
-    figure = HERE / "results" / "figure3.json"
-    if figure.exists():
-        found = json.loads(figure.read_text())["metrics"]
-        lines += [
-            "## Figure 3: movies in three dimensions",
-            "",
-            "Mean distances, in units of the mean distance from the centre.",
-        ]
-        lines += [
-            "`python experiments/sse/figure3.py page.html` makes the page on which the clouds can be turned.",
-            "",
-        ]
-        columns = list(next(iter(found.values())))
-        lines += ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-        lines += [
-            f"| {name} | " + " | ".join(f"{row[column]:.3f}" for column in columns) + " |"
-            for name, row in found.items()
-        ]
-        lines += ["", "![figure 3](figure3.png)", ""]
-    lines += [
-        "## Figure 5: signs drawn for shared losses",
-        "",
-        (HERE / "rademacher.md").read_text().strip(),
-        "",
-    ]
-    (HERE / "README.md").write_text("\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()
+def sign_picture(folder: Path, results: dict[str, Record]) -> None:
+    """Draw the signs of each kind of factors by probability."""
+    figure, axes = plt.subplots(1, len(results), figsize=(12, 3.2))
+    keys = {"med": "median", "q1": "q25", "q3": "q75", "whislo": "q05", "whishi": "q95"}
+    for axis, (name, result) in zip(axes, results.items(), strict=True):
+        boxes = [{part: 1e3 * row[key] for part, key in keys.items()} for row in result["history"]]
+        axis.bxp(boxes, showfliers=False)
+        axis.plot(
+            range(1, len(boxes) + 1),
+            [1e3 * row["predicted"] for row in result["history"]],
+            ".-",
+            color="tab:blue",
+        )
+        axis.set_xticks(
+            range(1, len(boxes) + 1),
+            [f"{row['p']:g}" for row in result["history"]],
+            fontsize=6,
+            rotation=90,
+        )
+        axis.set(title=name, xlabel="SSE probability", ylim=(0, None))
+    axes[0].set_ylabel("|Σ σ loss| / n, in thousandths")
+    figure.tight_layout()
+    figure.savefig(folder / "rademacher.svg")

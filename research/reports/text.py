@@ -1,116 +1,104 @@
-"""The page of the text runs: means over seeds with standard errors, and two drawings. `python experiments/text/report.py`."""
+"""Texts: classifiers and language models on compact tables."""
 
-import json
-import math
 import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).resolve().parent
+from research.harness.records import Record
+from research.harness.report import markdown, mean_text, records_of
+
+Runs = dict[str, list[Record]]
 
 
-def records(task):
-    """Return the results of a task by run, in the order of seeds."""
-    found = {}
-    for path in sorted((HERE / "results").glob(f"{task}-*-seed-*.json")):
-        record = json.loads(path.read_text())
-        found.setdefault(record["run"], []).append(record)
-    return found
+def blocks() -> dict[str, list[str]]:
+    """Return the tables of the README."""
+    return {
+        "agnews": agnews_table(by_name(records_of("text/agnews"))),
+        "imdb": imdb_lines(records_of("text/imdb")),
+        "ptb": ptb_table(records_of("text/ptb")),
+    }
 
 
-def mean(values):
-    """Return the mean with its standard error, in percent."""
-    values = [100 * value for value in values]
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return f"{statistics.mean(values):.2f}" + ("" if error is None else f" ± {error:.2f}")
+def by_name(runs: Runs) -> Runs:
+    """Return runs in the order of their file names."""
+    return {name: runs[name] for name in sorted(runs, key=lambda name: f"{name}-seed")}
 
 
-def agnews():
-    """Return the table of AG-News."""
-    lines = [
-        "| run | seeds | test accuracy % | validation % | table parameters | fewer | whole model, bytes |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for run, some in records("agnews").items():
-        metrics = [record["metrics"] for record in some]
-        sizes = [one["sizes"] for one in metrics]
-        parameters = statistics.mean(size["parameters"] for size in sizes)
-        fewer = statistics.mean(size["dense_parameters"] for size in sizes) / parameters
-        whole = statistics.mean(size["whole"] for size in sizes)
-        tests, valid = (
-            [one[part]["accuracy"] for one in metrics] for part in ("test", "validation")
+def values(records: list[Record], name: str) -> list[float]:
+    """Return a measure of all seeds."""
+    return [float(record["measures"][name]) for record in records]
+
+
+def agnews_table(runs: Runs) -> list[str]:
+    """Return accuracies and sizes of stored classifiers."""
+    rows = []
+    for name, records in runs.items():
+        sizes = {
+            key: statistics.mean(values(records, key))
+            for key in ("parameters", "dense_parameters", "whole")
+        }
+        rows.append(
+            (
+                name,
+                len(records),
+                mean_text(values(records, "accuracy"), 2, 100),
+                mean_text(values(records, "validation_accuracy"), 2, 100),
+                f"{sizes['parameters']:,.0f}",
+                f"{sizes['dense_parameters'] / sizes['parameters']:.1f}",
+                f"{sizes['whole']:,.0f}",
+            )
         )
-        lines.append(
-            f"| {run} | {len(some)} | {mean(tests)} | {mean(valid)} | {parameters:,.0f} | {fewer:.1f} | {whole:,.0f} |"
-        )
-    return lines
+    head = ["run", "seeds", "test accuracy %", "validation %", "table parameters", "fewer"]
+    return markdown([*head, "whole model, bytes"], rows)
 
 
-def imdb():
+def imdb_lines(runs: Runs) -> list[str]:
     """Return the effect of sharing, seed by seed."""
-    found = records("imdb")
     plain, shared = (
-        {r["seed"]: r["metrics"]["test"]["accuracy"] for r in found[run]}
-        for run in ("plain", "sse")
+        {record["seed"]: float(record["measures"]["accuracy"]) for record in runs[name]}
+        for name in ("plain", "sse")
     )
     both = sorted(set(plain) & set(shared))
-    effect = mean([shared[seed] - plain[seed] for seed in both])
+    effect = mean_text([shared[seed] - plain[seed] for seed in both], 2, 100)
+    without, with_it = (mean_text([one[s] for s in both], 2, 100) for one in (plain, shared))
     return [
-        f"Bag, d = 64, {len(both)} seeds: {mean([plain[s] for s in both])} % without SSE-SE,",
-        f"{mean([shared[s] for s in both])} % with it.",
+        f"Bag, d = 64, {len(both)} seeds: {without} % without SSE-SE,",
+        f"{with_it} % with it.",
         f"The effect, seed by seed: **{effect} points**.",
     ]
 
 
-def ptb():
-    """Return the table of the Penn Treebank."""
-    found = records("ptb")
-    if "dense" not in found:
-        return []
-    base = found["dense"][0]["metrics"]["test"]["perplexity"]
-    lines = [
-        "| run | test perplexity | to dense | validation | parameters | fewer | bytes (float16) |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for run, some in sorted(
-        found.items(), key=lambda item: item[1][0]["metrics"]["test"]["perplexity"]
-    ):
-        metrics = some[0]["metrics"]
-        own = metrics["test"]["perplexity"]
-        stored = "no packed form" if metrics["bytes"] is None else f"{metrics['bytes']:,}"
-        fewer = metrics["dense_parameters"] / metrics["parameters"]
-        lines.append(
-            f"| {run} | {own:.1f} | {own / base - 1:+.1%} | {metrics['validation']['perplexity']:.1f} | "
-            f"{metrics['parameters']:,} | {fewer:.1f} | {stored} |"
+def ptb_table(runs: Runs) -> list[str]:
+    """Return perplexities and sizes of language models, the lowest perplexity first."""
+    base, rows = runs["dense"][0]["measures"]["perplexity"], []
+    for name, records in sorted(runs.items(), key=lambda one: one[1][0]["measures"]["perplexity"]):
+        found = records[0]["measures"]
+        fewer = found.get("times") or found["dense_parameters"] / found["parameters"]
+        rows.append(
+            (
+                name,
+                f"{found['perplexity']:.1f}",
+                f"{found['perplexity'] / base - 1:+.1%}",
+                f"{found['validation_perplexity']:.1f}",
+                f"{found['parameters']:,.0f}",
+                f"{fewer:.1f}",
+                f"{found['bytes']:,.0f}" if "bytes" in found else "no packed form",
+            )
         )
-    return lines
+    head = ["run", "test perplexity", "to dense", "validation", "parameters", "fewer"]
+    return markdown([*head, "bytes (float16)"], rows)
 
 
-def drawn():
+def pictures(folder: Path) -> None:
     """Draw accuracy against the bytes of the whole model."""
     figure, axes = plt.subplots(figsize=(6, 3.6))
-    for run, some in records("agnews").items():
-        sizes = [record["metrics"]["sizes"]["whole"] for record in some]
-        tests = [100 * record["metrics"]["test"]["accuracy"] for record in some]
-        axes.plot(sizes, tests, "o", label=run)
+    for name, records in by_name(records_of("text/agnews")).items():
+        accuracies = [100 * value for value in values(records, "accuracy")]
+        axes.plot(values(records, "whole"), accuracies, "o", label=name)
     axes.set_xscale("log")
     axes.set_xlabel("bytes of the whole model")
     axes.set_ylabel("test accuracy, %")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(HERE / "agnews.svg", metadata={"Date": None})
-
-
-def main():
-    drawn()
-    text = (HERE / "README.md").read_text() if (HERE / "README.md").exists() else ""
-    for name, lines in (("agnews", agnews()), ("imdb", imdb()), ("ptb", ptb())):
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
-    (HERE / "README.md").write_text(text)
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(folder / "agnews.svg", metadata={"Date": None})

@@ -1,31 +1,20 @@
-"""Figure 3: movies without sharing, with SSE-Graph and with SSE-SE. python experiments/sse/figure3.py [page.html]
+"""Clouds of movies in three dimensions: without sharing, with SSE-Graph and with SSE-SE."""
 
-Trains three matrix factorisations of MovieLens-1M (d = 50, one rating at a time), writes distances to results/figure3.json, a
-picture to figure3.png and, if asked for, the page on which the clouds can be turned.
-"""
+from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-import matplotlib.pyplot as plt
+import matplotlib as mpl
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
-from featherbed.papers.factors import Factors, shared_ids
-from featherbed.papers.sources import open_source
-from featherbed.tasks.results import Result
 from featherbed.view.clouds import clouds_page, mean_distance, principal_axes
+from research.harness.records import Outcome, Run
+from research.runners.factorization import Factors, shared_ids
+from research.sources.ratings import Source
 
-HERE = Path(__file__).parent
-SETTINGS = {
-    "dim": 50,
-    "lr": 0.01,
-    "decay": 0.1,
-    "epochs": 40,
-    "p": 0.1,
-    "rho": [500, 200],
-    "shown": 1000,
-}
 GENRES = (
     "Action",
     "Comedy",
@@ -37,59 +26,72 @@ GENRES = (
     "Thriller",
     "Documentary",
 )
+PAIRS = 200_000  # drawn at random to estimate mean distances
 
 
-def learn(train, p, graphs, rho):
-    factors = Factors(train, SETTINGS["dim"], "plain", 0)
-    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
-    for _ in range(SETTINGS["epochs"]):
-        factors.descend(
-            train,
-            shared_ids(train, p, graphs, rho, generator),
-            SETTINGS["lr"],
-            SETTINGS["decay"],
-            0.0,
-            rng,
-        )
+def run_clouds(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
+    """Train three factorizations and measure distances between movies.
+
+    The picture (``figure3.png``) and the interactive page (``clouds.html``) are written to the
+    folder of work.
+    """
+    train, validation, _ = source.split(seed)
+    graphs, none = source.relations, (None, None)
+    ways = {
+        "without": (0.0, none, (1.0, 1.0)),
+        "SSE-Graph": (settings["p"], graphs, settings["rho"]),
+        "SSE-SE": (settings["p"], none, (1.0, 1.0)),
+    }
+    shown = np.argsort(-np.bincount(train.items, minlength=train.num_items))[: settings["shown"]]
+    group = [next((g for g in GENRES if g in own), "other") for own in source.genres]
+    kinds = np.array([group[movie] for movie in shown])
+    pairs = movie_pairs(shown, kinds, graphs[1], seed)
+    clouds, measures = {}, {}
+    distances: dict[str, dict[str, float]] = {}
+    for name, (p, own, rho) in ways.items():
+        factors = trained_factors(train, settings, seed, p, own, rho)
+        clouds[name] = factors.columns[shown]
+        distances[name] = {what: mean_distance(clouds[name], some) for what, some in pairs.items()}
+        distances[name]["validation RMSE"] = factors.rmse(validation)
+        run.say(f"{name}: {distances[name]}")
+        measures |= {f"{name}_{what}": value for what, value in distances[name].items()}
+    run.work.mkdir(parents=True, exist_ok=True)
+    draw_clouds(clouds, kinds).savefig(run.work / "figure3.png", dpi=110)
+    names = [source.titles[movie] for movie in shown]
+    title = "Movies: no sharing, SSE-Graph, SSE-SE"
+    page = clouds_page(clouds, names, list(kinds), distances, title)
+    (run.work / "clouds.html").write_text(page, encoding="utf-8")
+    return Outcome(measures)
+
+
+def trained_factors(
+    train: Any, settings: Mapping[str, Any], seed: int, p: float, graphs: Any, rho: Any
+) -> Factors:
+    """Return factors trained one rating at a time, ids shared with probability ``p``."""
+    factors = Factors(train, settings["dim"], "plain", seed)
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    for _ in range(settings["epochs"]):
+        ids = shared_ids(train, p, graphs, rho, generator)
+        factors.descend(train, ids, settings["lr"], settings["decay"], 0.0, rng)
     return factors
 
 
-def main():
-    source = open_source("ml-1m")
-    data, graphs = source.ratings, source.relations
-    train, validation, _ = source.split(0)
-    ways = {
-        "without": (0.0, (None, None), (1.0, 1.0)),
-        "SSE-Graph": (SETTINGS["p"], graphs, SETTINGS["rho"]),
-        "SSE-SE": (SETTINGS["p"], (None, None), (1.0, 1.0)),
-    }
-    titles = source.titles
-    group = [next((g for g in GENRES if g in own), "other") for own in source.genres]
-    seen = np.bincount(train.items, minlength=data.num_items)
-    shown = np.argsort(-seen)[: SETTINGS["shown"]]
+def movie_pairs(shown: Any, kinds: Any, graph: Any, seed: int) -> dict[str, Any]:
+    """Return pairs of movies with a common actor, of the same genre, and at random."""
     place = {movie: i for i, movie in enumerate(shown)}
-    actors = np.array(
-        [[place[a], place[b]] for a, b in graphs[1].pairs() if a in place and b in place]
-    )
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(len(shown), size=(200_000, 2))
+    actors = np.array([[place[a], place[b]] for a, b in graph.pairs() if a in place and b in place])
+    drawn = np.random.default_rng(seed).integers(len(shown), size=(PAIRS, 2))
     drawn = drawn[drawn[:, 0] != drawn[:, 1]]
-    kinds = np.array([group[movie] for movie in shown])
-    alike = drawn[(kinds[drawn[:, 0]] == kinds[drawn[:, 1]]) & (kinds[drawn[:, 0]] != "other")]
-    result, clouds, figures = Result("sse figure 3", SETTINGS, 0), {}, {}
-    for name, (p, own, rho) in ways.items():
-        factors = learn(train, p, own, rho)
-        clouds[name] = factors.columns[shown]
-        figures[name] = {
-            "same actor": mean_distance(clouds[name], actors),
-            "same genre": mean_distance(clouds[name], alike),
-            "any two": mean_distance(clouds[name], drawn),
-            "validation RMSE": factors.rmse(validation),
-        }
-        print(name, figures[name], flush=True)
-    result.metrics = figures
-    result.write(HERE / "results" / "figure3.json")
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4), subplot_kw={"projection": "3d"})
+    same = (kinds[drawn[:, 0]] == kinds[drawn[:, 1]]) & (kinds[drawn[:, 0]] != "other")
+    return {"same actor": actors, "same genre": drawn[same], "any two": drawn}
+
+
+def draw_clouds(clouds: Mapping[str, Any], kinds: Any) -> Figure:
+    """Return a figure of the clouds along their principal axes."""
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(clouds), figsize=(12, 4), subplot_kw={"projection": "3d"})
     for axis, (name, rows) in zip(axes, clouds.items(), strict=True):
         points = principal_axes(rows)
         for kind in GENRES:
@@ -97,15 +99,5 @@ def main():
         axis.set_title(name)
     axes[0].legend(fontsize=6, loc="upper left")
     figure.tight_layout()
-    figure.savefig(HERE / "figure3.png", dpi=110)
-    if len(sys.argv) > 1:
-        names = [titles[movie] for movie in shown]
-        Path(sys.argv[1]).write_text(
-            clouds_page(
-                clouds, names, list(kinds), figures, "Movies: no sharing, SSE-Graph, SSE-SE"
-            )
-        )
-
-
-if __name__ == "__main__":
-    main()
+    plt.close(figure)
+    return figure

@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from storing import Stored, in_all_kinds
 
 import featherbed as fb
 from featherbed.tables.spec import table_from_dense
 from featherbed.tasks import ratings
 from featherbed.tasks.online import train_online
+from research.runners.storing import Stored, in_all_kinds
 
 SPREAD = 0.1  # of the rows tables start near
 DIM = 16

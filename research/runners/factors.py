@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from featherbed.errors import ArgumentError
-from featherbed.papers.factors import MODELS, train_als, train_sgd
-from featherbed.papers.records import Bar, Outcome
-from featherbed.papers.sources import Source
 from featherbed.progress import show_progress
+from research.harness.records import Outcome, Run
+from research.runners.factorization import MODELS, train_als, train_sgd
+from research.sources.ratings import Source
 
 WAYS = {
     "sgd": {"model", "dim", "lr", "decay", "epochs", "patience", "drop", "p"},
@@ -18,11 +18,11 @@ WAYS = {
 }
 
 
-def run_factors(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar) -> Outcome:
+def run_factors(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Train factors and measure the root of the mean squared error on the test part, once."""
     how, own = checked(settings)
     parts, history = source.split(seed), []
-    with show_progress(bar.name, own["epochs"], shown=bar.shown) as shown:
+    with show_progress(run.title, own["epochs"], shown=run.shown) as shown:
 
         def after(epoch: int, error: float) -> None:
             history.append({"epoch": epoch, "validation": round(error, 6)})

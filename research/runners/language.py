@@ -2,7 +2,8 @@
 
 Settings are those of a ``LanguageRecipe``, with ``words`` a table of those of a ``WordTable``; ``times`` as for texts; ``cut``:
 the number of words of the training text that are read; ``lambda2``: the price of a weight by which NBANT's objective is
-measured; and ``post``, such as ``hash:anchors=500``: how plain rows are compressed once they are trained.
+measured; ``post``, such as ``hash:anchors=500``: how plain rows are compressed once they are trained; and ``packed``, such as
+``float16``: the type of the stored values, for the bytes of the whole file.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import torch
 
 from featherbed.compression.run import compress
 from featherbed.errors import ArgumentError
-from featherbed.papers.records import Bar, Outcome
-from featherbed.papers.text import recipe_of, table_sizes
+from featherbed.packed.report import file_size
 from featherbed.tables import AnchorTable, DenseTable, Table
 from featherbed.tasks.data import Corpus
 from featherbed.tasks.language import fit_language
 from featherbed.tasks.language_recipe import LanguageRecipe
 from featherbed.tasks.lm import perplexity
 from featherbed.theory.objective import nbant_objective
+from research.harness.records import Outcome, Run
+from research.runners.text import recipe_of, table_sizes
 
-OWN = ("cut", "lambda2", "post")
+OWN = ("cut", "lambda2", "post", "packed")
 ROOM = (
     1 << 20
 )  # bytes beyond those of plain rows: settings, not bytes, say how small a compressed table is
@@ -34,13 +36,13 @@ MEASURED = (("perplexity", "test"), ("validation_perplexity", "validation"))
 PRICES = {"2e-5": 2e-5, "1e-4": 1e-4, "1e-1": 1e-1}  # lambda1 of table 15
 
 
-def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, bar: Bar) -> Outcome:
+def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) -> Outcome:
     """Train a language model, measure its perplexity on the test part once, the size of its table and its objective."""
     own = {key: settings[key] for key in OWN if key in settings}
     asked = {key: value for key, value in settings.items() if key != "times" or "post" not in own}
     recipe = recipe_of(LanguageRecipe, asked, len(source.words), OWN)
     corpus = shortened(source, own["cut"]) if "cut" in own else source
-    fitted = fit_language(recipe, corpus, seed=seed, progress=bar.shown, name=bar.name)
+    fitted = fit_language(recipe, corpus, seed=seed, progress=run.shown, name=run.title)
     if fitted.result.interrupted:
         raise KeyboardInterrupt
     table = fitted.made.table
@@ -51,6 +53,9 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, bar: Ba
     )
     measures = {name: perplexity(fitted.model, getattr(corpus, part)) for name, part in MEASURED}
     measures |= sizes
+    if "packed" in own and "bytes" in sizes:
+        kind = own["packed"]
+        measures["bytes"] = file_size(table.eval().pack(values=kind, dictionary=kind), keys=False)
     if isinstance(table, AnchorTable):
         measures |= objectives(table, measures["perplexity"], own.get("lambda2"))
     details = {

@@ -14,8 +14,6 @@ from torch import Tensor
 from featherbed.anchors import HalfNormal
 from featherbed.errors import ArgumentError
 from featherbed.optim import NonNegativeL1, Yogi
-from featherbed.papers.records import Bar, Outcome
-from featherbed.papers.sources import Source
 from featherbed.progress import show_progress
 from featherbed.tables import GrowingAnchorTable
 from featherbed.tables.arrivals import Arrivals
@@ -23,6 +21,8 @@ from featherbed.tables.growth import Growth
 from featherbed.tasks.data import Ratings
 from featherbed.tasks.online import train_online
 from featherbed.tasks.ratings import MatrixFactorization
+from research.harness.records import Outcome, Run
+from research.sources.ratings import Source
 
 NEEDED = (
     "dim",
@@ -94,7 +94,7 @@ class Stream:
             return float(self.loss((ratings.users, ratings.items, ratings.values)))
 
 
-def run_online(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar) -> Outcome:
+def run_online(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Pass over the training ratings as a shuffled stream; measure batches before training, and the test part at the end."""
     odd = sorted(set(NEEDED) ^ set(settings))
     if odd:
@@ -113,7 +113,7 @@ def run_online(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar)
         batches, stream.train_loss, stream.loss, stream.optimizer, growth=stream.growth, **loop
     )
     history: list[dict[str, Any]] = []
-    with show_progress(bar.name, len(parts), shown=bar.shown) as shown:
+    with show_progress(run.title, len(parts), shown=run.shown) as shown:
         for row in rows:
             here = {
                 "batch": int(row["batch"]),

@@ -18,13 +18,13 @@ from torch import Tensor
 from featherbed.errors import ArgumentError
 from featherbed.optim import AdamW
 from featherbed.packed.inside import objects_of, purity, zero_rows
-from featherbed.papers.records import Bar, Outcome
-from featherbed.papers.sources import Source
 from featherbed.tables import AnchorTable, DenseTable, Table
 from featherbed.tasks.ratings import MatrixFactorization, mean_squared_error, train
 from featherbed.tasks.recipe import ADAM, SPREAD, Recipe, Trained, fit
 from featherbed.tasks.splits import Split
 from featherbed.theory.objective import nbant_objective
+from research.harness.records import Outcome, Run
+from research.sources.ratings import Source
 
 OWN = ("prices", "grows", "clusters", "l1")
 NEAR = 1.01  # an epoch is near the best when its error is at most so many times the lowest
@@ -46,12 +46,12 @@ class PulledRows(DenseTable):
         return self.l1 * self.weight.abs().sum()
 
 
-def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar) -> Outcome:
+def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Train a recipe, measure its error on the test part once, its size and, with prices, its objective."""
     own = {key: settings[key] for key in OWN if key in settings}
     recipe = recipe_of({key: value for key, value in settings.items() if key not in OWN}, own)
     split = Split(*source.split(seed), how="random", seed=seed)
-    trained = _trained(recipe, split, seed, own, bar)
+    trained = _trained(recipe, split, seed, own, run)
     users, items = trained.tables
     measures = {
         "mse": mean_squared_error(trained.model, split.test),
@@ -81,11 +81,11 @@ def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, bar: Bar)
     return Outcome(measures, history, details)
 
 
-def _trained(recipe: Recipe, split: Split, seed: int, own: Mapping[str, Any], bar: Bar) -> Trained:
+def _trained(recipe: Recipe, split: Split, seed: int, own: Mapping[str, Any], run: Run) -> Trained:
     if "l1" in own:
-        found = pulled(recipe, split, seed, own["l1"], bar)
+        found = pulled(recipe, split, seed, own["l1"], run)
     else:
-        found = fit(recipe, split, seed=seed, progress=bar.shown, name=bar.name)
+        found = fit(recipe, split, seed=seed, progress=run.shown, name=run.title)
     if found.result.interrupted:
         raise KeyboardInterrupt
     return found
@@ -116,7 +116,7 @@ def epochs_to_near(errors: list[float]) -> int:
     return next(count for count, error in enumerate(errors, 1) if error <= NEAR * min(errors))
 
 
-def pulled(recipe: Recipe, split: Split, seed: int, l1: float, bar: Bar) -> Trained:
+def pulled(recipe: Recipe, split: Split, seed: int, l1: float, run: Run) -> Trained:
     """Train plain rows under an l1 term whose subgradient is taken with that of the loss."""
     generator = torch.Generator().manual_seed(seed)
     tables: list[Table] = []
@@ -133,7 +133,7 @@ def pulled(recipe: Recipe, split: Split, seed: int, l1: float, bar: Bar) -> Trai
         "seed": seed,
     }
     result = train(
-        model, optimizer, split.train, split.validation, **loop, progress=bar.shown, name=bar.name
+        model, optimizer, split.train, split.validation, **loop, progress=run.shown, name=run.title
     )
     return Trained(model, optimizer, result)
 

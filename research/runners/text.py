@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from featherbed.errors import ArgumentError, DataError, NotPackable
-from featherbed.papers.records import Bar, Outcome
-from featherbed.papers.text_sources import TextSource
 from featherbed.tables import AnchorTable, LowRankTable, MixtureTable, SelectedTable, Table
 from featherbed.tables.mixture import sizes_of
 from featherbed.tables.spec import parse_spec
 from featherbed.tasks.text import TextRecipe, accuracy, fit_text, parameter_count
+from featherbed.tasks.text_job import TextJob, train_text
 from featherbed.tasks.word_tables import WordTable
+from research.harness.measures import flattened
+from research.harness.records import Outcome, Run
+from research.sources.texts import TextFiles, TextSource
 
 PARTS = (
     "length",
@@ -29,13 +33,13 @@ PARTS = (
 )  # settings of how texts become ids
 
 
-def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, bar: Bar) -> Outcome:
+def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, run: Run) -> Outcome:
     """Train a classifier, measure its accuracy on the test part once, and the size of its table."""
     prepared = source.prepared(seed, **{key: settings[key] for key in PARTS if key in settings})
     if prepared.test is None:
         raise DataError("there is no test part to measure: give the source a test file")
     recipe = recipe_of(TextRecipe, settings, len(prepared.words), PARTS)
-    fitted = fit_text(recipe, prepared, seed=seed, progress=bar.shown, name=bar.name)
+    fitted = fit_text(recipe, prepared, seed=seed, progress=run.shown, name=run.title)
     if fitted.result.interrupted:
         raise KeyboardInterrupt
     measures = {
@@ -49,6 +53,27 @@ def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, bar: Ba
         [dict(row) for row in fitted.result.history],
         details,
     )
+
+
+def run_stored_text(settings: Mapping[str, Any], seed: int, source: TextFiles, run: Run) -> Outcome:
+    """Train and store a classifier as ``featherbed train text`` does; measure the stored files."""
+    recipe = TextRecipe(words=WordTable(**settings["words"]), **settings["recipe"])
+    with TemporaryDirectory() as place:
+        job = TextJob(
+            source.train,
+            Path(place) / "out",
+            recipe,
+            test=source.test,
+            stored=settings["stored"],
+            preparing=settings["preparing"],
+            seed=seed,
+            progress=run.shown,
+        )
+        outcome = train_text(job, run.say)
+    if outcome.fitted.result.interrupted:
+        raise KeyboardInterrupt
+    measures, details = flattened(outcome.metrics)
+    return Outcome(measures, [dict(row) for row in outcome.fitted.result.history], details)
 
 
 def recipe_of(kind: Any, settings: Mapping[str, Any], rows: int, own: tuple[str, ...] = ()) -> Any:

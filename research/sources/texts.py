@@ -1,10 +1,13 @@
-"""Where the texts of a paper come from: labelled texts and texts for language models, or generated ones for a quick look."""
+"""Texts that experiments run on: labelled texts and corpora for language models, or generated ones."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,14 @@ from featherbed.tasks.data import VARIABLE, Corpus, find_data, read_corpus, read
 from featherbed.tasks.documents import Prepared, prepare
 from featherbed.tasks.texts import Texts, read_texts
 
-TEXTS = {  # folder: what the training file may be called; the test file is test.csv
+TEXTS = {  # folder: possible names of the training file; the test file is test.csv or test.tsv
     "ag-news": ("train.csv", "train_subset.csv"),
     "dbpedia": ("train.csv",),
     "sogou-news": ("train.csv",),
     "yelp-review": ("train.csv",),
+    "imdb": ("train.tsv",),
 }
+TEST = ("test.csv", "test.tsv")
 ENDINGS = ("", ".gz", ".xz", ".bz2")
 WIKI = tuple(f"wiki.{part}.tokens" for part in ("train", "valid", "test"))
 
@@ -56,7 +61,51 @@ def open_texts(name: str, data: str | Path | None = None, quick: bool = False) -
         return generated_texts()
     folder = folder_of(name, data, f"{TEXTS[name][0]} and test.csv (class, title, content)")
     train = read_texts(_file(folder, TEXTS[name]))
-    return TextSource(train, read_texts(_file(folder, ("test.csv",)), names=train.names))
+    return TextSource(train, read_texts(_file(folder, TEST), names=train.names))
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The training and the test file of labelled texts, for what reads files itself."""
+
+    train: Path
+    test: Path
+    _folder: TemporaryDirectory[str] | None = None  # removed with this object
+
+
+def open_files(name: str, data: str | Path | None = None, quick: bool = False) -> TextFiles:
+    """Return the files of the labelled texts called ``name``; ``quick``: generated ones.
+
+    >>> open_files("ag-news", quick=True).train.name
+    'train.csv'
+    """
+    if name not in TEXTS:
+        raise ArgumentError(f"data={name!r}: texts are classified on {', '.join(TEXTS)}")
+    if not quick:
+        folder = folder_of(name, data, f"{TEXTS[name][0]} and test.csv (class, title, content)")
+        return TextFiles(_file(folder, TEXTS[name]), _file(folder, TEST))
+    place, source = TemporaryDirectory(), generated_texts()
+    paths = Path(place.name) / "train.csv", Path(place.name) / "test.csv"
+    for path, part in zip(paths, (source.train, source.test), strict=True):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = zip(part.labels.tolist(), part.texts, strict=True)
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+            writer.writerows([label + 1, "", text] for label, text in rows)
+    return TextFiles(*paths, place)
+
+
+def open_sentences(name: str, data: str | Path | None = None, quick: bool = False) -> list[str]:
+    """Return the English sentences of Multi30k; ``quick``: generated ones."""
+    if quick:
+        return generated_texts().train.texts
+    with gzip.open(
+        folder_of(name, data, "train.en.gz") / "train.en.gz", "rt", encoding="utf-8"
+    ) as lines:
+        return [line.strip() for line in lines]
+
+
+def open_nothing(name: str, data: str | Path | None = None, quick: bool = False) -> None:
+    """Return nothing: the runner makes its own data."""
 
 
 def open_corpus(name: str, data: str | Path | None = None, quick: bool = False) -> Corpus:

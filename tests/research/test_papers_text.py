@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from featherbed.errors import ArgumentError, DataError
-from featherbed.papers import command
-from featherbed.papers.language import OWN, compressed, run_language, shortened
-from featherbed.papers.page import summary_page
-from featherbed.papers.records import Bar, record_path
-from featherbed.papers.run import Results, run_paper
-from featherbed.papers.settings import changed, paper_names, parse_paper, read_paper
-from featherbed.papers.summary import BESIDE, MEASURES, notes, summarise
-from featherbed.papers.text import PARTS, recipe_of, run_text, sized, table_sizes
-from featherbed.papers.text_sources import CORPORA, TEXTS, generated_texts, open_corpus, open_texts
+from research.harness import command
+from research.runners.language import OWN, compressed, run_language, shortened
+from research.harness.page import summary_page
+from research.harness.records import Run, record_path
+from research.harness.run import Results, run_experiment
+from research.harness.settings import changed, experiment_names, parse_experiment, read_experiment
+from research.harness.summary import BESIDE, MEASURES, notes, summarise
+from research.runners.text import PARTS, recipe_of, run_text, sized, table_sizes
+from research.sources.texts import CORPORA, TEXTS, generated_texts, open_corpus, open_texts
 from featherbed.tables import AnchorTable, DenseTable, LowRankTable, SelectedTable, TensorTrainTable
 from featherbed.tables.spec import make_table
 from featherbed.tasks.data import find_data
@@ -49,7 +49,7 @@ MINE = {
 
 
 def mine(size=None, quick=False, **changes):
-    return parse_paper("test/mine", MINE | changes, quick, size)
+    return parse_experiment("test/mine", MINE | changes, quick, size)
 
 
 def write_texts(folder, texts):
@@ -63,26 +63,26 @@ def write_texts(folder, texts):
 
 
 def test_what_the_issue_asks_for_is_there():
-    assert {*NAMES} <= {*paper_names()}
+    assert {*NAMES} <= {*experiment_names()}
     for name in NAMES:
-        paper = read_paper(name)
+        paper = read_experiment(name)
         assert paper.sizes == ("small", "full")
         assert paper.size == "small"
         assert paper.seeds == (0, 1, 2)
         assert paper.home == f"{name}/small"
-    published = {row.name: row.published for row in read_paper("ant/table12").rows}
+    published = {row.name: row.published for row in read_experiment("ant/table12").rows}
     assert published["ant-awd-100-domain"] | published["awd"] == {
         "perplexity": 59.0,
         "parameters": 4e6,
         "times": 1.0,
     }
     assert published["ant-awd-100-domain"]["perplexity"] == 70.0
-    assert all(row.reported for row in read_paper("kd/text").rows if row.published)
-    assert not any(row.reported for name in NAMES[:5] for row in read_paper(name).rows)
+    assert all(row.reported for row in read_experiment("kd/text").rows if row.published)
+    assert not any(row.reported for name in NAMES[:5] for row in read_experiment(name).rows)
 
 
 def test_table_15_agrees_with_its_own_numbers():
-    for row in read_paper("ant/table15").rows:
+    for row in read_experiment("ant/table15").rows:
         own = row.published
         for price in ("2e-5", "1e-4", "1e-1"):
             lambda1, lambda2 = float(price), row.settings["lambda2"]
@@ -99,7 +99,7 @@ def test_table_15_agrees_with_its_own_numbers():
 @pytest.mark.parametrize("size", ["small", "full"])
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted_and_lead_to_the_published_size(name, size):
-    paper = read_paper(name, size=size)
+    paper = read_experiment(name, size=size)
     kind, own, count = KINDS[paper.task]
     assert {*paper.measures} <= {*MEASURES}
     names = {row.name for row in paper.rows}
@@ -127,7 +127,7 @@ def test_settings_of_every_row_are_accepted_and_lead_to_the_published_size(name,
 def test_tensor_trains_have_the_published_ratio():
     for size, dim in (("small", 64), ("full", 200)):
         row = next(
-            row for row in read_paper("ant/table2", size=size).rows if row.name == "tensortrain"
+            row for row in read_experiment("ant/table2", size=size).rows if row.name == "tensortrain"
         )
         table = make_table(row.settings["words"]["spec"], 10_000, dim)
         assert isinstance(table, TensorTrainTable)
@@ -148,7 +148,7 @@ def test_sizes_change_settings_seeds_and_folders(tmp_path):
     with pytest.raises(ArgumentError, match="comes in small and full: size 'huge'"):
         mine("huge")
     with pytest.raises(ArgumentError, match="one size only"):
-        read_paper("sse/table1", size="full")
+        read_experiment("sse/table1", size="full")
     with pytest.raises(ArgumentError, match="size='huge'"):
         mine(sizes={"huge": {}})
     with pytest.raises(ArgumentError, match="unknown epochs"):
@@ -199,12 +199,12 @@ def test_sizes_of_tables_that_cannot_be_packed_are_parameters():
 def test_settings_a_task_does_not_know_are_refused(task, settings, message):
     source = generated_texts() if task is run_text else open_corpus("ptb", quick=True)
     with pytest.raises(ArgumentError, match=message):
-        task(settings, 0, source, Bar())
+        task(settings, 0, source, Run())
 
 
 def test_a_text_row_is_measured_and_repeats_itself(tmp_path):
-    paper = read_paper("ant/table1", quick=True).chosen(["cnn", "ant-10"])
-    first, second = (run_paper(paper, tmp_path / name, quick=True) for name in "ab")
+    paper = read_experiment("ant/table1", quick=True).chosen(["cnn", "ant-10"])
+    first, second = (run_experiment(paper, tmp_path / name, quick=True) for name in "ab")
     for row in ("cnn", "ant-10"):
         measures = first.records[row][0]["measures"]
         assert measures == second.records[row][0]["measures"]
@@ -226,15 +226,15 @@ def test_texts_are_learnt():
         "dropout": 0.0,
         "words": {"dim": 8},
     }
-    outcome = run_text(settings, 0, generated_texts(), Bar())
+    outcome = run_text(settings, 0, generated_texts(), Run())
     assert outcome.measures["accuracy"] > 0.8
     assert [row["epoch"] for row in outcome.history] == [*range(len(outcome.history))]
 
 
 def test_a_language_row_has_its_objective():
-    paper = read_paper("ant/table15", quick=True)
+    paper = read_experiment("ant/table15", quick=True)
     settings = paper.rows[0].settings | {"cut": 2000, "epochs": 2}
-    measures = run_language(settings, 0, open_corpus("ptb", quick=True), Bar()).measures
+    measures = run_language(settings, 0, open_corpus("ptb", quick=True), Run()).measures
     expected = (
         math.log(measures["perplexity"])
         + 1e-6 * measures["nonzeros"]
@@ -294,11 +294,11 @@ def test_rows_whose_data_are_missing_wait_and_say_so(tmp_path, capsys):
     write_texts(tmp_path / "data" / "ag-news", generated_texts(train=120, test=40))
     rows = [*MINE["rows"], {"name": "other", "data": "dbpedia"}]
     paper = mine(rows=rows, seeds=[0])
-    found = run_paper(paper, tmp_path / "out", data=tmp_path / "data")
+    found = run_experiment(paper, tmp_path / "out", data=tmp_path / "data")
     assert found.missing == [("other", 0)]
     assert any("want of data" in note and "train.csv" in note for note in notes(found))
     write_texts(tmp_path / "data" / "dbpedia", generated_texts(train=120, test=40))
-    assert not run_paper(paper, tmp_path / "out", data=tmp_path / "data").missing
+    assert not run_experiment(paper, tmp_path / "out", data=tmp_path / "data").missing
     with pytest.raises(DataError, match=r"holds no folder ag-news with train\.csv"):
         command.run("ant/table1", tmp_path / "out", data=tmp_path / "nothing", quiet=True)
     (tmp_path / "half" / "ag-news").mkdir(parents=True)

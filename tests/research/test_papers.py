@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
-from featherbed.papers import command
-from featherbed.papers import run as running
-from featherbed.papers.factors import Factors, train_als, train_sgd
-from featherbed.papers.page import summary_page
-from featherbed.papers.recipes import OWN, recipe_of, run_recipe
-from featherbed.papers.records import Bar, Outcome, read_record, record_path
-from featherbed.papers.run import Results, planned, read_results, run_paper
-from featherbed.papers.settings import Row, paper_names, parse_paper, read_paper
-from featherbed.papers.sharing import checked
-from featherbed.papers.sources import SOURCES, open_source, split_train
-from featherbed.papers.summary import (
+from research.harness import command
+from research.harness import run as running
+from research.runners.factorization import Factors, train_als, train_sgd
+from research.harness.page import summary_page
+from research.runners.ratings import OWN, recipe_of, run_recipe
+from research.harness.records import Run, Outcome, read_record, record_path
+from research.harness.run import Results, planned, read_results, run_experiment
+from research.harness.settings import Row, experiment_names, parse_experiment, read_experiment
+from research.runners.factors import checked
+from research.sources.ratings import SOURCES, open_source, split_train
+from research.harness.summary import (
     BESIDE,
     MEASURES,
     Figure,
@@ -31,10 +31,10 @@ from featherbed.papers.summary import (
     mean_and_error,
     summarise,
 )
-from featherbed.papers.text_sources import CORPORA, TEXTS
+from research.sources.texts import CORPORA, TEXTS
 from featherbed.tasks.data import find_data
 
-NAMES = paper_names()
+NAMES = experiment_names()
 SMALL = {
     "title": "a table",
     "paper": "somebody",
@@ -62,13 +62,13 @@ def folder(tmp_path_factory):
 
 
 def small(**changes):
-    return parse_paper("test/small", SMALL | changes)
+    return parse_experiment("test/small", SMALL | changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_paper_runs_and_shows_its_rows(name, folder, capsys):
     command.run(name, folder, quick=True, quiet=True)
-    paper = read_paper(name, quick=True)
+    paper = read_experiment(name, quick=True)
     printed = capsys.readouterr().out
     page = (folder / "quick" / name / "summary.html").read_text()
     assert paper.title in printed
@@ -97,19 +97,19 @@ def test_what_the_issue_asks_for_is_there():
         "ant/figure8",
     }
     assert wanted | {"sse/table1", "sse/table3"} <= {*NAMES}
-    published = [row.published for row in read_paper("ant/table14").rows]
+    published = [row.published for row in read_experiment("ant/table14").rows]
     for mse, parameters in ((0.772, 59_400), (0.786, 29_200), (0.836, 10_800), (0.795, 27_700)):
         assert any(
             {"mse": mse, "parameters": parameters}.items() <= found.items() for found in published
         ), mse
     for name in NAMES:
-        assert read_paper(name).differences, "a paper names where its protocol differs"
-        assert read_paper(name).seeds == (0, 1, 2)
+        assert read_experiment(name).differences, "a paper names where its protocol differs"
+        assert read_experiment(name).seeds == (0, 1, 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted(name):
-    paper = read_paper(name)
+    paper = read_experiment(name)
     assert paper.data in {*SOURCES, *TEXTS, *CORPORA}
     assert {*paper.measures} <= {*MEASURES}
     for row in paper.rows:
@@ -132,12 +132,12 @@ def test_without_a_name_papers_are_listed(capsys):
 
 def test_results_are_left_alone_and_made_again_alike(tmp_path):
     paper = small()
-    first = run_paper(paper, tmp_path, quick=True)
+    first = run_experiment(paper, tmp_path, quick=True)
     path = record_path(tmp_path, paper.rows[0], 0)
     other = record_path(tmp_path, paper.rows[1], 2)
     before, kept = path.read_text(), other.stat().st_mtime_ns
     path.unlink()
-    second = run_paper(paper, tmp_path, quick=True)
+    second = run_experiment(paper, tmp_path, quick=True)
     assert other.stat().st_mtime_ns == kept
 
     def exact(record):
@@ -151,17 +151,17 @@ def test_results_are_left_alone_and_made_again_alike(tmp_path):
 
 
 def test_shared_rows_have_one_result(tmp_path):
-    paper = read_paper("ant/figure7", quick=True)
+    paper = read_experiment("ant/figure7", quick=True)
     homes = {row.home for row in paper.rows}
     assert homes == {"ant/figure3", "ant/figure7"}
     assert record_path(tmp_path, paper.rows[0], 0).parent == tmp_path / "ant" / "figure3"
 
 
 def test_results_of_other_settings_are_refused(tmp_path):
-    run_paper(small(seeds=[0]), tmp_path, quick=True)
+    run_experiment(small(seeds=[0]), tmp_path, quick=True)
     changed = small(seeds=[0], settings=SMALL["settings"] | {"decay": 0.1})
     with pytest.raises(ArgumentError, match=r"other settings \(decay\): give another --out"):
-        run_paper(changed, tmp_path, quick=True)
+        run_experiment(changed, tmp_path, quick=True)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"paper": "x"}'])
@@ -175,7 +175,7 @@ def test_files_that_are_no_results_are_refused(tmp_path, text):
 def test_ctrl_c_keeps_the_results_so_far(tmp_path, monkeypatch, capsys):
     runs = []
 
-    def stopped(settings, seed, source, bar):
+    def stopped(settings, seed, source, run):
         runs.append(seed)
         if len(runs) == 3:
             raise KeyboardInterrupt
@@ -279,7 +279,7 @@ def test_settings_files_are_checked(changes, message):
     with pytest.raises(ArgumentError, match=message):
         small(**changes)
     with pytest.raises(ArgumentError, match="title missing"):
-        parse_paper("test/small", {key: value for key, value in SMALL.items() if key != "title"})
+        parse_experiment("test/small", {key: value for key, value in SMALL.items() if key != "title"})
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_missing_data_says_where_to_put_it(tmp_path, monkeypatch):
 )
 def test_settings_a_task_does_not_know_are_refused(task, settings, message):
     with pytest.raises(FeatherbedError, match=message):
-        running._runner(task)(settings, 0, open_source("ml-1m", quick=True), Bar())
+        running._runner(task)(settings, 0, open_source("ml-1m", quick=True), Run())
 
 
 def test_factors_learn_and_stop_on_validation():
@@ -376,8 +376,8 @@ def test_least_squares_follow_the_graph():
 def test_subgradients_pull_rows_to_zero():
     source = open_source("ml-1m", quick=True)
     common = {"dim": 4, "epochs": 3, "batch": 64, "lr": 0.02}
-    free = run_recipe({**common, "l1": 0.0}, 0, source, Bar())
-    pulled = run_recipe({**common, "l1": 0.1}, 0, source, Bar())
+    free = run_recipe({**common, "l1": 0.0}, 0, source, Run())
+    pulled = run_recipe({**common, "l1": 0.1}, 0, source, Run())
     mean = float(source.split(0)[0].values.mean())
     only_mean = float(np.mean((source.split(0)[1].values - mean) ** 2))
     assert pulled.measures["validation"] == pytest.approx(only_mean, rel=0.02)
@@ -424,8 +424,8 @@ def test_a_refit_keeps_the_support_and_learns_on():
         "lam": 2e-3,
         "cosine": False,
     }
-    grown = run_recipe(common, 0, source, Bar())
-    refitted = run_recipe({**common, "refit": 6}, 0, source, Bar())
+    grown = run_recipe(common, 0, source, Run())
+    refitted = run_recipe({**common, "refit": 6}, 0, source, Run())
     assert [row["epoch"] for row in refitted.history] == [*range(10)]
     assert refitted.measures["anchors"] == grown.measures["anchors"]
     assert 0 < refitted.measures["nonzeros"] <= grown.measures["nonzeros"]
