@@ -14,8 +14,9 @@ from rich.table import Table as Grid
 from featherbed.errors import ArgumentError, FeatherbedError
 from featherbed.packed.writing import replacing
 from research.harness.page import summary_page
+from research.harness.records import record_path
 from research.harness.report import REPORTS, report_folder, report_module, report_text
-from research.harness.run import Results, run_experiment, with_planned_rows
+from research.harness.run import Results, planned, run_experiment, with_planned_rows
 from research.harness.settings import (
     QUICK,
     RESULTS,
@@ -80,24 +81,26 @@ def write_text(path: Path, text: str) -> None:
 def show(results: Results) -> None:
     """Print the summary."""
     lines = summarise(results)
-    title = results.experiment.title
-    grid = Grid(title=title, title_justify="left", box=None, pad_edge=False)
+    grid = Grid(box=None, pad_edge=False)
     for place, column in enumerate(heading(lines)):
         grid.add_column(column, justify="right" if place else "left", overflow="fold")
     for line in lines:
         grid.add_row(*cells(line, lines))
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(results.experiment.title)
     console.print(grid)
     for note in notes(results):
         console.print(note)
 
 
 def list_experiments() -> None:
-    """Print a line for each experiment: its name, the number of its records, its title."""
+    """Print a line for each experiment: its name, existing and planned records, its title."""
     for name in experiment_names():
-        count = len([*(RESULTS / name).rglob("*.json")])
-        found = f"{count} results" if count else "no results"
-        sys.stdout.write(f"{name:<22}{found:<13}{read_experiment(name).title}\n")
+        experiment = with_planned_rows(read_experiment(name), RESULTS)
+        paths = [record_path(RESULTS, row, seed) for row, seed in planned(experiment)]
+        count = sum(path.exists() for path in paths)
+        found = f"{count} of {len(paths)} results" if count else "no results"
+        sys.stdout.write(f"{name:<22}{found:<20}{experiment.title}\n")
 
 
 def report(names: list[str], check: bool = False, pictures: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The page of a paper: its summary, a drawing, clusters where there are some, the protocol, and how to repeat it."""
+"""The page of an experiment: summary, plot, clusters where there are some, protocol, settings."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def summary_page(results: Results) -> str:
         + "".join(f"<li>{as_html(note)}</li>" for note in notes(results))
         + "</ul>",
         _settings(results),
-        f"<h2>How to repeat it</h2><pre><code>featherbed paper {as_html(_asked(paper))}</code></pre>"
-        f"<footer>Made by featherbed {as_html(__version__)}; every run has a result file, which is never edited.</footer>",
+        f"<h2>How to repeat it</h2><pre><code>make paper {as_html(_variables(paper))}</code></pre>"
+        f"<footer>Made by featherbed {as_html(__version__)}; every run has a record, which is never edited.</footer>",
     ]
     return page(as_html(paper.title), as_html(paper.title), sections)
 
 
-def _asked(paper: Experiment) -> str:
-    return f"{paper.name} --size {paper.size}" if paper.size else paper.name
+def _variables(paper: Experiment) -> str:
+    return f"NAME={paper.name}" + (f" SIZE={paper.size}" if paper.size else "")
 
 
 def _table(lines: list[Line]) -> str:
@@ -62,7 +62,8 @@ def _headline(results: Results) -> str:
     lines = [line for line in summarise(results) if line.seeds]
     runs = sum(line.seeds for line in lines)
     text = f"{runs} run{'' if runs == 1 else 's'} of {len(lines)} rows"
-    compared = [line.figures[0] for line in lines if line.figures[0].difference is not None]
+    firsts = [line.figures[0] for line in lines if line.figures]
+    compared = [figure for figure in firsts if figure.difference is not None]
     if not compared:
         return text + "."
     higher = compared[0].name in HIGHER

@@ -1,4 +1,4 @@
-"""The drawing of a paper: errors against sizes, the objective over numbers of anchors, convergence, anchors over a stream."""
+"""The plot of an experiment: errors against sizes, the objective over numbers of anchors, convergence, anchors over a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 400  # points of a line
 
 
 def drawing(results: Results) -> str:
-    """Return the drawing a paper asks for, with its heading; nothing if it asks for none or nothing has run."""
+    """Return the plot of an experiment, with its heading; nothing if it asks for none or nothing has run."""
     make = {
         "front": _front,
         "objective": _objective,

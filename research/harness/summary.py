@@ -1,4 +1,4 @@
-"""What came out of a paper: means over seeds with their standard errors, beside the published numbers."""
+"""Summaries: means over seeds with their standard errors, beside the published numbers."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "objective_2e-5": ("eq (36), λ1 = 2e-5", 1.0, 2),
     "objective_1e-4": ("eq (36), λ1 = 1e-4", 1.0, 2),
     "objective_1e-1": ("eq (36), λ1 = 0.1", 1.0, 2),
+    "error": ("relative error (%)", 0.01, 2),
+    "train_mse": ("training MSE", 1.0, 4),
+    "untrained_perplexity": ("before training", 1.0, 1),
+    "utilisation": ("codes in use (%)", 0.01, 0),
+    "entropy": ("entropy of codes (bits)", 1.0, 2),
+    "duplicates": ("duplicate codes", 1.0, 0),
+    "whole": ("whole model (KB)", 1000.0, 1),
+    "mean_change": ("mean change of cosine", 1.0, 5),
+    "largest_change": ("largest change", 1.0, 3),
 }
 HIGHER = ("purity", "p@1", "accuracy")  # the more the better
 BESIDE: dict[
@@ -132,7 +141,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]
 
 
 def summarise(results: Results) -> list[Line]:
-    """Return a line for each row of a paper, in its order."""
+    """Return a line for each row of an experiment, in its order."""
     paper = results.experiment
     unknown = [name for name in paper.measures if name not in MEASURES]
     if unknown:

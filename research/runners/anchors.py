@@ -20,7 +20,7 @@ def run_anchors(settings: Mapping[str, Any], seed: int, source: Source, run: Run
     train, validation, test = source.split(seed)
     torch.set_num_threads(1)  # a second thread does not help batches of a thousand small rows
     generator = torch.Generator().manual_seed(seed)
-    kind = fb.GrowingAnchorTable if settings.get("grows") else fb.AnchorTable
+    kind: Any = fb.GrowingAnchorTable if settings.get("grows") else fb.AnchorTable
     same = {
         "anchors": settings["anchors"],
         "init": fb.HalfNormal(settings["start"]),

@@ -46,7 +46,8 @@ def run_clouds(settings: Mapping[str, Any], seed: int, source: Source, run: Run)
     group = [next((g for g in GENRES if g in own), "other") for own in source.genres]
     kinds = np.array([group[movie] for movie in shown])
     pairs = movie_pairs(shown, kinds, graphs[1], seed)
-    clouds, measures = {}, {}
+    clouds: dict[str, Any] = {}
+    measures: dict[str, float] = {}
     distances: dict[str, dict[str, float]] = {}
     for name, (p, own, rho) in ways.items():
         factors = trained_factors(train, settings, seed, p, own, rho)

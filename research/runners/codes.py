@@ -67,6 +67,7 @@ def make_coded(
     settings: Mapping[str, Any], rows: int, generator: torch.Generator, work: Path, seed: int
 ) -> Any:
     """Return the table of a row; its guide is the trained dense table of another row."""
+    method: Any
     method, given = parse_spec(settings["table"])
     if "guide" in settings:
         path = table_path(work, settings["guide"], seed)

@@ -35,11 +35,12 @@ def trained_gpt(
 ) -> Any:
     """Return the model in a folder; train it first if there is none."""
     if (folder / "config.json").is_file():
-        return transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+        return fb.load_model(folder).eval()
     training = settings["training"]
     torch.manual_seed(seed)
     config = transformers.GPT2Config(vocab_size=len(corpus.words), **settings["config"])
-    model = transformers.GPT2LMHeadModel(config)
+    make: Any = transformers.GPT2LMHeadModel
+    model = make(config)
     pieces = pieces_of(corpus.train, training["length"])
     generator = torch.Generator().manual_seed(seed)
     steps = training["epochs"] * math.ceil(len(pieces) / training["batch"])
@@ -50,21 +51,20 @@ def trained_gpt(
     with show_progress(f"training {folder.name}", steps, shown=run.shown) as shown:
         for _ in range(training["epochs"]):
             order = torch.randperm(len(pieces), generator=generator)
-            for part in pieces[order].split(training["batch"]):
+            for part in torch.split(pieces[order], training["batch"]):
                 loss = model(input_ids=part, labels=part).loss
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
-                shown.update(advance=1, note=f"loss {float(loss):.3f}")
+                shown.update(advance=1, note=f"loss {loss.item():.3f}")
     model.save_pretrained(folder)
     return model.eval()
 
 
 def run_gpt(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) -> Outcome:
     """Compress the table of a trained GPT-2, tune it, reload it, and measure all on the test text."""
-    transformers.utils.logging.disable_progress_bar()
     original = trained_gpt(settings, seed, run.work / f"gpt-seed-{seed}", source, run)
     length = settings["training"]["length"]
     train, validation, test = (

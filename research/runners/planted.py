@@ -41,8 +41,8 @@ class Planted:
 
     def loss(self, table: fb.Table, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the mean squared distance of a table's rows to the given ones."""
-        distance: Tensor = (table(ids) - rows).square().sum(1).mean()
-        return distance
+        distances: Tensor = (table(ids) - rows).square().sum(1)
+        return distances.mean()
 
     @torch.no_grad()
     def validation(self, table: fb.Table) -> float:
@@ -132,7 +132,8 @@ class Training:
         order = torch.randperm(settings["rows"], generator=self.generator)
         for ids in torch.split(order, settings["batch"]):
             self.optimizer.zero_grad()
-            data.loss(self.table, ids, data.sample(ids)).backward()
+            loss = data.loss(self.table, ids, data.sample(ids))
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if self.budget is not None:
                 self.budget.step()

@@ -58,7 +58,7 @@ def trained_factors(
     ]
     with torch.no_grad():
         for table in tables:
-            table.rows.normal_(std=settings["std"], generator=generator)
+            table.weight.normal_(std=settings["std"], generator=generator)
     mean = float(train.values.mean()) if settings["centred"] else 0.0
     model = ratings.MatrixFactorization(
         *tables, mean=mean, biases="apart" if settings["centred"] else "none"
@@ -67,10 +67,11 @@ def trained_factors(
     triples = ratings.to_tensors(train)
     for _ in range(settings["epochs"]):
         ratings.train_epoch(model, optimizer, triples, settings["batch"], generator)
-    biases = (
-        (model.user_bias.detach().numpy(), model.item_bias.detach().numpy())
-        if settings["centred"]
-        else None
-    )
-    factors = Factors(*(table.rows.detach().numpy() for table in tables), biases=biases, mean=mean)
+    sides = [
+        bias.detach().numpy()
+        for bias in (model.user_bias, model.item_bias)
+        if bias is not None and settings["centred"]
+    ]
+    rows = [table.weight.detach().numpy() for table in tables]
+    factors = Factors(*rows, biases=(sides[0], sides[1]) if sides else None, mean=mean)
     return factors, model

@@ -56,7 +56,8 @@ def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run
 
 def run_implicit(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Fit a model of the ``implicit`` package; lists in the settings are swept on validation."""
-    train, validation, test = choices(source.ratings, seed=seed)
+    parts = {key: settings[key] for key in PARTS if key in settings}
+    train, validation, test = choices(source.ratings, **parts, seed=seed)
     swept = {key: value for key, value in settings.items() if isinstance(value, list)}
     shape = train.num_users, train.num_items
     matrix = csr_matrix((np.ones(len(train), np.float32), train.items, train.starts), shape=shape)

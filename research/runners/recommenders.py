@@ -34,7 +34,7 @@ Line = tuple[str, str, dict[str, Any]]  # trial, method, stored form
 
 def task_of(settings: Mapping[str, Any], seed: int, source: Source) -> tuple[Task, Any]:
     """Return the task of a seed, and its test part."""
-    train, validation, test = by_popularity(*source.split(seed))
+    train, validation, test = by_popularity(*source.split(seed))  # type: ignore[no-untyped-call]
     loop = {key: settings[key] for key in ("epochs", "batch", "patience")}
     return Task(train, validation, seed=seed, kinds=tuple(settings["kinds"]), **loop), test
 
@@ -43,7 +43,8 @@ def run_once(
     method: str, own: Mapping[str, Any], task: Task, test: Any = None, kinds: Any = None
 ) -> list[dict[str, Any]]:
     """Train once; return every stored form (of ``kinds``) with its errors."""
-    stored = [one for one in METHODS[method](task, own) if kinds is None or one.kind in kinds]
+    competitor: Any = METHODS[method]
+    stored = [one for one in competitor(task, own) if kinds is None or one.kind in kinds]
     lines = []
     for one in stored:
         line = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import gzip
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -70,7 +72,6 @@ class TextFiles:
 
     train: Path
     test: Path
-    _folder: TemporaryDirectory[str] | None = None  # removed with this object
 
 
 def open_files(name: str, data: str | Path | None = None, quick: bool = False) -> TextFiles:
@@ -84,20 +85,21 @@ def open_files(name: str, data: str | Path | None = None, quick: bool = False) -
     if not quick:
         folder = folder_of(name, data, f"{TEXTS[name][0]} and test.csv (class, title, content)")
         return TextFiles(_file(folder, TEXTS[name]), _file(folder, TEST))
-    place, source = TemporaryDirectory(), generated_texts()
-    paths = Path(place.name) / "train.csv", Path(place.name) / "test.csv"
+    place, source = Path(mkdtemp()), generated_texts()
+    atexit.register(rmtree, place, ignore_errors=True)
+    paths = place / "train.csv", place / "test.csv"
     for path, part in zip(paths, (source.train, source.test), strict=True):
         with path.open("w", newline="", encoding="utf-8") as file:
             rows = zip(part.labels.tolist(), part.texts, strict=True)
             writer = csv.writer(file, quoting=csv.QUOTE_ALL)
             writer.writerows([label + 1, "", text] for label, text in rows)
-    return TextFiles(*paths, place)
+    return TextFiles(*paths)
 
 
 def open_sentences(name: str, data: str | Path | None = None, quick: bool = False) -> list[str]:
     """Return the English sentences of Multi30k; ``quick``: generated ones."""
     if quick:
-        return generated_texts().train.texts
+        return [*generated_texts().train.texts]
     with gzip.open(
         folder_of(name, data, "train.en.gz") / "train.en.gz", "rt", encoding="utf-8"
     ) as lines:

@@ -2,25 +2,23 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-from featherbed.errors import ArgumentError, DataError, FeatherbedError
 from research.harness import command
 from research.harness import run as running
-from research.runners.factorization import Factors, train_als, train_sgd
 from research.harness.page import summary_page
-from research.runners.ratings import OWN, recipe_of, run_recipe
-from research.harness.records import Run, Outcome, read_record, record_path
+from research.harness.records import Outcome, Run, read_record, record_path
+from research.harness.report import REPORTS
 from research.harness.run import Results, planned, read_results, run_experiment
-from research.harness.settings import Row, experiment_names, parse_experiment, read_experiment
-from research.runners.factors import checked
-from research.sources.ratings import SOURCES, open_source, split_train
+from research.harness.settings import (
+    Row,
+    experiment_names,
+    paper_names,
+    parse_experiment,
+    read_experiment,
+)
 from research.harness.summary import (
     BESIDE,
     MEASURES,
@@ -31,10 +29,16 @@ from research.harness.summary import (
     mean_and_error,
     summarise,
 )
+from research.runners.factorization import Factors, train_als, train_sgd
+from research.runners.factors import checked
+from research.runners.ratings import OWN, recipe_of, run_recipe
+from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
+
+from featherbed.errors import ArgumentError, DataError, FeatherbedError
 from featherbed.tasks.data import find_data
 
-NAMES = experiment_names()
+NAMES = paper_names()
 SMALL = {
     "title": "a table",
     "paper": "somebody",
@@ -67,13 +71,13 @@ def small(**changes):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_paper_runs_and_shows_its_rows(name, folder, capsys):
-    command.run(name, folder, quick=True, quiet=True)
+    command.run(name, folder, size="quick", quiet=True)
     paper = read_experiment(name, quick=True)
     printed = capsys.readouterr().out
-    page = (folder / "quick" / name / "summary.html").read_text()
+    page = (folder / name / "summary.html").read_text()
     assert paper.title in printed
-    assert "A quick look on generated" in printed
-    results = read_results(paper, folder / "quick")
+    assert "A quick run on generated" in printed
+    results = read_results(paper, folder)
     assert not results.missing
     for row in paper.rows:
         assert row.label in page
@@ -124,10 +128,11 @@ def test_settings_of_every_row_are_accepted(name):
             assert "epochs" in checked(row.settings)[1]
 
 
-def test_without_a_name_papers_are_listed(capsys):
-    command.run()
+def test_experiments_are_listed(capsys):
+    command.main(["list"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
+    assert [line.split()[0] for line in lines] == experiment_names()
+    assert lines[0].split()[1:5] == ["36", "of", "36", "results"]
 
 
 def test_results_are_left_alone_and_made_again_alike(tmp_path):
@@ -183,7 +188,9 @@ def test_ctrl_c_keeps_the_results_so_far(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(running, "_runner", lambda task: stopped)
     with pytest.raises(SystemExit) as ended:
-        command.run("sse/table1", tmp_path, quick=True, seeds="0,1", rows="sgd,sse-se", quiet=True)
+        command.run(
+            "sse/table1", tmp_path, size="quick", seeds="0,1", rows="sgd,sse-se", quiet=True
+        )
     assert ended.value.code == 130
     printed = capsys.readouterr().out
     assert "Stopped" in printed
@@ -272,20 +279,25 @@ def test_a_summary_adds_up():
         ({"rows": [{"name": "a", "published": {"rmse": math.nan}}]}, "finite"),
         ({"seeds": [0, 0]}, "different whole numbers"),
         ({"seeds": [-1]}, "at least 0"),
-        ({"with": "ant/nothing"}, "no paper 'ant/nothing'"),
+        ({"with": "ant/nothing"}, "no experiment 'ant/nothing'"),
     ],
 )
 def test_settings_files_are_checked(changes, message):
     with pytest.raises(ArgumentError, match=message):
         small(**changes)
     with pytest.raises(ArgumentError, match="title missing"):
-        parse_experiment("test/small", {key: value for key, value in SMALL.items() if key != "title"})
+        parse_experiment(
+            "test/small", {key: value for key, value in SMALL.items() if key != "title"}
+        )
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"name": "ant/table99"}, "no paper 'ant/table99': there are ant/figure3, ant/figure4"),
+        (
+            {"name": "ant/table99"},
+            "no experiment 'ant/table99': there are ant/figure3, ant/figure4",
+        ),
         ({"name": "sse/table1", "rows": "sgd,nothing"}, "has no row nothing: its rows are sgd"),
         ({"name": "sse/table1", "seeds": "0,x"}, "--seeds 0,x"),
         ({"name": "sse/table1", "seeds": "1,1"}, "--seeds 1,1"),
@@ -293,7 +305,7 @@ def test_settings_files_are_checked(changes, message):
 )
 def test_bad_requests_say_what_there_is(given, message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
-        command.run(**given, out=tmp_path / "out", quick=True, quiet=True)
+        command.run(**given, out=tmp_path / "out", size="quick", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -306,7 +318,7 @@ def test_missing_data_says_where_to_put_it(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(ArgumentError, match="is a file"):
-        command.run("ant/online", file, quick=True, quiet=True)
+        command.run("ant/online", file, size="quick", quiet=True)
     with pytest.raises(ArgumentError, match="papers are run on"):
         open_source("netflix")
 
@@ -432,11 +444,9 @@ def test_a_refit_keeps_the_support_and_learns_on():
     assert refitted.history[-1]["train_mse"] < grown.history[-1]["train_mse"]
 
 
-def test_the_page_of_experiments_is_what_its_results_say():
-    report = Path(__file__).parent.parent / "experiments" / "papers" / "report.py"
-    if not report.exists():
-        pytest.skip("experiments are not part of this copy")
-    found = subprocess.run(
-        [sys.executable, str(report), "--check"], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_readme_is_what_its_results_say(name):
+    pytest.importorskip("matplotlib")
+    if name == "recommenders":
+        pytest.importorskip("optuna")
+    command.report([name], check=True)

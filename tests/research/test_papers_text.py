@@ -5,17 +5,17 @@ import math
 
 import numpy as np
 import pytest
-
-from featherbed.errors import ArgumentError, DataError
 from research.harness import command
-from research.runners.language import OWN, compressed, run_language, shortened
 from research.harness.page import summary_page
 from research.harness.records import Run, record_path
 from research.harness.run import Results, run_experiment
 from research.harness.settings import changed, experiment_names, parse_experiment, read_experiment
 from research.harness.summary import BESIDE, MEASURES, notes, summarise
+from research.runners.language import OWN, compressed, run_language, shortened
 from research.runners.text import PARTS, recipe_of, run_text, sized, table_sizes
 from research.sources.texts import CORPORA, TEXTS, generated_texts, open_corpus, open_texts
+
+from featherbed.errors import ArgumentError, DataError
 from featherbed.tables import AnchorTable, DenseTable, LowRankTable, SelectedTable, TensorTrainTable
 from featherbed.tables.spec import make_table
 from featherbed.tasks.data import find_data
@@ -127,7 +127,9 @@ def test_settings_of_every_row_are_accepted_and_lead_to_the_published_size(name,
 def test_tensor_trains_have_the_published_ratio():
     for size, dim in (("small", 64), ("full", 200)):
         row = next(
-            row for row in read_experiment("ant/table2", size=size).rows if row.name == "tensortrain"
+            row
+            for row in read_experiment("ant/table2", size=size).rows
+            if row.name == "tensortrain"
         )
         table = make_table(row.settings["words"]["spec"], 10_000, dim)
         assert isinstance(table, TensorTrainTable)
@@ -144,7 +146,7 @@ def test_sizes_change_settings_seeds_and_folders(tmp_path):
     assert (small.seeds, full.seeds, quick.seeds) == ((0, 1, 2), (5,), (0,))
     homes = [record_path(tmp_path, paper.rows[0], 0).parent.name for paper in (small, full, quick)]
     assert homes == ["small", "full", "mine"]
-    assert "--size full" in summary_page(Results(full, {}))
+    assert "SIZE=full" in summary_page(Results(full, {}))
     with pytest.raises(ArgumentError, match="comes in small and full: size 'huge'"):
         mine("huge")
     with pytest.raises(ArgumentError, match="one size only"):
@@ -308,7 +310,7 @@ def test_rows_whose_data_are_missing_wait_and_say_so(tmp_path, capsys):
         (tmp_path / "data" / "wikitext-2").mkdir()
         open_corpus("wikitext-2", tmp_path / "data")
     with pytest.raises(ArgumentError, match="texts are classified on ag-news"):
-        open_texts("imdb")
+        open_texts("reuters")
     with pytest.raises(ArgumentError, match="language models are trained on ptb"):
         open_corpus("brown")
     assert not capsys.readouterr().out

@@ -1,51 +1,33 @@
-"""The harness of experiments/recommenders, on generated ratings: every competitor, the search, the final runs, the page."""
-
-import json
-import sys
-from pathlib import Path
+"""Small recommenders on generated ratings: every competitor, the search, the final runs, tables."""
 
 import numpy as np
 import pytest
 import torch
+from research.harness import command
+from research.harness.records import load_record
+from research.harness.settings import read_experiment
+from research.sources.ratings import Source
 
 import featherbed as fb
 from featherbed.tasks.data import planted_ratings
 
 pytest.importorskip("optuna")
 pytest.importorskip("matplotlib")
-FOLDER = Path(__file__).parent.parent / "experiments" / "recommenders"
+from research.reports import recommenders as report
+from research.runners import competitors, recommenders, storing
 
 
 @pytest.fixture(scope="module")
-def harness():
-    """The modules of the experiment, under their own names only while this file is tested."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import competitors
-        import report
-        import run
-        import storing
-
-        yield {"competitors": competitors, "report": report, "run": run, "storing": storing}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in ("competitors", "report", "run", "storing"):
-            sys.modules.pop(name, None)
+def source():
+    ratings = planted_ratings(120, 60, 3000, groups=3, dim=3)
+    return Source(ratings, ratings.split)
 
 
 @pytest.fixture(scope="module")
-def data():
-    return planted_ratings(120, 60, 3000, groups=3, dim=3)
-
-
-@pytest.fixture(scope="module")
-def settings(harness):
-    return harness["run"].settings_file() | {
-        "epochs": 2,
-        "batch": 256,
-        "budgets": [2_500, 6_000],
-        "final_seeds": [0, 1],
-    }
+def rows():
+    """The settings of the first trial of each method."""
+    found = read_experiment("recommenders/search", quick=True).rows
+    return {row.settings["method"]: row.settings for row in found if row.settings["number"] == 0}
 
 
 def first(space):
@@ -73,29 +55,24 @@ METHODS = ("dense-2", "dense-4", "dense-8", "dense-16", "bayes", "low-bit", "has
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_competitor_is_trained_and_stored(method, harness, settings, data):
-    task, test = harness["run"].task_of(data, settings, 0)
-    found = harness["run"].run_once(method, first(settings["methods"][method]), task, test)
-    assert (
-        set(METHODS)
-        == set(harness["competitors"].METHODS)
-        == set(settings["methods"])
-        == set(harness["report"].NAMES)
-    )
+def test_every_competitor_is_trained_and_stored(method, rows, source):
+    task, test = recommenders.task_of(rows[method], 0, source)
+    stored = recommenders.run_once(method, first(rows[method]["space"]), task, test)
+    assert set(METHODS) == set(competitors.METHODS) == set(rows) == set(report.NAMES)
     guess = float(np.square(task.validation.values - task.mean).mean())
-    for line in found["stored"]:
+    for line in stored:
         assert line["validation"] < 1.2 * guess, line
         assert line["bytes"] > 0
         assert line["parameters"] > 0
-    if len(found["stored"]) > 1:
-        assert found["stored"][-1]["bytes"] < found["stored"][0]["bytes"]
+    if len(stored) > 1:
+        assert stored[-1]["bytes"] < stored[0]["bytes"]
     if method in ("slimming", "ant-refit"):
-        assert found["stored"][0]["parameters"] <= 500 + 2 * 16 * 16
+        assert stored[0]["parameters"] <= 500 + 2 * 16 * 16
 
 
-def test_sizes_are_those_of_files_and_errors_those_of_their_rows(harness, settings, data, tmp_path):
-    task, _ = harness["run"].task_of(data, settings, 0)
-    for stored in harness["competitors"].METHODS["ant"](task, first(settings["methods"]["ant"])):
+def test_sizes_are_those_of_files_and_errors_those_of_their_rows(rows, source, tmp_path):
+    task, _ = recommenders.task_of(rows["ant"], 0, source)
+    for stored in competitors.METHODS["ant"](task, first(rows["ant"]["space"])):
         paths = [tmp_path / f"{side}.safetensors" for side in ("users", "items")]
         for path, table in zip(paths, (stored.users, stored.items), strict=True):
             table.save(path)
@@ -108,9 +85,9 @@ def test_sizes_are_those_of_files_and_errors_those_of_their_rows(harness, settin
         )
 
 
-def test_ids_are_numbered_by_popularity(harness, data):
-    parts = data.split(0)
-    train, validation, _ = harness["storing"].by_popularity(*parts)
+def test_ids_are_numbered_by_popularity(source):
+    parts = source.split(0)
+    train, validation, _ = storing.by_popularity(*parts)
     for name, rows in (("users", train.num_users), ("items", train.num_items)):
         counts = np.bincount(getattr(train, name), minlength=rows)
         assert (np.diff(counts) <= 0).all()
@@ -124,46 +101,43 @@ def triples(part):
     return zip(part.users.tolist(), part.items.tolist(), part.values.tolist(), strict=True)
 
 
-def test_low_bits_have_column_scales(harness):
+def test_low_bits_have_column_scales():
     table = fb.DenseTable.from_dense(torch.randn(200, 8))
-    packed = harness["storing"].packed(table, "int4")
+    packed = storing.packed(table, "int4")
     assert packed.nbytes == 200 * 4 + 8 * 2
     rows = table.weight.detach().numpy()
     assert np.abs(packed[:] - rows).mean() < 0.2 * np.abs(rows).mean()
 
 
-def test_search_final_and_page(harness, settings, data, tmp_path, monkeypatch):
-    run, report = harness["run"], harness["report"]
-    task, _ = run.task_of(data, settings, 0)
-    for method in ("dense-4", "low-rank"):
-        run.search(method, settings, task, 2, tmp_path / "search")
-    kept = {path.name: path.read_text() for path in (tmp_path / "search").glob("*.json")}
-    assert sorted(kept) == [
-        "dense-4-0.json",
-        "dense-4-1.json",
-        "low-rank-0.json",
-        "low-rank-1.json",
-    ]
-    assert all("test" not in line for text in kept.values() for line in json.loads(text)["stored"])
-    run.search("dense-4", settings, task, 3, tmp_path / "search")
-    assert {
-        path.name: path.read_text() for path in (tmp_path / "search").glob("*.json")
-    }.items() >= kept.items()
-    run.final(settings, data, tmp_path)
-    trials, finals = run.trials_of(tmp_path / "search"), report.runs_of(tmp_path / "final")
-    picked = run.chosen(trials, settings["budgets"])
+def test_search_final_and_tables(tmp_path, capsys):
+    trials = "dense-4-0,dense-4-1,low-rank-0,low-rank-1"
+    command.run("recommenders/search", tmp_path, size="quick", rows=trials, quiet=True)
+    folder = tmp_path / "recommenders"
+    kept = {path.name: path.read_text() for path in (folder / "search").glob("*.json")}
+    assert sorted(kept) == [f"{name}-seed-0.json" for name in trials.split(",")]
+    assert all('"test"' not in text for text in kept.values())
+    command.run("recommenders/search", tmp_path, size="quick", rows="dense-4-2", quiet=True)
+    again = {path.name: path.read_text() for path in (folder / "search").glob("*.json")}
+    assert again.items() >= kept.items()
+    record = load_record(folder / "search" / "dense-4-2-seed-0.json")
+    assert record["measures"]["validation"] == pytest.approx(
+        recommenders.objectives(record["details"]["stored"])[0]
+    )
+    command.run("recommenders/final", tmp_path, size="quick", seeds="0,1", quiet=True)
+    found = recommenders.read_trials(folder / "search")
+    finals = report.runs_of(folder / "final")
+    picked = recommenders.choose_trials(found, [2_500, 6_000])
     assert set(finals) == {(trial, kind) for trial, kinds in picked.items() for kind in kinds}
     assert all(len(lines) == 2 for lines in finals.values())
-    text = "\n".join(report.page(settings, trials, finals))
-    assert "Within 2.5 KB" in text
-    assert "Lowest error here" in text
-    report.picture(trials, finals, "bytes", tmp_path / "bytes.svg", "bytes")
+    assert "Lowest error here" in "\n".join(report.budget_lines(finals, 6_000, 2))
+    assert report.front_table(found, "bytes")[0].startswith("| bytes |")
+    report.picture(found, finals, "bytes", tmp_path / "bytes.svg", "bytes")
     assert (tmp_path / "bytes.svg").read_text().startswith("<?xml")
 
 
-def test_a_front_is_falling(harness):
+def test_a_front_is_falling():
     lines = [
         ("t", "m", {"bytes": size, "validation": error})
         for size, error in ((30, 0.7), (10, 0.9), (20, 0.95), (40, 0.8))
     ]
-    assert [line[2]["bytes"] for line in harness["run"].front(lines, "bytes")] == [10, 30]
+    assert [line[2]["bytes"] for line in recommenders.front(lines, "bytes")] == [10, 30]
