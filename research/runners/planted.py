@@ -37,12 +37,13 @@ class Planted:
     def sample(self, ids: Tensor) -> Tensor:
         """Return noisy copies of the rows of ids."""
         shape = len(ids), self.rows.shape[1]
-        return self.rows[ids] + self.noise_std * torch.randn(shape, generator=self.generator)
+        noise = self.noise_std * torch.randn(shape, generator=self.generator)
+        return torch.add(self.rows[ids], noise)
 
     def loss(self, table: fb.Table, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the mean squared distance of a table's rows to the given ones."""
-        distances: Tensor = (table(ids) - rows).square().sum(1)
-        return distances.mean()
+        distance: Tensor = (table(ids) - rows).square().sum(1).mean()
+        return distance
 
     @torch.no_grad()
     def validation(self, table: fb.Table) -> float:

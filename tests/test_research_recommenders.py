@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+
+import featherbed as fb
+from featherbed.tasks.data import planted_ratings
 from research.harness import command
 from research.harness.records import load_record
 from research.harness.settings import read_experiment
 from research.sources.ratings import Source
-
-import featherbed as fb
-from featherbed.tasks.data import planted_ratings
 
 pytest.importorskip("optuna")
 pytest.importorskip("matplotlib")

@@ -1,9 +1,17 @@
 """Studies: settings of all of them are read, each kind runs on generated data, results are kept."""
 
+import doctest
+import importlib
 import json
 import math
+import pkgutil
+import re
+import tomllib
 
 import pytest
+
+import research
+from featherbed.errors import ArgumentError, DataError
 from research.harness import command
 from research.harness.legacy import converted, is_legacy
 from research.harness.records import load_record
@@ -11,6 +19,7 @@ from research.harness.report import REPORTS, fill_blocks
 from research.harness.run import planned, read_results, with_planned_rows
 from research.harness.settings import (
     RESULTS,
+    ROOT,
     STUDIES,
     experiment_names,
     names_in,
@@ -21,10 +30,10 @@ from research.harness.settings import (
 from research.harness.summary import MEASURES
 from research.harness.tasks import TASKS, function
 
-from featherbed.errors import ArgumentError, DataError
-
 pytest.importorskip("matplotlib")
 NAMES = names_in(STUDIES)
+MODULES = sorted(module.name for module in pkgutil.walk_packages(research.__path__, "research."))
+PAGES = sorted(ROOT.rglob("README.md"))
 QUICK = {  # a study for each runner that no paper uses, and rows that differ in kind
     "anchors/planted": "refit,budget-66000,k-5,growth-from-10",
     "anchors/ml1m": "prox-5e-5,penalty-refit,projection-cosine,growth",
@@ -167,3 +176,25 @@ def test_bad_requests_end_with_exit_code_2(capsys, tmp_path):
         command.main(["run", "recommenders/final", "--out", str(tmp_path)])
     assert ended.value.code == 2
     assert "run recommenders/search first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
+def test_docstring_examples(name, request):
+    pytest.importorskip("optuna")
+    pytest.importorskip("transformers")
+    module = importlib.import_module(name)
+    found = doctest.testmod(module, extraglobs={"getfixture": request.getfixturevalue})
+    assert found.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_nothing_of_research_is_distributed():
+    text = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+    targets = tomllib.loads(text)["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["packages"] == ["src/featherbed"]
+    assert "research" not in targets["sdist"]["include"]

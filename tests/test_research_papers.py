@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from featherbed.errors import ArgumentError, DataError, FeatherbedError
+from featherbed.tasks.data import find_data
 from research.harness import command
 from research.harness import run as running
 from research.harness.page import summary_page
@@ -34,9 +37,6 @@ from research.runners.factors import checked
 from research.runners.ratings import OWN, recipe_of, run_recipe
 from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
-
-from featherbed.errors import ArgumentError, DataError, FeatherbedError
-from featherbed.tasks.data import find_data
 
 NAMES = paper_names()
 SMALL = {

@@ -5,6 +5,13 @@ import math
 
 import numpy as np
 import pytest
+
+from featherbed.errors import ArgumentError, DataError
+from featherbed.tables import AnchorTable, DenseTable, LowRankTable, SelectedTable, TensorTrainTable
+from featherbed.tables.spec import make_table
+from featherbed.tasks.data import find_data
+from featherbed.tasks.language_recipe import LanguageRecipe
+from featherbed.tasks.text import TextRecipe
 from research.harness import command
 from research.harness.page import summary_page
 from research.harness.records import Run, record_path
@@ -14,13 +21,6 @@ from research.harness.summary import BESIDE, MEASURES, notes, summarise
 from research.runners.language import OWN, compressed, run_language, shortened
 from research.runners.text import PARTS, recipe_of, run_text, sized, table_sizes
 from research.sources.texts import CORPORA, TEXTS, generated_texts, open_corpus, open_texts
-
-from featherbed.errors import ArgumentError, DataError
-from featherbed.tables import AnchorTable, DenseTable, LowRankTable, SelectedTable, TensorTrainTable
-from featherbed.tables.spec import make_table
-from featherbed.tasks.data import find_data
-from featherbed.tasks.language_recipe import LanguageRecipe
-from featherbed.tasks.text import TextRecipe
 
 NAMES = ["ant/table1", "ant/table2", "ant/table11", "ant/table12", "ant/table15", "kd/text"]
 KINDS = {"text": (TextRecipe, PARTS, 41_796), "language": (LanguageRecipe, OWN, 10_000)}
