@@ -9,7 +9,7 @@ SEED   ?= 0
 JOBS   ?= 2
 EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,dev
 
-.PHONY: help install demo test check fuzz format bench clean
+.PHONY: help install demo test check fuzz format bench paper experiments clean
 
 help:
 	@echo "make demo     train and compare tables on generated ratings (about a minute)"
@@ -17,6 +17,8 @@ help:
 	@echo "make check    formatting, lint, types, import layers"
 	@echo "make fuzz     $(FILES) corrupted files on both engines, $(FOLDERS) corrupted folders (an hour on 2 cores; FILES=, SEED=, JOBS=)"
 	@echo "make bench    speed against torch, side by side"
+	@echo "make experiments  every published table and study of research/, and whether it has results"
+	@echo "make paper    run one: NAME=ant/table14 [SIZE=quick|small|full] [SEEDS=0,1,2] [ROWS=dense,ant-29k]"
 	@echo "make install  the environment in $(VENV), with every extra"
 
 install: $(READY)
@@ -52,6 +54,12 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/lookup.py
+
+paper: $(READY)
+	$(BIN)/python -m research run "$(NAME)" $(if $(SIZE),--size "$(SIZE)") $(if $(SEEDS),--seeds "$(SEEDS)") $(if $(ROWS),--rows "$(ROWS)")
+
+experiments: $(READY)
+	@$(BIN)/python -m research list
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

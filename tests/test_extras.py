@@ -48,7 +48,6 @@ COMMANDS = {
         "view",
     ),
     "kd": ("torch", ["compress", NOTHING, "--out", "o", "--ratio", "4", "--method", "kd"], "train"),
-    "paper": ("plotly", ["paper", "ant/table14", "--quick"], "view"),
     "demo": ("numba", ["demo"], "train"),
 }
 

@@ -1,11 +1,7 @@
 """Learnt codes: relaxations, guides, composers, health, export, and the propositions of the supplement."""
 
 import copy
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -456,29 +452,3 @@ def test_specs_make_coded_tables():
     assert isinstance(
         fb.make_table("product:choices=8,parts=4,variant=centroid", 100, 16), fb.ProductTable
     )
-
-
-def test_every_line_of_table_1_runs(data, tmp_path, monkeypatch):
-    script = Path(__file__).parent.parent / "experiments" / "kd" / "run.py"
-    monkeypatch.setenv("FEATHERBED_DATA", str(data))
-    names = [
-        "full",
-        "cr",
-        "cr-ste",
-        "cr-ste-temperature",
-        "cr-ste-entropy",
-        "cr-ste-entropy-pdg",
-        "cr-ste-entropy-pdg-auto",
-    ]
-    words = ["--words", "1600", "--epochs", "1", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, script, "ptb.toml", *names, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    for name in names:
-        result = json.loads((tmp_path / "results" / f"ptb-{name}.json").read_text())
-        assert result["history"][0]["train_perplexity"] < 20_000
-        assert ("codes" in result["metrics"]) == (name != "full")

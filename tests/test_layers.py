@@ -24,7 +24,6 @@ FLOORS = [
     ["compression", "view", "serve", "exports", "testing"],
     ["models"],
     ["tasks"],
-    ["papers"],
     ["cli", "cli_train", "cli_text"],
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -1,4 +1,4 @@
-"""The command line: ``featherbed demo | train | recommend | classify | continue | paper | compress | gate | inspect ...``."""
+"""The command line: ``featherbed demo | train | recommend | classify | continue | compress | gate | inspect ...``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from featherbed import cli_train
 from featherbed.errors import ArgumentError, FeatherbedError, TrainingError
-from featherbed.extras import TRAINING, require
+from featherbed.extras import require
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
@@ -59,35 +59,6 @@ def demo(
 
 
 app.add_typer(cli_train.app, name="train")
-
-
-@app.command()
-def paper(
-    name: Annotated[
-        str | None, typer.Argument(help="Which, such as ant/table14; without it they are listed.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder of results.")] = Path("papers"),
-    data: Annotated[
-        Path | None, typer.Option(help="The folder of data sets (or FEATHERBED_DATA).")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="Some rows only, such as ant-29k,nbant-28k.")
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(help="full, as published, or small, in minutes, where a paper has both."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="On few generated ratings or texts: does it run?")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-) -> None:
-    """Run a published table or figure: our numbers beside the published ones, printed and as a page."""
-    require("featherbed paper", TRAINING, {"train": ["sklearn"]})
-    from featherbed.papers.command import run
-
-    run(name, out, data, seeds, rows, quick, quiet, size)
 
 
 @app.command()

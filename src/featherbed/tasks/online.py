@@ -39,7 +39,7 @@ def train_online(
 
     A batch is trained until its loss, over the last five steps, falls by less than ``tolerance`` of it, or for ``steps`` steps;
     then it is gone (Liang et al. 2021, online NBANT, take 50 steps; on MovieLens-1M that learns each batch by heart, and 5 do
-    far better: experiments/ant). ``growth`` decides every ``every`` batches, by the mean validation
+    far better: research/studies/anchors). ``growth`` decides every ``every`` batches, by the mean validation
     loss of the ``ahead`` batches that come next, which nothing has been trained on. The stream may be endless, or a file
     larger than memory: no more than ``ahead + 1`` batches are held.
 

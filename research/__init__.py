@@ -1,0 +1,1 @@
+"""Published tables and our own studies: settings in TOML, one harness, results, reports."""

@@ -1,0 +1,5 @@
+"""Run ``python -m research``."""
+
+from research.harness.command import main
+
+main()

@@ -1,0 +1,1 @@
+"""The harness: settings, runs, records, summaries and reports of experiments."""

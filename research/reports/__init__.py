@@ -1,0 +1,1 @@
+"""Reports: the README and the pictures of each group of experiments."""

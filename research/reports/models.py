@@ -1,0 +1,73 @@
+"""Models of others with a smaller token table."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from research.harness.records import Record
+from research.harness.report import markdown, single_records
+
+
+def blocks() -> dict[str, list[str]]:
+    """Return the tables of the README."""
+    return {"gpt": gpt_table(), "minilm": minilm_table()}
+
+
+def largest_first(name: str) -> dict[str, Record]:
+    """Return the records of an experiment, the largest table first."""
+    found = single_records(name)
+    return dict(sorted(found.items(), key=lambda item: -item[1]["measures"]["bytes"]))
+
+
+def size_cells(record: Record) -> tuple[str, str, str]:
+    """Return method, bytes and ratio."""
+    found = record["measures"]
+    ratio = f"{found['dense_bytes'] / found['bytes']:.2f}"
+    return record["details"]["table_method"], f"{found['bytes']:,.0f}", ratio
+
+
+def gpt_table() -> list[str]:
+    """Return perplexities of the test text and divergences from the original."""
+    rows = []
+    for name, record in largest_first("models/gpt").items():
+        test = record["details"]
+        base, tuned = test["original"]["perplexity"], test["tuned"]
+        stages = test["compressed"], tuned
+        each = (f"{s['perplexity']:.2f} ({s['perplexity'] / base - 1:+.2%})" for s in stages)
+        apart = (f"{s['divergence']:.5f} ± {s['divergence_error']:.5f}" for s in stages)
+        interval = f"{tuned['perplexity_low']:.1f} to {tuned['perplexity_high']:.1f}"
+        same = "yes" if test["same_logits"] else "NO"
+        rows.append((name, *size_cells(record), f"{base:.2f}", *each, interval, *apart, same))
+    head = ["run", "method", "table, bytes", "times smaller", "original", "compressed", "tuned"]
+    return markdown([*head, "its 95 % interval", "divergence, nats", "tuned", "same logits"], rows)
+
+
+def minilm_table() -> list[str]:
+    """Return the change of similarities of sentence pairs."""
+    rows = []
+    for name, record in largest_first("models/minilm").items():
+        found = record["measures"]
+        change = f"{found['mean_change']:.5f} ± {found['standard_error']:.5f}"
+        rows.append((name, *size_cells(record), change, f"{found['largest_change']:.3f}"))
+    head = ["run", "method", "table, bytes", "times smaller", "mean change of cosine", "most"]
+    return markdown(head, rows)
+
+
+def pictures(folder: Path) -> None:
+    """Draw the loss of perplexity against bytes, before and after tuning."""
+    figure, axes = plt.subplots(figsize=(6, 3.6))
+    for run, record in largest_first("models/gpt").items():
+        test, size = record["details"], record["measures"]["bytes"] / 1000
+        loss = [
+            100 * (test[stage]["perplexity"] / test["original"]["perplexity"] - 1)
+            for stage in ("compressed", "tuned")
+        ]
+        (line,) = axes.plot([size] * 2, loss, "o-", label=run)
+        axes.plot(size, loss[0], "o", mfc="white", color=line.get_color())
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xlabel("KB of the table")
+    axes.set_ylabel("perplexity, % above the original")
+    axes.set_title("hollow: compressed, filled: tuned", fontsize=9)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(folder / "gpt.svg", metadata={"Date": None})

@@ -1,0 +1,1 @@
+"""Runners, one module for each kind of experiment."""

@@ -1,0 +1,107 @@
+"""Rankings of all items: BPR with shared embeddings, and the models of the ``implicit`` package."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.tasks.ranking import choices, train_bpr
+from featherbed.tasks.ranking_metrics import Chosen, ranking_metrics
+from research.harness.records import Outcome, Run
+from research.sources.ratings import Source
+
+PARTS = (
+    "train",
+    "validation",
+    "least",
+)  # choices of each user, and how many ratings a user must have
+LOOP = tuple(
+    name
+    for name in inspect.signature(train_bpr).parameters
+    if name not in ("train", "validation", "seed", "progress", "name")
+)
+
+
+def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
+    """Train by BPR, stop on the validation choices, and rank all other items for the test part.
+
+    With ``yardstick`` (als or bpr) the model is one of the ``implicit`` package instead.
+    """
+    if "yardstick" in settings:
+        return run_implicit(settings, seed, source, run)
+    unknown = sorted(set(settings) - {*PARTS, *LOOP})
+    if unknown:
+        raise ArgumentError(
+            f"{', '.join(unknown)}: no setting of a ranking, which takes {', '.join([*PARTS, *LOOP])}"
+        )
+    parts = {key: settings[key] for key in PARTS if key in settings}
+    train, validation, test = choices(source.ratings, **parts, seed=seed)
+    loop = {key: settings[key] for key in LOOP if key in settings}
+    ranked = train_bpr(train, validation, **loop, seed=seed, progress=run.shown, name=run.title)
+    known = both(train, validation)
+    measures = ranking_metrics(ranked.users, ranked.items, known, test)
+    measures |= {
+        "validation": ranked.history[ranked.epoch]["ndcg@10"],
+        "epochs": ranked.epoch + 1.0,
+    }
+    return Outcome(measures, [dict(row) for row in ranked.history])
+
+
+def run_implicit(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
+    """Fit a model of the ``implicit`` package; lists in the settings are swept on validation."""
+    parts = {key: settings[key] for key in PARTS if key in settings}
+    train, validation, test = choices(source.ratings, **parts, seed=seed)
+    swept = {key: value for key, value in settings.items() if isinstance(value, list)}
+    shape = train.num_users, train.num_items
+    matrix = csr_matrix((np.ones(len(train), np.float32), train.items, train.starts), shape=shape)
+    best: tuple[dict[str, float], dict[str, Any], Any] | None = None
+    for values in itertools.product(*swept.values()):
+        chosen = dict(zip(swept, values, strict=True))
+        model = implicit_model(settings["yardstick"])(
+            **chosen, iterations=settings["iterations"], random_state=seed, num_threads=1
+        )
+        model.fit(matrix, show_progress=False)
+        found = ranking_metrics(model.user_factors, model.item_factors, train, validation)
+        run.say(f"{run.row} {chosen}: NDCG@10 {found['ndcg@10']:.4f}")
+        if best is None or found["ndcg@10"] > best[0]["ndcg@10"]:
+            best = found, chosen, model
+    if best is None:
+        raise ArgumentError(f"{run.row}: every list of settings needs at least one value")
+    found, chosen, model = best
+    measures = ranking_metrics(
+        model.user_factors, model.item_factors, both(train, validation), test
+    )
+    return Outcome(measures | {"validation": found["ndcg@10"]}, [], {"chosen": chosen})
+
+
+def implicit_model(name: str) -> Any:
+    """Return a model class of the ``implicit`` package."""
+    places = {
+        "als": ("implicit.cpu.als", "AlternatingLeastSquares"),
+        "bpr": ("implicit.cpu.bpr", "BayesianPersonalizedRanking"),
+    }
+    if name not in places:
+        raise ArgumentError(f"yardstick={name!r}: use one of {', '.join(places)}")
+    module, kind = places[name]
+    try:
+        return getattr(import_module(module), kind)
+    except ImportError:
+        raise MissingExtra("implicit", "yardsticks", "a comparison with implicit") from None
+
+
+def both(first: Chosen, second: Chosen) -> Chosen:
+    """Return what users chose in either part.
+
+    >>> one = Chosen.of(np.array([0]), np.array([2]), 1, 4)
+    >>> both(one, Chosen.of(np.array([0]), np.array([1]), 1, 4))[0].tolist()
+    [1, 2]
+    """
+    users, items = np.append(first.users, second.users), np.append(first.items, second.items)
+    return Chosen.of(users, items, first.num_users, first.num_items)

@@ -1,0 +1,94 @@
+"""A table of any spec in matrix factorization and in a language model, by plain training loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import featherbed as fb
+from featherbed.tasks import lm, ratings
+from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.tasks.data import Corpus
+from research.harness.records import Outcome, Run, outcome_of
+from research.sources.ratings import Source
+
+
+def make_scaled(settings: Mapping[str, Any], rows: int, generator: torch.Generator) -> fb.Table:
+    """Return the table of a row, with the initial standard deviation the settings give."""
+    table: fb.Table = fb.make_table(settings["table"], rows, settings["dim"], generator=generator)
+    if "init_std" in settings:
+        with torch.no_grad():
+            table.weight.mul_(settings["init_std"])
+    return table
+
+
+def make_optimizer(
+    model: torch.nn.Module, tables: Sequence[Any], settings: Mapping[str, Any]
+) -> Any:
+    """Return Adam or Yogi, with a penalty on the anchor weights where ``lam`` is given."""
+    lam, lr = settings.get("lam"), settings["lr"]
+    penalties = {} if lam is None else {table.transform: fb.NonNegativeL1(lam) for table in tables}
+    if settings["optimizer"] == "adam":
+        return fb.Proximal(torch.optim.Adam(model.parameters(), lr=lr), penalties)
+    return fb.Yogi(
+        model.parameters(),
+        lr,
+        weight_decay=settings.get("weight_decay", 0.0),
+        penalties=penalties,
+        prox=settings.get("prox", "preconditioned"),
+    )
+
+
+def run_ratings(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
+    """Train matrix factorization; read the test part once, at the end."""
+    train, validation, test = source.split(seed)
+    torch.set_num_threads(1)  # a second thread does not help batches of a thousand small rows
+    generator = torch.Generator().manual_seed(seed)
+    tables = [make_scaled(settings, n, generator) for n in (train.num_users, train.num_items)]
+    model = ratings.MatrixFactorization(
+        *tables,
+        mean=float(train.values.mean()) if settings["mean"] else 0.0,
+        biases="apart" if settings["biases"] else "none",
+    )
+    result = ratings.train(
+        model,
+        make_optimizer(model, tables, settings),
+        train,
+        validation,
+        epochs=settings["epochs"],
+        batch=settings["batch"],
+        seed=seed,
+        checkpoints=Checkpoints(run.work / f"{run.row}-seed-{seed}"),
+        settings=dict(settings),
+        name=run.title,
+        progress=run.shown,
+    )
+    result.metrics["test"] = {"mse": ratings.mean_squared_error(model, test)}
+    return outcome_of(result)
+
+
+def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) -> Outcome:
+    """Train a language model; measure its perplexity before training, and on the test part once."""
+    generator = torch.Generator().manual_seed(seed)
+    table = make_scaled(settings, len(source.words), generator)
+    torch.manual_seed(seed)
+    model = lm.LanguageModel(table, hidden=settings["dim"])
+    before = lm.perplexity(model, source.validation)
+    result = lm.train(
+        model,
+        make_optimizer(model, (table,), settings),
+        source,
+        epochs=settings["epochs"],
+        batch=settings["batch"],
+        length=settings["length"],
+        seed=seed,
+        checkpoints=Checkpoints(run.work / f"{run.row}-seed-{seed}"),
+        settings=dict(settings),
+        name=run.title,
+        progress=run.shown,
+    )
+    result.metrics["untrained"] = {"perplexity": before}
+    result.metrics["test"] = {"perplexity": lm.perplexity(model, source.test)}
+    return outcome_of(result)

@@ -1,0 +1,1 @@
+"""Data sets that experiments run on, real or generated."""

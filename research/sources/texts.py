@@ -1,0 +1,206 @@
+"""Texts that experiments run on: labelled texts and corpora for language models, or generated ones."""
+
+from __future__ import annotations
+
+import atexit
+import csv
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+
+from featherbed.errors import ArgumentError, DataError
+from featherbed.tasks.data import VARIABLE, Corpus, find_data, read_corpus, read_ptb
+from featherbed.tasks.documents import Prepared, prepare
+from featherbed.tasks.texts import Texts, read_texts
+
+TEXTS = {  # folder: possible names of the training file; the test file is test.csv or test.tsv
+    "ag-news": ("train.csv", "train_subset.csv"),
+    "dbpedia": ("train.csv",),
+    "sogou-news": ("train.csv",),
+    "yelp-review": ("train.csv",),
+    "imdb": ("train.tsv",),
+}
+TEST = ("test.csv", "test.tsv")
+ENDINGS = ("", ".gz", ".xz", ".bz2")
+WIKI = tuple(f"wiki.{part}.tokens" for part in ("train", "valid", "test"))
+
+
+@dataclass
+class TextSource:
+    """Labelled texts for training and testing; ``prepared`` splits them by a seed and turns them into ids.
+
+    >>> source = open_texts("ag-news", quick=True)
+    >>> prepared = source.prepared(0, length=20)
+    >>> len(prepared.classes), len(prepared.test), source.prepared(0, length=20) is prepared
+    (4, 120, True)
+    """
+
+    train: Texts
+    test: Texts
+    _last: tuple[Any, Prepared | None] = field(default=(None, None), repr=False)
+
+    def prepared(self, seed: int, **how: Any) -> Prepared:
+        """Return the parts of a seed; the last ones are kept, for rows are run seed after seed."""
+        key, found = self._last
+        wanted = (seed, tuple(sorted(how.items())))
+        if found is None or key != wanted:
+            found = prepare(self.train, self.test, seed=seed, **how)
+            self._last = wanted, found
+        return found
+
+
+def open_texts(name: str, data: str | Path | None = None, quick: bool = False) -> TextSource:
+    """Return the labelled texts called ``name``, from below ``data`` or $FEATHERBED_DATA; ``quick``: generated ones."""
+    if name not in TEXTS:
+        raise ArgumentError(f"data={name!r}: texts are classified on {', '.join(TEXTS)}")
+    if quick:
+        return generated_texts()
+    folder = folder_of(name, data, f"{TEXTS[name][0]} and test.csv (class, title, content)")
+    train = read_texts(_file(folder, TEXTS[name]))
+    return TextSource(train, read_texts(_file(folder, TEST), names=train.names))
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """The training and the test file of labelled texts, for what reads files itself."""
+
+    train: Path
+    test: Path
+
+
+def open_files(name: str, data: str | Path | None = None, quick: bool = False) -> TextFiles:
+    """Return the files of the labelled texts called ``name``; ``quick``: generated ones.
+
+    >>> open_files("ag-news", quick=True).train.name
+    'train.csv'
+    """
+    if name not in TEXTS:
+        raise ArgumentError(f"data={name!r}: texts are classified on {', '.join(TEXTS)}")
+    if not quick:
+        folder = folder_of(name, data, f"{TEXTS[name][0]} and test.csv (class, title, content)")
+        return TextFiles(_file(folder, TEXTS[name]), _file(folder, TEST))
+    place, source = Path(mkdtemp()), generated_texts()
+    atexit.register(rmtree, place, ignore_errors=True)
+    paths = place / "train.csv", place / "test.csv"
+    for path, part in zip(paths, (source.train, source.test), strict=True):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = zip(part.labels.tolist(), part.texts, strict=True)
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+            writer.writerows([label + 1, "", text] for label, text in rows)
+    return TextFiles(*paths)
+
+
+def open_sentences(name: str, data: str | Path | None = None, quick: bool = False) -> list[str]:
+    """Return the English sentences of Multi30k; ``quick``: generated ones."""
+    if quick:
+        return [*generated_texts().train.texts]
+    with gzip.open(
+        folder_of(name, data, "train.en.gz") / "train.en.gz", "rt", encoding="utf-8"
+    ) as lines:
+        return [line.strip() for line in lines]
+
+
+def open_nothing(name: str, data: str | Path | None = None, quick: bool = False) -> None:
+    """Return nothing: the runner makes its own data."""
+
+
+def open_corpus(name: str, data: str | Path | None = None, quick: bool = False) -> Corpus:
+    """Return the text for language models called ``name``; ``quick``: a generated one.
+
+    >>> corpus = open_corpus("ptb", quick=True)
+    >>> len(corpus.words), len(corpus.train)
+    (602, 6000)
+    """
+    if name not in CORPORA:
+        raise ArgumentError(f"data={name!r}: language models are trained on {', '.join(CORPORA)}")
+    if quick:
+        return generated_corpus()
+    return CORPORA[name](
+        folder_of(name, data, ", ".join(WIKI) if name.startswith("wiki") else "ptb.*.txt")
+    )
+
+
+def folder_of(name: str, data: str | Path | None, files: str) -> Path:
+    """Return the folder of a data set, or say where to put which files."""
+    try:
+        if data is None:
+            return find_data(name)
+    except DataError as error:
+        raise DataError(f"{error}; folder {name} holds {files}") from None
+    if not (Path(data) / name).is_dir():
+        raise DataError(
+            f"{data} holds no folder {name} with {files}: give --data, or {VARIABLE}, the folder that holds it"
+        )
+    return Path(data) / name
+
+
+def _file(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        for ending in ENDINGS:
+            if (folder / (name + ending)).is_file():
+                return folder / (name + ending)
+    raise DataError(
+        f"{folder} holds no {' or '.join(names)}, plain or compressed: put it there, class, title and content a line"
+    )
+
+
+def _wikitext(folder: Path) -> Corpus:
+    train, validation, test = (folder / name for name in WIKI)
+    return read_corpus(train, validation, test)
+
+
+CORPORA: dict[str, Callable[[Path], Corpus]] = {
+    "ptb": read_ptb,
+    "wikitext-2": _wikitext,
+    "wikitext-103": _wikitext,
+}
+
+
+def generated_texts(
+    train: int = 480, test: int = 120, classes: int = 4, own: int = 40, common: int = 60
+) -> TextSource:
+    """Return short texts, a third of whose words are of their class; frequencies of words fall as Zipf's law says."""
+    rng = np.random.default_rng(0)
+
+    def drawn(count: int, words: int) -> Any:
+        chances = 1.0 / np.arange(1, words + 1)
+        return rng.choice(words, size=count, p=chances / chances.sum())
+
+    def part(count: int) -> Texts:
+        labels = rng.integers(classes, size=count)
+        texts = []
+        for label in labels.tolist():
+            length = int(rng.integers(8, 16))
+            found = [f"word{word}" for word in drawn(length, common)]
+            found += [f"topic{label}word{word}" for word in drawn(max(1, length // 2), own)]
+            texts.append(" ".join(rng.permutation(found).tolist()))
+        return Texts(
+            texts, labels.astype(np.int64), tuple(f"class {label}" for label in range(classes))
+        )
+
+    return TextSource(part(train), part(test))
+
+
+def generated_corpus(words: int = 600, count: int = 6000) -> Corpus:
+    """Return a chain of words, each followed by one of four; ``<eos>`` and ``<unk>`` are there and never occur."""
+    rng = np.random.default_rng(0)
+    following = rng.integers(words, size=(words, 4))
+
+    def chain(length: int) -> Any:
+        picks, found = (
+            rng.choice(4, size=length, p=(0.55, 0.25, 0.15, 0.05)),
+            np.zeros(length, dtype=np.int64),
+        )
+        for place in range(1, length):
+            found[place] = following[found[place - 1], picks[place]]
+        return found
+
+    parts = [chain(count), chain(count // 10), chain(count // 10)]
+    names = (*(f"word{number}" for number in range(words)), "<eos>", "<unk>")
+    return Corpus(names, np.bincount(parts[0], minlength=len(names)), *parts)
