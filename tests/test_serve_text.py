@@ -113,7 +113,7 @@ def test_padding_alone_is_a_window_where_the_text_leaves_room(tmp_path):
         for window in model.windows:
             window.weight.copy_(-window.weight.abs())
             window.bias.fill_(1.0)
-        model.words.rows.abs_()
+        model.words.weight.abs_()
     classifier, texts = (
         Classifier.open(store(model, tmp_path)),
         documents(lengths=[0, 1, *range(13, LENGTH + 1), LENGTH + 4]),
