@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from featherbed.errors import ArgumentError
-from featherbed.pursuit import learn_sparse
+from featherbed.codecs.codec import CodecJob
+from featherbed.codecs.pursuit import learn_sparse
+from featherbed.codecs.rows import LONGEST, Rows
+from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.tables.table import to_numpy
 
 SAMPLE = 20_000  # rows anchors are learnt from
 FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
+
+
+def codec_job(
+    matrix: Tensor, weights: Tensor | None, purpose: str, seed: int = 0
+) -> CodecJob:  # [V, d], [V]
+    """Return the input of a codec that learns codes: the rows, and how much the error of each counts."""
+    for package in ("faiss", "scipy"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "compress", purpose)
+    given = None if weights is None else to_numpy(weights)
+    rows = Rows(np.ascontiguousarray(to_numpy(matrix), dtype=np.float32), given)
+    lengths = np.sqrt(np.einsum("vd,vd->v", rows.matrix, rows.matrix, dtype=np.float64))
+    if lengths.max() > LONGEST:
+        worst = int(lengths.argmax())
+        raise ArgumentError(
+            f"row {worst} is {lengths[worst]:.0e} long, codes are learnt of at most {LONGEST:.0e}: "
+            "scale it down"
+        )
+    return CodecJob(rows, rows.weights, np.random.default_rng(seed))
 
 
 def scales_of(weights: Tensor | None, matrix: Tensor) -> Tensor | None:  # [V] -> [V, 1]
@@ -100,7 +123,7 @@ def pursued(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``count`` atoms of each row and their values, and the atoms: [V, d] -> [V, s], [V, s], [K, d].
 
-    Matching pursuit and least squares in turns (``featherbed.pursuit.learn_sparse``).
+    Matching pursuit and least squares in turns (``featherbed.codecs.pursuit.learn_sparse``).
 
     >>> support, values, atoms = pursued(torch.eye(3), 3, 1, True)
     >>> torch.allclose(values * atoms[support[:, 0]], torch.eye(3), atol=1e-4)

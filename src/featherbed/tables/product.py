@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featherbed.coding import kmeans, learn_additive, learn_shared, nearest
+from featherbed.codecs.coding import learn_additive, learn_shared
+from featherbed.codecs.kmeans import kmeans, nearest
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
-from featherbed.tables.autoencode import rows_to_code
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import codec_job
 from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import harden, is_number
 from featherbed.tables.table import empty_parameter, positive, to_numpy
@@ -219,7 +220,7 @@ class ProductTable(CodedTable):
 
     def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
         """Find centroids and codes of the columns of each part by k-means (additive: by additive quantisation)."""
-        target = rows_to_code(matrix, "ProductTable.from_dense")
+        target = codec_job(matrix, None, "ProductTable.from_dense").rows.matrix
         if self.additive:
             learn = learn_shared if self.shared else learn_additive
             centroids, codes = learn(target, self.parts, self.choices, 0)

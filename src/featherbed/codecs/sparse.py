@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import kmeans
-from featherbed.compression.clusters import by_importance
-from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
-from featherbed.compression.plain import moments
-from featherbed.compression.rows import Floats
+from featherbed.codecs.clusters import by_importance
+from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
+from featherbed.codecs.kmeans import kmeans
+from featherbed.codecs.principal import moments
+from featherbed.codecs.pursuit import Coder, decode, nearest_atoms
+from featherbed.codecs.rows import Floats
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.bits import width
 from featherbed.packed.codes import Fixed
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import Matrix, level_bits
-from featherbed.pursuit import Coder, decode, nearest_atoms
 
 LEARN = 1 << 15  # rows the dictionary is learnt from, at most
 LEVELLED = 1 << 20  # values the levels are chosen on
@@ -28,7 +28,7 @@ MOST = 64  # codes a row
 ANCHORS = (256, 500, 512, 1000, 1024, 2048)
 
 
-class Sparse(Method):
+class SparseCodec(Codec):
     """``codes`` of ``anchors`` atoms a row, with values.
 
     "ksvd": orthogonal matching pursuit over a learnt dictionary (k-SVD: Aharon et al. 2006, Rubinstein et al. 2008);
@@ -72,7 +72,7 @@ class Sparse(Method):
         """Return settings with no more codes than there are anchors."""
         return settings | {"codes": min(settings["codes"], settings["anchors"])}
 
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
         return SparseFit(job, settings, self.name)
 
@@ -82,7 +82,7 @@ class SparseFit(Fit):
 
     refinable = True
 
-    def __init__(self, job: Job, settings: Settings, name: str) -> None:
+    def __init__(self, job: CodecJob, settings: Settings, name: str) -> None:
         self.job, self.settings, self.name = job, settings, name
         self.ids = job.rows.draw(min(LEARN, job.learn), job.generator)
         self.mean: Floats | None = moments(job)[0].astype(np.float32) if name == "ksvd" else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, Floats
+from featherbed.codecs.kmeans import Codes, Floats
 from featherbed.packed.levels import Levels
 
 HELD = (

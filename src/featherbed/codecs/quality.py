@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.rows import Floats, Ids, Rows
+from featherbed.codecs.rows import Floats, Ids, Rows
 
 NEIGHBOURS = 10
 QUERIES = 2000  # rows whose neighbours are compared

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, enough, nearest, sums_by_code
-from featherbed.compression.layered import Basis
-from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
-from featherbed.compression.rows import Floats
+from featherbed.codecs.additive import Basis
+from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
+from featherbed.codecs.kmeans import Codes, enough, nearest, sums_by_code
+from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
@@ -18,7 +18,7 @@ from featherbed.packed.matrix import Matrix
 ITERATIONS = 25
 
 
-class Product(Method):
+class ProductCodec(Codec):
     """``parts`` codes of ``bits`` bits, one for each stretch of columns; "opq" turns the columns first."""
 
     def __init__(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Product(Method):
             if (n * w <= dim if self.name == "opq" else n * w == dim)
         }
 
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
         return ProductFit(job, settings, turned=self.name == "opq")
 
@@ -81,7 +81,7 @@ class ProductFit(Fit):
 
     refinable = True
 
-    def __init__(self, job: Job, settings: Settings, turned: bool) -> None:
+    def __init__(self, job: CodecJob, settings: Settings, turned: bool) -> None:
         self.job, self.settings, self.turned = job, settings, turned
         self.parts, self.bits = settings["parts"], settings["bits"]
         self.ids = job.rows.draw(job.learn, job.generator)
