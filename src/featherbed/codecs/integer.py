@@ -51,8 +51,8 @@ class IntegerCodec(Codec):
 def level_rows(job: CodecJob, rows: Rows, kind: str, scales: str) -> Matrix:
     """Store all rows as levels, block by block."""
     if scales == "column":
-        chosen = best_scales(rows.take(rows.draw(SAMPLE, job.generator)), level_bits(kind), 1)
         bits = level_bits(kind)
+        chosen = choose_scales(rows.take(rows.draw(SAMPLE, job.generator)), bits, scales)
         data = [
             pack_levels(to_levels(block, chosen[None, :], bits), bits) for _, block in rows.blocks()
         ]
@@ -81,3 +81,18 @@ def _too_small(block: Floats, scale: Any) -> bool:
     there = block.any(axis=1)
     few = scale[there] < FULL_HALF
     return scale.dtype == np.float16 and bool(2 * np.count_nonzero(few) > np.count_nonzero(there))
+
+
+def choose_scales(
+    rows: Floats, bits: int, scales: str, weights: Any = None
+) -> Floats:  # [V, d], [V] -> [V] or [d]
+    """Return the scale of each row or column by the squared error it leaves.
+
+    The scale of a column weighs its rows by ``weights``; that of a row has one row alone.
+
+    >>> choose_scales(np.array([[1.0, -1.0], [3.0, 3.0]], np.float32), 2, "row").round(3).tolist()
+    [0.667, 2.0]
+    """
+    if scales == "row":
+        return best_scales(rows, bits, 0)
+    return best_scales(rows, bits, 1, weights)

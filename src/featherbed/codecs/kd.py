@@ -11,7 +11,7 @@ import numpy as np
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
 from featherbed.codecs.coding import Encoder, learn_additive, learn_shared, least_squares
 from featherbed.codecs.kmeans import Codes
-from featherbed.codecs.principal import leading
+from featherbed.codecs.principal import principal_directions
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.packed.band import Affine, Band
@@ -109,7 +109,7 @@ class KDFit(Fit):
         self.basis: Floats | None = None  # [width, d]
         if composer == "linear" and width is not None and width < job.rows.dim:
             moment = (self.sample * self.weights[:, None]).T.astype(np.float64) @ self.sample
-            self.basis = leading(moment, width)
+            self.basis = principal_directions(moment, width).astype(np.float32)
             self.sample = np.ascontiguousarray(self.sample @ self.basis.T)
         job.tell("first dictionaries", 0.0)
         if shared:
@@ -154,8 +154,7 @@ class KDFit(Fit):
         """Fit code vectors and a composer that is not linear to the codes, from ``initial`` on."""
         if starts_linear(self.composer, initial):
             initial = linear_start(self.parts * self.atoms, self.mean)
-        share = self.weights / self.weights.mean()
-        given = (self.rows, self.codes, share.astype(np.float32))
+        given = (self.rows, self.codes, self.job.rows.weights[self.ids])
         return train_composer(self.composer, initial, *given, self.job.seed())
 
     def bands(self) -> list[Band]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.codecs.codec import Codec, CodecJob, FinalFit, Fit, Settings, matrix_size
 from featherbed.codecs.integer import level_rows
-from featherbed.codecs.principal import principal
+from featherbed.codecs.principal import principal, row_directions
 from featherbed.codecs.rows import Floats, Rows
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
+
+NEGLIGIBLE = 1e-12  # of the largest singular value: smaller ones are rounding errors
 
 
 class LowRankCodec(Codec):
@@ -92,3 +95,30 @@ class Projected:
         rows: Floats = np.asarray(self.rows.matrix[index], dtype=np.float32)
         found: Floats = np.dot(rows - self.mean, self.components.T)
         return found
+
+
+def factorize(
+    rows: NDArray[Any],  # [V, d]
+    rank: int,
+    weights: NDArray[Any] | None = None,  # [V]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> [V, r], [r, d]
+    """Return values and atoms whose product is the best of its rank, the errors of rows weighted.
+
+        min Σ_i w_i ||x_i - b_i A||²    (Eckart and Young 1936)
+
+    Both factors share the singular values; directions the rows do not have are zeros.
+
+    >>> values, atoms = factorize(np.ones((4, 3)), 2)
+    >>> np.allclose(values @ atoms, 1), atoms.shape
+    (True, (2, 3))
+    """
+    wide = np.asarray(rows, dtype=np.float64)
+    root = np.ones((len(wide), 1)) if weights is None else np.sqrt(weights)[:, None]
+    found = row_directions(wide * root, rank)
+    values, atoms = np.zeros((len(wide), rank)), np.zeros((rank, wide.shape[1]))
+    inside = wide @ found.T
+    sizes = np.sqrt(np.square(inside * root).sum(axis=0))
+    kept = np.flatnonzero(sizes > NEGLIGIBLE * sizes.max(initial=0))
+    values[:, kept] = inside[:, kept] / np.sqrt(sizes[kept])
+    atoms[kept] = found[kept] * np.sqrt(sizes[kept])[:, None]
+    return values, atoms

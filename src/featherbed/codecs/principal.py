@@ -11,16 +11,32 @@ if TYPE_CHECKING:
     from featherbed.codecs.codec import CodecJob
 
 Floats = NDArray[np.float32]
+Square = NDArray[np.float64]
 
 
-def leading(square: NDArray[np.float64], width: int) -> Floats:  # [d, d] -> [width, d]
-    """Return the eigenvectors of the greatest eigenvalues of a symmetric matrix: principal directions of a covariance.
+def principal_directions(square: Square, count: int) -> Square:  # [d, d] -> [count, d]
+    """Return the eigenvectors of the largest eigenvalues of a symmetric matrix, largest first.
 
-    >>> leading(np.diag([1.0, 3.0, 2.0]), 2).round().tolist()
+    >>> principal_directions(np.diag([1.0, 3.0, 2.0]), 2).round().tolist()
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
     _, vectors = np.linalg.eigh(square)
-    return np.ascontiguousarray(vectors[:, ::-1][:, :width].T.astype(np.float32))
+    return np.ascontiguousarray(vectors[:, ::-1][:, :count].T)
+
+
+def row_directions(rows: NDArray[Any], count: int) -> Square:  # [n, d] -> [min(count, n, d), d]
+    """Return the first right singular vectors of rows.
+
+    They are taken from the Gram matrix, or from the rows themselves where these are few.
+
+    >>> row_directions(np.array([[3.0, 4.0], [6.0, 8.0]]), 1).round(6).tolist() in ([[0.6, 0.8]], [[-0.6, -0.8]])
+    True
+    """
+    wide = np.asarray(rows, dtype=np.float64)
+    if len(wide) < wide.shape[1]:
+        vectors: Square = np.linalg.svd(wide, full_matrices=False)[2][:count]
+        return vectors
+    return principal_directions(wide.T @ wide, count)
 
 
 def moments(job: CodecJob) -> tuple[Any, Any]:  # -> mean [d], covariance [d, d]
@@ -39,7 +55,9 @@ def moments(job: CodecJob) -> tuple[Any, Any]:  # -> mean [d], covariance [d, d]
 def principal(job: CodecJob, rank: int) -> tuple[Floats, Floats]:  # -> mean [d], components [r, d]
     """Return the mean and the first principal components."""
     mean, covariance = moments(job)
-    return mean.astype(np.float32), leading(covariance, rank)
+    return mean.astype(np.float32), np.ascontiguousarray(
+        principal_directions(covariance, rank), dtype=np.float32
+    )
 
 
 def effective_rank(job: CodecJob) -> int:

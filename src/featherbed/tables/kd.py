@@ -19,6 +19,7 @@ from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import Softmax, StraightThrough
 from featherbed.tables.table import to_numpy
 
+ROUNDS = 8  # of refinement of a fit: least squares and codes in turns
 MARGIN = 4.0  # by which the logit of an assigned choice stands above the others
 
 
@@ -185,6 +186,8 @@ class KDTable(ComposedTable):
             width=self.code_dim,
             shared=self.shared,
         )
+        if fit.refinable:
+            fit.refine(ROUNDS)
         ids = torch.arange(self.num_embeddings, device=self.device)
         self.assign(ids, torch.from_numpy(fit.all_codes().astype(np.int64)).to(self.device))
         if self.last is not None:
