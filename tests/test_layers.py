@@ -14,7 +14,7 @@ SOURCE = Path(fb.__file__).parent
 # from the ground up; a module may import from its own floor or below
 FLOORS = [
     ["version", "errors", "locks"],
-    ["extras", "progress"],
+    ["extras", "progress", "specs"],
     ["compose", "hashing"],
     ["kernels"],
     ["packed"],
@@ -34,6 +34,7 @@ WITHOUT_TORCH = (
     "errors",
     "extras",
     "progress",
+    "specs",
     "locks",
     "compose",
     "hashing",

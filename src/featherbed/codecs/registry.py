@@ -1,4 +1,4 @@
-"""Every method by its name."""
+"""Every codec by its name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from featherbed.codecs.norms import NormsCodec
 from featherbed.codecs.product import ProductCodec
 from featherbed.codecs.sparse import SparseCodec
 from featherbed.errors import ArgumentError
+from featherbed.specs import split_spec
 
 CODECS: dict[str, Codec] = {
     method.name: method
@@ -39,9 +40,7 @@ def codec_of(spec: str) -> tuple[Codec, Settings]:
     >>> method.name, settings
     ('hash', {'anchors': 500, 'codes': 10})
     """
-    if not isinstance(spec, str):
-        raise ArgumentError(f"method={spec!r}: give the name of one, or auto")
-    name, _, rest = spec.partition(":")
+    name, settings = split_spec(spec, label="method")
     if name in CODECS:
         method = CODECS[name]
     elif name.endswith("+norms") and name.removesuffix("+norms") in WRAPPABLE:
@@ -53,20 +52,4 @@ def codec_of(spec: str) -> tuple[Codec, Settings]:
             f"method={spec!r}: use auto, {', '.join(CODECS)}; or one of {', '.join(WRAPPABLE)} with lengths kept apart (pq+norms) "
             "or after hot rows (hot+layered)"
         )
-    settings: Settings = {}
-    for text in filter(None, rest.split(",")):
-        name, value = _setting(spec, text)
-        if name in settings:
-            raise ArgumentError(f"method={spec!r} gives {name} twice")
-        settings[name] = value
     return method, settings
-
-
-def _setting(spec: str, text: str) -> tuple[str, int | str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise ArgumentError(
-            f"method={spec!r}: settings are written name=value and parted by commas, got {text!r}"
-        )
-    name, value = name.strip(), value.strip()
-    return name, int(value) if value.removeprefix("-").isdecimal() else value
