@@ -240,7 +240,7 @@ def recall(page, folder):
 
 def glove(page, folder):
     """KD codes of GloVe at the bytes of faiss OPQ 10 x 8: neighbours kept, and word similarities."""
-    from featherbed.compression.words import score_words
+    from featherbed.codecs.words import score_words
 
     with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
         words, rows = (

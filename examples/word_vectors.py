@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import featherbed as fb
-from featherbed.compression.sources import read_matrix
+from featherbed.io.vectors.sources import read_matrix
 from featherbed.tasks.data import find_data
 
 SERVE = """

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.coding import Encoder, decode, least_squares
-from featherbed.compression import choose
-from featherbed.compression.meter import Meter
-from featherbed.compression.method import Job
-from featherbed.compression.methods import METHODS, method_of
-from featherbed.compression.plain import effective_rank
-from featherbed.compression.quality import Judge, band_edges, overlap
-from featherbed.compression.rows import Rows
-from featherbed.compression.target import Target, read_bytes
+from featherbed.codecs import auto as choose
+from featherbed.codecs.codec import CodecJob
+from featherbed.codecs.coding import Encoder, decode, least_squares
+from featherbed.codecs.meter import Meter
+from featherbed.codecs.principal import effective_rank
+from featherbed.codecs.quality import Judge, band_edges, overlap
+from featherbed.codecs.registry import CODECS, codec_of
+from featherbed.codecs.rows import Rows
+from featherbed.codecs.target import Target, read_bytes
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
@@ -28,7 +28,7 @@ from featherbed.packed.table import PackedTable
 from featherbed.view.figures import as_bytes
 
 NAMES = [
-    *METHODS,
+    *CODECS,
     "kd:parts=9,bits=5,composer=mlp",
     "kd:parts=9,bits=5,composer=recurrent",
     "kd:parts=9,bits=5,composer=lstm",
@@ -53,7 +53,7 @@ def clustered(rows=1200, dim=16, seed=0):
 
 def job_of(matrix, weights=None):
     rows = Rows(matrix, weights)
-    job = Job(
+    job = CodecJob(
         rows, (rows.weights / rows.lengths() ** 2).astype(np.float32), np.random.default_rng(0)
     )
     job.rank = effective_rank(job)
@@ -94,7 +94,7 @@ def test_a_method_by_name_stays_within_its_bytes(matrix, name, tmp_path):
     assert path.stat().st_size == small.report.data["chosen"]["bytes"]
     assert small.made_by["method"] == name.split(":")[0]
     settings = small.report.data["chosen"]["settings"]
-    assert method_of(name)[0].size(*matrix.shape, **settings) == small.nbytes
+    assert codec_of(name)[0].size(*matrix.shape, **settings) == small.nbytes
     assert np.array_equal(fb.check(path)[[0, 7, 1199]], small[[0, 7, 1199]])
     assert relative(matrix, small) < 0.7
     if name.startswith(("int", "lowrank", "hot")):
@@ -113,12 +113,12 @@ def test_the_docs_name_every_method_of_codes():
         .split("## Codes")[1]
         .split("```")[0]
     )
-    assert all(f"`{name}`" in section for name in METHODS if not name.startswith("int"))
+    assert all(f"`{name}`" in section for name in CODECS if not name.startswith("int"))
 
 
 @pytest.mark.parametrize("name", ["pq", "opq", "rq", "lsq", "layered", "clusters", "ksvd"])
 def test_refinement_lowers_the_error(matrix, name):
-    method = METHODS[name]
+    method = CODECS[name]
     settings = method.settings(*matrix.shape, 12_000, 16)[0]
     fit = method.fit(job_of(matrix), **settings)
 
@@ -656,7 +656,7 @@ def test_the_time_left_follows_the_pace():
 INTERRUPTED = """
 import os, signal, sys
 from featherbed.cli import main
-from featherbed.compression.meter import Meter
+from featherbed.codecs.meter import Meter
 name, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
 owner = {"step": Meter, "fsync": os}[name]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored by what runs in the background

@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 ROWS, DIM = 600, 16
 MATRIX = RNG.standard_normal((8, DIM))[RNG.integers(0, 8, ROWS)]
 MATRIX = (MATRIX + 0.4 * RNG.standard_normal((ROWS, DIM))).astype(np.float32)
-METHODS = (
+CODECS = (
     "int8",
     "int4",
     "int2",
@@ -59,7 +59,7 @@ def plain():
     return of
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CODECS)
 def test_small_numbers_are_compressed_as_well_as_others(method, plain):
     matrix = (MATRIX * np.float64(1e-20)).astype(np.float32)
     table = compress(matrix, method)
@@ -76,7 +76,7 @@ def test_numbers_of_any_size(method, scale, plain):
     assert error(compress(matrix, method, measure="recall"), matrix) < 2 * plain(method) + 1e-3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CODECS)
 def test_one_large_row_among_small_ones(method):
     matrix = MATRIX * np.float32(1e-6)
     matrix[7] = MATRIX[7] * np.float32(1e6)

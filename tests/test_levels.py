@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.codecs.graded import LEFT
 from featherbed.errors import ArgumentError
 from featherbed.kernels.pool import set_threads
 from featherbed.packed.report import file_size
-from featherbed.tables.graded import LEFT
 from featherbed.tasks.bayes import squared_error, variational
 from featherbed.tasks.data import Ratings, planted_ratings, read_movielens
 from featherbed.tasks.levels import (

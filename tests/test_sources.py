@@ -18,10 +18,10 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
 
 import featherbed as fb
-from featherbed.compression import reading, texts
-from featherbed.compression.reading import BFloat16Matrix
-from featherbed.compression.sources import read_matrix
 from featherbed.errors import ArgumentError, DataError, MissingExtra
+from featherbed.io.vectors import reading, texts
+from featherbed.io.vectors.reading import BFloat16Matrix
+from featherbed.io.vectors.sources import read_matrix
 
 ROWS = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
 KEYS = [f"word{i}" for i in range(7)]

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import featherbed as fb
-from featherbed.compression import sparse
-from featherbed.compression.clusters import Clusters
-from featherbed.compression.method import Job
-from featherbed.compression.rows import Rows
-from featherbed.compression.sparse import Sparse
+from featherbed.codecs import sparse
+from featherbed.codecs.clusters import ClusterCodec
+from featherbed.codecs.codec import CodecJob
+from featherbed.codecs.pursuit import Coder, decode
+from featherbed.codecs.rows import Rows
+from featherbed.codecs.sparse import SparseCodec
 from featherbed.packed.table import PackedTable
-from featherbed.pursuit import Coder, decode
 
 NAMES = ("ksvd", "hash", "hash+ksvd", "anchors")
 SMALL = {"anchors": 64, "codes": 4, "values": "int8", "kind": "int8"}
@@ -27,7 +27,7 @@ def clustered(rows=1500, dim=20, centres=30, seed=0):
 
 def job(matrix, importance=None, seed=0):
     importance = np.ones(len(matrix), np.float32) if importance is None else importance
-    return Job(Rows(matrix), importance, np.random.default_rng(seed), matrix.shape[1])
+    return CodecJob(Rows(matrix), importance, np.random.default_rng(seed), matrix.shape[1])
 
 
 def packed(fit, dim):
@@ -54,7 +54,7 @@ def error(fit, matrix, weights=None):
 )
 def test_the_size_is_exact(name, settings):
     matrix = clustered(701, 19)
-    method = Sparse(name)
+    method = SparseCodec(name)
     assert packed(method.fit(job(matrix), **settings), 19).nbytes == method.size(
         701, 19, **settings
     )
@@ -66,13 +66,13 @@ def test_the_size_is_exact(name, settings):
 def test_the_size_of_clusters_is_exact(kind, count, unit):
     matrix = clustered(701, 19) * np.float32(unit)
     matrix[:5] = 0  # a centroid of zeros keeps the scales of the others narrow
-    method = Clusters()
+    method = ClusterCodec()
     fit = method.fit(job(matrix), clusters=count, kind=kind)
     assert packed(fit, 19).nbytes == method.size(701, 19, clusters=count, kind=kind)
     assert error(fit, matrix) < {2: 1.0, 37: 0.25, 256: 0.2}[count]
 
 
-@pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(SparseCodec, NAMES), ClusterCodec()], ids=lambda m: m.name)
 def test_settings_fit_and_use_the_budget(method):
     for budget in (20_000, 60_000, 400_000):
         found = method.settings(5000, 40, budget, 40)
@@ -95,14 +95,14 @@ def test_settings_fit_and_use_the_budget(method):
 @pytest.mark.parametrize("values", ["int8", "int4", "float16"])
 def test_sparse_codes_beat_one_atom_a_row(name, values):
     matrix = clustered()
-    nearest = error(Clusters().fit(job(matrix), clusters=64, kind="float16"), matrix)
-    assert error(Sparse(name).fit(job(matrix), **SMALL | {"values": values}), matrix) < nearest
+    nearest = error(ClusterCodec().fit(job(matrix), clusters=64, kind="float16"), matrix)
+    assert error(SparseCodec(name).fit(job(matrix), **SMALL | {"values": values}), matrix) < nearest
 
 
 def test_clusters_beat_the_mean():
     matrix = clustered()
     trivial = float(((matrix - matrix.mean(0)) ** 2).sum() / (matrix**2).sum())
-    assert error(Clusters().fit(job(matrix), clusters=60, kind="int8"), matrix) < 0.25 * trivial
+    assert error(ClusterCodec().fit(job(matrix), clusters=60, kind="int8"), matrix) < 0.25 * trivial
 
 
 def test_pursuit_finds_planted_codes():
@@ -154,7 +154,7 @@ def test_values_of_chosen_anchors_are_the_best_not_negative_ones():
 
 @pytest.mark.parametrize("values", ["int8", "int4", "float16"])
 def test_values_of_anchors_are_not_negative(values):
-    band = Sparse("anchors").fit(job(clustered()), **SMALL | {"values": values}).bands()[0]
+    band = SparseCodec("anchors").fit(job(clustered()), **SMALL | {"values": values}).bands()[0]
     stored = band.fetch(np.arange(1500), np.arange(1500))[1]
     assert stored.min() >= 0
     assert stored.max() > 0
@@ -165,7 +165,7 @@ def test_values_of_anchors_are_not_negative(values):
 def test_no_atom_comes_twice(name, codes):
     matrix = clustered()
     matrix[:3] = 0
-    band = Sparse(name).fit(job(matrix), **SMALL | {"codes": codes}).bands()[0]
+    band = SparseCodec(name).fit(job(matrix), **SMALL | {"codes": codes}).bands()[0]
     indices = np.sort(band.fetch(np.arange(1500), np.arange(1500))[0], axis=1)
     assert (np.diff(indices, axis=1) > 0).all()
 
@@ -186,13 +186,13 @@ def test_more_codes_are_never_worse(how):
 @pytest.mark.parametrize("name", NAMES)
 def test_more_codes_lower_the_error_of_a_fit(name):
     errors = [
-        error(Sparse(name).fit(job(clustered()), **SMALL | {"codes": codes}), clustered())
+        error(SparseCodec(name).fit(job(clustered()), **SMALL | {"codes": codes}), clustered())
         for codes in (1, 3, 8)
     ]
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(SparseCodec, NAMES), ClusterCodec()], ids=lambda m: m.name)
 def test_refining_lowers_the_weighted_error(method):
     matrix = clustered()
     weights = np.random.default_rng(2).pareto(1.5, len(matrix)).astype(np.float32) + 0.1
@@ -205,7 +205,7 @@ def test_refining_lowers_the_weighted_error(method):
     assert packed(fit, 20).nbytes == method.size(1500, 20, **settings)
 
 
-@pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(SparseCodec, NAMES), ClusterCodec()], ids=lambda m: m.name)
 def test_importance_moves_the_error_to_rows_that_count_less(method):
     matrix = clustered(centres=200)
     weights = np.where(np.arange(1500) < 150, 100, 1).astype(np.float32)
@@ -232,16 +232,16 @@ def test_rounding_with_the_others_in_view_beats_rounding_each_value():
 
 def test_what_is_learnt_on_a_sample_codes_all_rows():
     matrix = clustered()
-    whole = [error(Sparse(name).fit(job(matrix), **SMALL), matrix) for name in NAMES]
-    whole.append(error(Clusters().fit(job(matrix), clusters=32, kind="int8"), matrix))
+    whole = [error(SparseCodec(name).fit(job(matrix), **SMALL), matrix) for name in NAMES]
+    whole.append(error(ClusterCodec().fit(job(matrix), clusters=32, kind="int8"), matrix))
     told = []
     for name, known in zip(NAMES, whole[:4], strict=True):
         work = replace(job(matrix), learn=700)
         work.tell = lambda what, share: told.append((what, share))
-        assert error(Sparse(name).fit(work, **SMALL), matrix) < 1.5 * known
+        assert error(SparseCodec(name).fit(work, **SMALL), matrix) < 1.5 * known
     assert ("coding", 0.0) in told
     assert (
-        error(Clusters().fit(replace(job(matrix), learn=700), clusters=32, kind="int8"), matrix)
+        error(ClusterCodec().fit(replace(job(matrix), learn=700), clusters=32, kind="int8"), matrix)
         < 1.5 * whole[4]
     )
 
@@ -249,7 +249,7 @@ def test_what_is_learnt_on_a_sample_codes_all_rows():
 def test_equal_rows_have_equal_clusters():
     matrix = clustered(400)
     matrix = np.concatenate([matrix, matrix[::-1]])
-    fit = Clusters().fit(job(matrix), clusters=50, kind="float16")
+    fit = ClusterCodec().fit(job(matrix), clusters=50, kind="float16")
     for _ in range(2):
         band = fit.bands()[0]
         found = band.fetch(np.arange(800), np.arange(800))[0][:, 0]
@@ -257,7 +257,7 @@ def test_equal_rows_have_equal_clusters():
         fit.refine(2)
 
 
-@pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(SparseCodec, NAMES), ClusterCodec()], ids=lambda m: m.name)
 def test_hard_matrices(method):
     settings = (
         {"clusters": 16, "kind": "int8"} if method.name == "clusters" else SMALL | {"anchors": 16}
@@ -283,7 +283,7 @@ def test_hard_matrices(method):
         )
 
 
-@pytest.mark.parametrize("method", [*map(Sparse, NAMES), Clusters()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [*map(SparseCodec, NAMES), ClusterCodec()], ids=lambda m: m.name)
 def test_saved_and_loaded(method, tmp_path):
     matrix = clustered()
     settings = {"clusters": 64, "kind": "int8"} if method.name == "clusters" else SMALL
@@ -300,6 +300,6 @@ def test_the_published_setting_on_glove(data):
         pytest.skip("no GloVe in the data folder")
     matrix = np.load(path)["vectors"][:5000].astype(np.float32)
     settings = {"anchors": 500, "codes": 10, "values": "int8", "kind": "float16"}
-    found = {name: error(Sparse(name).fit(job(matrix), **settings), matrix) for name in NAMES}
+    found = {name: error(SparseCodec(name).fit(job(matrix), **settings), matrix) for name in NAMES}
     for name, most in {"ksvd": 0.025, "hash": 0.165, "hash+ksvd": 0.028, "anchors": 0.036}.items():
         assert found[name] < most, found

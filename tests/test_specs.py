@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import featherbed as fb
+from featherbed.codecs.registry import codec_of
 from featherbed.tables.spec import parse_spec
 
 
@@ -109,6 +110,17 @@ def test_spec_values():
         "init": fb.HalfNormal(0.01),
     }
     assert parse_spec("dense:padding_idx=-1")[1] == {"padding_idx": -1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [("8", "keyword=value"), ("bits=", "keyword=value"), ("bits=8,bits=7", "twice"), ("bits=4+4", "4 \\+ 4")],
+)  # fmt: skip
+def test_tables_and_codecs_share_one_grammar(settings, named):
+    for read, name in ((parse_spec, "quantized"), (codec_of, "rq")):
+        assert read(f"{name}: bits=4")[1] == {"bits": 4}
+        with pytest.raises(fb.ArgumentError, match=named):
+            read(f"{name}:{settings}")
 
 
 def test_replace_refuses_to_untie():

@@ -192,6 +192,20 @@ def test_pursued_anchors_are_near_rows_of_few_anchors():
         lambda: fb.AnchorTable(400, 12, anchors=5),
         lambda: fb.AnchorTable(400, 12, anchors=5, nonnegative=False),
         lambda: fb.LowRankTable(400, 12, rank=3),
+        lambda: fb.KDTable(400, 12, choices=8, parts=3),
+        lambda: fb.KDTable(400, 12, choices=8, parts=3, shared=True),
+        lambda: fb.ProductTable(400, 12, choices=8, parts=3),
+        lambda: fb.ProductTable(400, 12, choices=8, parts=3, shared=True),
+        lambda: fb.ProductTable(400, 12, choices=8, parts=3, additive=True),
+        lambda: fb.GradedTable(400, 12, bits=2, grades=4),
+        lambda: fb.HashedTable(400, 12, buckets=60),
+        lambda: fb.RemainderTable(400, 12, divisor=40),
+        lambda: fb.RemainderTable(400, 12, divisor=40, combine="sum"),
+        lambda: fb.SelectedTable(400, 12, keep=10, rest=5),
+        lambda: fb.MixtureTable(400, 12, anchors=4, sets=2),
+        lambda: fb.MixtureTable(400, 12, anchors=4, sets=2, combine="linear"),
+        lambda: fb.MixedTable(400, 12, dims=(6, 3), blocks=(20, 380)),
+        lambda: fb.BandedTable(400, 12, hot=5, tail="lowrank:rank=3"),
     ],
 )
 def test_weighed_rows_are_fitted_better(make):
@@ -209,6 +223,37 @@ def test_weighed_rows_are_fitted_better(make):
     for wrong in (weights[:5], -weights, weights * torch.nan, torch.zeros(400)):
         with torch.no_grad(), pytest.raises(fb.ArgumentError, match="one for each row"):
             make().fit_dense(rows, wrong)
+
+
+def test_weights_choose_the_scales_of_columns():
+    rows = torch.randn(400, 1, generator=torch.Generator().manual_seed(0))
+    rows[0] = 20.0
+    weights = torch.ones(400)
+    weights[0] = 1000.0
+    even, weighed = (fb.QuantizedTable(400, 1, bits=2, scales="column") for _ in range(2))
+    with torch.no_grad():
+        even.fit_dense(rows)
+        weighed.fit_dense(rows, weights)
+    assert (weighed.weight[0] - 20.0).abs() < (even.weight[0] - 20.0).abs()
+
+
+@pytest.mark.parametrize("make", [fb.DenseTable, fb.VariationalTable, fb.QuantizedTable])
+def test_rows_that_are_kept_whatever_their_weights(make):
+    rows = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    table, other = make(20, 4).eval(), make(20, 4).eval()
+    with torch.no_grad():
+        table.fit_dense(rows)
+        other.fit_dense(rows, torch.arange(20.0))
+        with pytest.raises(fb.ArgumentError, match="one for each row"):
+            table.fit_dense(rows, torch.ones(3))
+    assert torch.equal(table.weight, other.weight)
+
+
+def test_a_table_that_cannot_weigh_rows_says_so():
+    table = fb.TensorTrainTable(20, 4, rank=2)
+    assert not table.weighs_rows
+    with torch.no_grad(), pytest.raises(fb.ArgumentError, match="leave weights out"):
+        table.fit_dense(torch.ones(20, 4), torch.ones(20))
 
 
 def test_anchors_that_are_fitted_stand_for_no_objects():

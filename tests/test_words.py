@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from featherbed.compression import words
-from featherbed.compression.words import (
+from featherbed.codecs import words
+from featherbed.codecs.words import (
     is_analogies,
     read_analogies,
     read_pairs,

@@ -164,7 +164,7 @@ def ratings(
     """Factorise ratings into two compact tables; without further options rows in levels, 8 times smaller than float32."""
     given = dict(locals())
     require("featherbed train ratings", TRAINING)
-    from featherbed.compression.target import read_bytes
+    from featherbed.codecs.target import read_bytes
     from featherbed.tasks.recommender import Job, train_recommender
     from featherbed.tasks.summary import summary_lines
 

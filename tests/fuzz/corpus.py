@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import featherbed as fb
-from featherbed.compression.methods import CODED, METHODS
+from featherbed.codecs.registry import CODECS, WRAPPABLE
 from featherbed.packed.band import Affine, Band, Members
 from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
@@ -21,7 +21,7 @@ from featherbed.packed.graded import Graded
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import KINDS, Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.tables import METHODS as TABLES
+from featherbed.tables import CODECS as TABLES
 from featherbed.tables.spec import method_name
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -189,7 +189,11 @@ def training_tables():
 
 def compressed(rng):
     """Yield the tables that every method of ``fb.compress`` makes of a small matrix."""
-    names = [*METHODS, *(f"{name}+norms" for name in CODED), *(f"hot+{name}" for name in CODED)]
+    names = [
+        *CODECS,
+        *(f"{name}+norms" for name in WRAPPABLE),
+        *(f"hot+{name}" for name in WRAPPABLE),
+    ]
     for name in names:
         for rows, dim, ratio in ((300, 16, 2), (300, 16, 1.3), (800, 32, 4)):
             dense = (rng.normal(size=(rows, 6)) @ rng.normal(size=(6, dim))).astype(np.float32)

@@ -1,1 +1,1 @@
-"""Compress an existing matrix: codecs, how well its rows are kept, and the search for the best one within a budget."""
+"""``fb.compress`` and its commands: an existing matrix to a budget or a quality, with a report."""

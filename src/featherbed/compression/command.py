@@ -8,15 +8,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from featherbed.codecs.target import Target
 from featherbed.compression.run import compress
-from featherbed.compression.sources import read_matrix
-from featherbed.compression.target import Target
-from featherbed.errors import ArgumentError, DataError
+from featherbed.errors import ArgumentError
 from featherbed.extras import COMPRESSING, Packages, require
+from featherbed.io.vectors import read_matrix, read_weights
 from featherbed.progress import show_share
 
 
@@ -86,17 +83,3 @@ def ending_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def read_weights(path: Path) -> Any:
-    """Read one weight a row: a .npy array, a text file of a number a line, or the word zipf (row i: 1/(i+1))."""
-    if str(path) == "zipf":
-        return "zipf"
-    try:
-        found = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
-    except ValueError as error:
-        why = str(error)[:120]
-        raise DataError(
-            f"{path.name}: weights are a .npy array or a text file of one number a line ({why})"
-        ) from None
-    return found

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.quality import Judge
-from featherbed.compression.rows import Rows
-from featherbed.compression.sources import read_matrix
+from featherbed.codecs.quality import Judge
+from featherbed.codecs.rows import Rows
 from featherbed.errors import ArgumentError
+from featherbed.io.vectors.sources import read_matrix
 from featherbed.packed.file import load
 
 

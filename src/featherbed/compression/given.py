@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featherbed.codecs.rows import tensor_array
 from featherbed.errors import ArgumentError
 
 ACCEPTED = "a matrix [rows, columns] of floats: an array, a memory map, a tensor, an nn.Embedding or a list of rows"
@@ -30,7 +30,7 @@ def matrix_of(given: Any) -> tuple[Any, int | None]:
     if hasattr(given, "named_parameters"):
         return _weight_of(given)
     if hasattr(given, "detach"):
-        return _from_torch(given), None
+        return tensor_array(given), None
     if hasattr(given, "toarray"):
         raise ArgumentError(
             "compress was given a sparse matrix: it takes a dense one, such as matrix.toarray()"
@@ -69,40 +69,5 @@ def _weight_of(module: Any) -> tuple[Any, int | None]:
             f"compress was given {type(module).__name__}, which has no weight [rows, columns] of its own; {held}"
         )
     padding = getattr(module, "padding_idx", None)
-    matrix = _from_torch(weight)
+    matrix = tensor_array(weight)
     return matrix, padding if padding is not None and not matrix[padding].any() else None
-
-
-def _from_torch(tensor: Any) -> NDArray[Any]:
-    """Return a tensor in numpy; one in memory shares it."""
-    plain = tensor.detach()
-    try:
-        plain = plain.cpu()
-        found: NDArray[Any] = (
-            plain.float().numpy() if "bfloat16" in str(plain.dtype) else plain.numpy()
-        )
-    except (TypeError, RuntimeError, NotImplementedError):
-        where = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-        raise ArgumentError(
-            f"compress cannot read this tensor ({where}): give a dense one of float32, float16 or bfloat16"
-        ) from None
-    return found
-
-
-def numbers_of(weights: Any, rows: int) -> NDArray[np.float64]:  # [V]
-    """Return weights of rows as numbers; "zipf" stands for 1 / (i + 1).
-
-    >>> numbers_of("zipf", 2).tolist()
-    [1.0, 0.5]
-    """
-    if isinstance(weights, str) and weights == "zipf":
-        return 1.0 / np.arange(1, rows + 1)
-    try:
-        return np.asarray(
-            _from_torch(weights) if hasattr(weights, "detach") else weights, dtype=np.float64
-        )
-    except (ValueError, TypeError):
-        shown = repr(weights) if isinstance(weights, str) else _kind(weights)
-        raise ArgumentError(
-            f"weights={shown}: give one number for each row, or 'zipf' (row i: 1 / (i + 1))"
-        ) from None

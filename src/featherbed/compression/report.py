@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featherbed.compression.words import score_words
+from featherbed.codecs.words import score_words
 from featherbed.packed.writing import replacing
 from featherbed.version import __version__
 from featherbed.view.compression import compression_page, compression_text
 
 if TYPE_CHECKING:
-    from featherbed.compression.choose import Entry, Trial
-    from featherbed.compression.target import Target
+    from featherbed.codecs.auto import Entry, Trial
+    from featherbed.codecs.target import Target
     from featherbed.packed.table import PackedTable
 
 

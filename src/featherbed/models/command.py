@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from featherbed.compression.command import read_weights
 from featherbed.extras import require
+from featherbed.io.vectors import read_weights
 from featherbed.progress import show_share
 
 

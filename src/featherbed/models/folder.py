@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from featherbed.compression.arrays import read_safetensors
-from featherbed.compression.method import Tell, quiet
+from featherbed.codecs.codec import Tell, quiet
+from featherbed.codecs.target import Target
 from featherbed.compression.run import compress
-from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError
+from featherbed.io.vectors.arrays import read_safetensors
 from featherbed.models.pretrained import METHOD, class_of, read_config
 from featherbed.models.swap import Place, Swapped, found_places, padding_of
 from featherbed.packed.file import to_bytes

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featherbed.compression.method import Tell, quiet
+from featherbed.codecs.codec import Tell, quiet
+from featherbed.codecs.target import Target
 from featherbed.compression.run import compress
-from featherbed.compression.target import Target
 from featherbed.errors import ArgumentError, DataError
 from featherbed.models.embedding import PackedEmbedding, PackedHead, PackedTwin
 from featherbed.packed.file import from_bytes

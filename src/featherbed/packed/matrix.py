@@ -70,9 +70,13 @@ def unpack_levels(
 
 
 def best_scales(
-    matrix: Floats, bits: int, axis: int
+    matrix: Floats, bits: int, axis: int, weights: Any = None
 ) -> Floats:  # [n, m] -> [n] (axis 0) or [m] (axis 1)
-    """Choose each row's (or column's) scale among clipped ranges by the squared error it leaves."""
+    """Choose each row's (or column's) scale among clipped ranges by the squared error it leaves.
+
+    ``weights`` weigh the elements of a vector: [m] for rows, [n] for columns.
+    """
+    root = None if weights is None else np.sqrt(weights).astype(np.float32)
     vectors = matrix if axis == 0 else matrix.T
     top = (2.0**bits - 1) / 2
     peak = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float32)
@@ -83,6 +87,7 @@ def best_scales(
         error = vectors - scale * (
             to_levels(vectors, scale, bits).astype(np.float32) - np.float32(top)
         )
+        error = error if root is None else error * root
         loss = np.einsum("nm,nm->n", error, error)
         better = loss < least
         best[better], least[better] = scale[better, 0], loss[better]

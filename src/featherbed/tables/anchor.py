@@ -19,7 +19,7 @@ from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed
-from featherbed.tables.fitting import low_rank, pursued, scales_of, semi_nonnegative
+from featherbed.tables.fitting import low_rank, nonnegative_factors, sparse_codes
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 BLOCK = 1 << 20  # rows started at once
@@ -219,20 +219,17 @@ class AnchorTable(Table):
         >>> bool((table.weight - rows).square().mean() < 0.3)
         True
         """
-        root = scales_of(weights, matrix)
-        target = matrix if root is None else matrix * root
         if self.support is None:
-            transform, atoms = (semi_nonnegative if self.nonnegative else low_rank)(
-                target, self.anchors
-            )
+            fit = nonnegative_factors if self.nonnegative else low_rank
+            transform, atoms = fit(matrix, self.anchors, weights)
         else:
-            support, transform, atoms = pursued(
-                target, self.anchors, self.transform.shape[1], self.nonnegative
+            support, transform, atoms = sparse_codes(
+                matrix, self.anchors, self.transform.shape[1], self.nonnegative, weights
             )
             self.support.copy_(support)
         self.atoms.copy_(atoms)
         self.anchor_ids = None
-        self.transform.copy_(transform if root is None else transform / root)
+        self.transform.copy_(transform)
 
 
 def start_as_themselves(

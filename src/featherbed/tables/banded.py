@@ -16,6 +16,7 @@ from featherbed.packed.band import Band, Members
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed
+from featherbed.tables.fitting import row_weights
 from featherbed.tables.hashed import HashedTable
 from featherbed.tables.mixed import most_popular, places_within
 from featherbed.tables.remainder import RemainderTable
@@ -168,10 +169,14 @@ class BandedTable(Table):
         ]
         return sum(parts) if parts else None
 
-    def fit_dense(self, matrix: Tensor) -> None:
-        """Each part comes near its own rows."""
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Fit each part to its own rows."""
+        checked = row_weights(weights, matrix)
+        given = None if checked is None else torch.from_numpy(checked).to(matrix.device)
         for part, inside in ((self.head_table, ~self.cold), (self.tail_table, self.cold)):
-            part.fit_dense(matrix if by_id(part) else matrix[inside])
+            every = by_id(part)
+            share = given if every or given is None else given[inside]
+            part.fit_dense(matrix if every else matrix[inside], share)
 
 
 def by_id(part: Table) -> bool:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from featherbed.codecs.kd import run_cell
 from featherbed.packed.cells import Cell
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.table import empty_parameter, to_numpy
@@ -80,24 +81,10 @@ class RecurrentCell(CodeCell):
 
     kind = "recurrent"
 
-    def seen(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., s, 4 w]
-        """Return what the gates see of the code vectors."""
-        return torch.cat([codes] * 4, dim=-1)
-
     def forward(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., w]
         """Read the code vectors in order, return the mean of the states."""
-        seen = self.seen(codes) + self.bias
-        state = memory = total = seen.new_zeros(*seen.shape[:-2], self.width)
-        for step in seen.unbind(-2):
-            keep, take, show, fresh = self.gates((step + state @ self.weight).chunk(4, dim=-1))
-            memory = torch.sigmoid(keep) * memory + torch.sigmoid(take) * torch.tanh(fresh)
-            state = torch.sigmoid(show) * torch.tanh(memory)
-            total = total + state
-        return total / codes.shape[-2]
-
-    def gates(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return keep, take, show, fresh in this order."""
-        return parts
+        states: Tensor = run_cell(self.kind, codes, self.weight, self.bias)
+        return states
 
 
 class LSTMCell(RecurrentCell):
@@ -125,14 +112,10 @@ class LSTMCell(RecurrentCell):
         super().reset_parameters(generator)
         self.input.normal_(0.0, 1 / math.sqrt(self.code_dim), generator=generator)
 
-    def seen(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., s, 4 w]
-        """Return what the gates see of the code vectors."""
-        return codes @ self.input
-
-    def gates(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return keep, take, show, fresh from torch's order i, f, g, o."""
-        take, keep, fresh, show = parts
-        return keep, take, show, fresh
+    def forward(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., w]
+        """Read the code vectors in order, return the mean of the states."""
+        states: Tensor = run_cell(self.kind, codes, self.weight, self.bias, self.input)
+        return states
 
     def _input(self, kind: str) -> Matrix | None:
         return Matrix.encode(to_numpy(self.input), kind)

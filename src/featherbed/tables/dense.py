@@ -15,6 +15,7 @@ from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import row_weights
 from featherbed.tables.table import Table, to_numpy
 
 
@@ -114,6 +115,7 @@ class DenseTable(Table):
         """V d."""
         return self.num_embeddings * self.embedding_dim
 
-    def fit_dense(self, matrix: Tensor) -> None:
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Copy."""
+        row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
         self.weight.copy_(matrix)

@@ -3,57 +3,98 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from featherbed.errors import ArgumentError
-from featherbed.pursuit import learn_sparse
+from featherbed.codecs.codec import CodecJob
+from featherbed.codecs.linear import factorize
+from featherbed.codecs.rows import LONGEST, Rows
+from featherbed.codecs.sparse import SparseFit
+from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.tables.table import to_numpy
 
 SAMPLE = 20_000  # rows anchors are learnt from
 FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
 
 
-def scales_of(weights: Tensor | None, matrix: Tensor) -> Tensor | None:  # [V] -> [V, 1]
-    """Return what rows are multiplied with so that a plain fit weighs them: the roots of their weights; none is 0.
+def row_weights(
+    weights: Any, matrix: Tensor, name: str = "weights"
+) -> NDArray[np.float64] | None:  # [V]
+    """Return the weights of rows with mean 1, checked; None where none are given.
 
-    >>> scales_of(torch.tensor([4.0, 0.0]), torch.ones(2, 3)).shape
-    torch.Size([2, 1])
+    >>> row_weights(torch.tensor([3.0, 1.0]), torch.ones(2, 3)).tolist()
+    [1.5, 0.5]
     """
     if weights is None:
         return None
-    bad = (
-        not bool(torch.isfinite(weights).all())
-        or bool((weights < 0).any())
-        or not bool((weights > 0).any())
-    )
-    if weights.shape != matrix.shape[:1] or bad:
+    given = torch.as_tensor(weights).detach().double().cpu().numpy()
+    bad = not np.isfinite(given).all() or (given < 0).any() or not (given > 0).any()
+    if given.shape != (len(matrix),) or bad:
         raise ArgumentError(
-            f"weights of shape {tuple(weights.shape)}: give {len(matrix)} finite numbers of at least 0, one for each row, "
-            "and one above 0"
+            f"{name} of shape {given.shape}: give {len(matrix)} finite numbers of at least 0, "
+            "one for each row, and one above 0"
         )
-    wide = weights.to(device=matrix.device, dtype=torch.float64)
-    wide = wide / wide.mean()
-    return wide.clamp(min=FAINT).sqrt()[:, None].to(matrix.dtype)
+    scaled: NDArray[np.float64] = given / given.mean()
+    return scaled
 
 
-def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, r], [r, d]
-    """Return the truncated SVD as values and atoms, zero-filled where the matrix has fewer than ``rank`` directions.
+def codec_job(
+    matrix: Tensor,  # [V, d]
+    weights: Tensor | None,  # [V]
+    purpose: str,
+    packages: Sequence[str] = ("faiss", "scipy"),
+) -> CodecJob:
+    """Return the input of a codec that learns codes: the rows, and the weight of each row's error."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtra(package, "compress", purpose)
+    dense = np.ascontiguousarray(to_numpy(matrix), dtype=np.float32)
+    rows = Rows(dense, row_weights(weights, matrix))
+    lengths = np.sqrt(np.einsum("vd,vd->v", dense, dense, dtype=np.float64))
+    if lengths.max() > LONGEST:
+        worst = int(lengths.argmax())
+        raise ArgumentError(
+            f"row {worst} is {lengths[worst]:.0e} long, codes are learnt of at most {LONGEST:.0e}: "
+            "scale it down"
+        )
+    return CodecJob(rows, rows.weights, np.random.default_rng(0))
+
+
+def low_rank(
+    matrix: Tensor, rank: int, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # [V, d], [V] -> [V, r], [r, d]
+    """Return values and atoms of the linear codec (``featherbed.codecs.linear.factorize``).
 
     >>> values, atoms = low_rank(torch.ones(4, 3), 2)
     >>> torch.allclose(values @ atoms, torch.ones(4, 3))
     True
     """
-    wide = matrix.double()
-    left, sizes, right = torch.linalg.svd(wide, full_matrices=False)
-    kept = min(rank, len(sizes))
-    values = wide.new_zeros(len(matrix), rank)
-    atoms = wide.new_zeros(rank, matrix.shape[1])
-    values[:, :kept] = left[:, :kept] * sizes[:kept].sqrt()
-    atoms[:kept] = right[:kept] * sizes[:kept].sqrt()[:, None]
-    return values.to(matrix.dtype), atoms.to(matrix.dtype)
+    dense = matrix.detach().double().cpu().numpy()
+    values, atoms = factorize(dense, rank, row_weights(weights, matrix))
+    return torch.from_numpy(values).to(matrix), torch.from_numpy(atoms).to(matrix)
+
+
+def nonnegative_factors(
+    matrix: Tensor, rank: int, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # [V, d], [V] -> [V, K], [K, d]
+    """Return non-negative values and atoms, the errors of rows weighted: Σ_i w_i ||x_i - t_i A||².
+
+    >>> values, atoms = nonnegative_factors(torch.eye(3), 3, torch.ones(3))
+    >>> bool((values >= 0).all())
+    True
+    """
+    given = row_weights(weights, matrix)
+    if given is None:
+        return semi_nonnegative(matrix, rank)
+    root = torch.from_numpy(np.sqrt(np.maximum(given, FAINT)))[:, None].to(matrix)
+    values, atoms = semi_nonnegative(matrix * root, rank)
+    return values / root, atoms
 
 
 def semi_nonnegative(
@@ -95,29 +136,27 @@ def semi_nonnegative(
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
 
 
-def pursued(
-    matrix: Tensor, anchors: int, count: int, nonnegative: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``count`` atoms of each row and their values, and the atoms: [V, d] -> [V, s], [V, s], [K, d].
+def sparse_codes(
+    matrix: Tensor, anchors: int, count: int, nonnegative: bool, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:  # [V, d], [V] -> [V, s], [V, s], [K, d]
+    """Return ``count`` atoms of each row, their values, and the atoms, by the sparse codec.
 
-    Matching pursuit and least squares in turns (``featherbed.pursuit.learn_sparse``).
+    Atoms are as long as rows are on average.
 
-    >>> support, values, atoms = pursued(torch.eye(3), 3, 1, True)
+    >>> support, values, atoms = sparse_codes(torch.eye(3), 3, 1, True)
     >>> torch.allclose(values * atoms[support[:, 0]], torch.eye(3), atol=1e-4)
     True
     """
-    rows: Any = matrix.detach().to(device="cpu", dtype=torch.float32).numpy()
-    size = float(np.abs(rows).max(initial=0.0)) or 1.0  # squares stay within float32
-    atoms, chosen, values = learn_sparse(
-        rows / np.float32(size), anchors, count, nonnegative=nonnegative
+    size = float(matrix.abs().max()) or 1.0  # squares stay within float32
+    job = codec_job(matrix / size, weights, "AnchorTable.from_dense with slots", ("scipy",))
+    fit = SparseFit(
+        job, "anchors" if nonnegative else "pursuit", anchors=anchors, codes=count, start="rows"
     )
-    found = (
-        torch.from_numpy(chosen.astype(np.int64)),
-        torch.from_numpy(values),
-        torch.from_numpy(atoms) * size,
-    )
-    support, weights, dictionary = (part.to(matrix.device) for part in found)
-    return support, weights.to(matrix.dtype), dictionary.to(matrix.dtype)
+    chosen, values = fit.all_codes()
+    length = float((matrix / size).square().mean().sqrt()) or 1.0
+    found = torch.from_numpy(values) / length, torch.from_numpy(fit.coder.atoms) * length * size
+    support = torch.from_numpy(chosen.astype(np.int64)).to(matrix.device)
+    return support, found[0].to(matrix), found[1].to(matrix)
 
 
 def _closer(values: Tensor, matrix: Tensor, atoms: Tensor) -> Tensor:
@@ -146,20 +185,26 @@ def shared_atoms(
     atoms: int,
     skip: int | None = None,
     rounds: int = 30,
+    weights: Tensor | None = None,  # [V]
 ) -> Tensor:  # [K, d]
     """Return the atoms whose sums come nearest to the rows (but one), by conjugate gradients on the normal equations.
 
     >>> shared_atoms(torch.tensor([[1.0], [3.0]]), torch.tensor([[0], [0]]), 1)
     tensor([[2.]])
     """
-    wide = matrix.double()
+    wide, given = matrix.double(), row_weights(weights, matrix)
+    share = (
+        wide.new_ones(len(wide), 1) if given is None else torch.from_numpy(given)[:, None].to(wide)
+    )
     if skip is not None:
         others = torch.arange(len(matrix), device=matrix.device) != skip
-        wide, indices = wide[others], indices[others]
+        wide, indices, share = wide[others], indices[others], share[others]
     flat = indices.reshape(-1)
 
-    def spread(rows: Tensor) -> Tensor:  # H^T rows
-        repeated = rows[:, None, :].expand(-1, indices.shape[1], -1).reshape(-1, rows.shape[1])
+    def spread(rows: Tensor) -> Tensor:  # H^T W rows
+        repeated = (
+            (share * rows)[:, None, :].expand(-1, indices.shape[1], -1).reshape(-1, rows.shape[1])
+        )
         return wide.new_zeros(atoms, rows.shape[1]).index_add_(0, flat, repeated)
 
     solution = wide.new_zeros(atoms, matrix.shape[1])
@@ -179,8 +224,8 @@ def shared_atoms(
 
 
 def quotient_remainder(
-    matrix: Tensor, divisor: int, rounds: int = 20
-) -> Tensor:  # [V, d] -> [quotients + divisor, d]
+    matrix: Tensor, divisor: int, rounds: int = 20, weights: Tensor | None = None
+) -> Tensor:  # [V, d], [V] -> [quotients + divisor, d]
     """Return Q over R with Q[i // divisor] * R[i mod divisor] near row i: in every column the best rank-one factors.
 
     >>> quotient_remainder(torch.full((6, 1), 4.0), 3).prod(0).round()
@@ -190,7 +235,9 @@ def quotient_remainder(
     quotients = -(-len(matrix) // divisor)
     grid = wide.new_zeros(quotients * divisor, matrix.shape[1])
     seen = grid.new_zeros(quotients * divisor, 1)
-    grid[: len(matrix)], seen[: len(matrix)] = wide, 1
+    given = row_weights(weights, matrix)
+    grid[: len(matrix)] = wide
+    seen[: len(matrix)] = 1.0 if given is None else torch.from_numpy(given)[:, None].to(wide)
     grid, seen = grid.reshape(quotients, divisor, -1), seen.reshape(quotients, divisor, 1)
     strongest = (grid.square().sum(1) * seen.all(1)).argmax(
         0
@@ -198,8 +245,8 @@ def quotient_remainder(
     right = grid[strongest, :, torch.arange(matrix.shape[1])].T.clone()  # [divisor, d]
     left = grid.new_zeros(quotients, matrix.shape[1])
     for _ in range(rounds):
-        left = (grid * right).sum(1) / (seen * right.square()).sum(1).clamp(min=1e-12)
-        right = (grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(
+        left = (seen * grid * right).sum(1) / (seen * right.square()).sum(1).clamp(min=1e-12)
+        right = (seen * grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(
             min=1e-12
         )
     balance = ((right.square().mean(0) + 1e-12) / (left.square().mean(0) + 1e-12)) ** 0.25

@@ -9,16 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featherbed.codecs.graded import fit_grades, grade_ends
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, graded_scales
+from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded
 from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import row_weights
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
-
-# what the best even steps of 0, 1, ... 8 bits leave of a normal variable's variance (Max 1960; beyond 5 bits the same integral)
-LEFT = np.array([1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.001040, 0.0003043, 0.00008769])
 
 
 class GradedTable(Table):
@@ -130,61 +129,18 @@ class GradedTable(Table):
         used = np.count_nonzero(self.widths, axis=1)
         return int(used @ (np.array(self.grade_rows) + 1))
 
-    def fit_dense(self, matrix: Tensor) -> None:
-        """Keep the matrix; choose bits and scales by the squared error they leave."""
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Keep the matrix; choose bits and scales by the squared error they leave.
+
+        Rows count by ``weights``, by the table's ``counts`` where none are given.
+        """
         self.rows.copy_(matrix)
-        dense, rows = to_numpy(matrix).astype(np.float32), self.grade_rows
-        sums = np.add.reduceat(
-            np.square(dense, dtype=np.float64), np.cumsum([0, *rows[:-1]]), axis=0
+        dense = to_numpy(matrix).astype(np.float32)
+        given = (
+            row_weights(self.counts, matrix, "counts")
+            if weights is None
+            else row_weights(weights, matrix)
         )
-        weights = np.array(_weights(self.counts, self.ends, self.num_embeddings))
-        spread = sums / np.array(rows)[:, None] * weights[:, None]
-        widths = allot(spread, rows, int(self.bits * matrix.numel()))
+        widths, scales = fit_grades(dense, self.grade_rows, self.bits, given)
         self.tops.copy_(torch.from_numpy(((1 << widths.astype(np.int64)) - 1).astype(np.uint8)))
-        self.scale.copy_(torch.from_numpy(graded_scales(dense, widths, rows)))
-
-
-def grade_ends(rows: int, grades: int) -> list[int]:
-    """Return where runs end of which each is twice as long as the one before: V (2^g - 1) / (2^G - 1), rounded up.
-
-    >>> grade_ends(700, 3)
-    [100, 300, 700]
-    """
-    return sorted({-(-rows * (2**g - 1) // (2**grades - 1)) for g in range(1, grades + 1)})
-
-
-def allot(
-    spread: NDArray[np.floating], rows: list[int], budget: int
-) -> NDArray[np.uint8]:  # [G, m], [G] -> [G, m]
-    """Spend ``budget`` bits where each saves most: of Σ_g r_g Σ_k spread_gk left(b_gk), by falling gain for a bit.
-
-    ``spread`` is the mean square of a column within a grade, times what an error there counts. Gains fall with every bit of
-    a column, so that taking the largest first is best up to the last few bits (Shoham and Gersho 1988).
-
-    >>> allot(np.array([[4.0, 1.0], [1.0, 0.0]]), [2, 4], 20).tolist()
-    [[4, 2], [2, 0]]
-    """
-    gains = spread[:, :, None] * -np.diff(LEFT)  # [G, m, 8]
-    widths, left, least = np.zeros(spread.shape, dtype=np.uint8), budget, min(rows)
-    order = np.argsort(-gains.reshape(-1), kind="stable")
-    for at in order[: np.count_nonzero(gains)].tolist():
-        g, k = divmod(at // MOST_BITS, spread.shape[1])
-        if rows[g] <= left:
-            widths[g, k] += 1
-            left -= rows[g]
-        if left < least:
-            break
-    return widths
-
-
-def _weights(counts: Tensor | None, ends: list[int], rows: int) -> list[float]:
-    """Return the mean count of each grade, 1 without counts."""
-    if counts is None:
-        return [1.0] * len(ends)
-    given = torch.as_tensor(counts).double().cpu().reshape(-1)
-    if given.shape != (rows,) or not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
-        raise ArgumentError(
-            f"counts {tuple(torch.as_tensor(counts).shape)}: give one count of at least 0 for each of {rows} rows"
-        )
-    starts = [0, *ends[:-1]]
-    return [float(given[start:stop].mean()) for start, stop in zip(starts, ends, strict=True)]
+        self.scale.copy_(torch.from_numpy(scales))

@@ -94,8 +94,10 @@ class HashedTable(Table):
         """m d, and V k for learnt weights."""
         return self.atoms.numel() + (0 if self.values == "unit" else self.weights.numel())
 
-    def fit_dense(self, matrix: Tensor) -> None:
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Least squares for the shared rows, by conjugate gradients; the weights stay 1."""
         indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
         assert indices is not None
-        self.atoms.copy_(shared_atoms(matrix, indices, self.buckets, skip=self.padding_idx))
+        self.atoms.copy_(
+            shared_atoms(matrix, indices, self.buckets, skip=self.padding_idx, weights=weights)
+        )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featherbed.codecs.kd import KDFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.tables.autoencode import autoencode
 from featherbed.tables.composed import ComposedTable
+from featherbed.tables.fitting import codec_job
 from featherbed.tables.guide import Guidance, Guide, Online, Pretrained
 from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import Softmax, StraightThrough
+from featherbed.tables.table import to_numpy
 
+ROUNDS = 8  # of refinement of a fit: least squares and codes in turns
 MARGIN = 4.0  # by which the logit of an assigned choice stands above the others
 
 
@@ -171,6 +175,50 @@ class KDTable(ComposedTable):
         """Return the code logits."""
         return [cast(nn.Parameter, self._parameters["code_logits"])]
 
-    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
-        """Code the rows of ``matrix`` by additive quantisation, then fit code vectors and composer to them."""
-        autoencode(self, matrix)
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Code the rows of ``matrix`` by the kd codec, then fit code vectors and composer to them."""
+        job = codec_job(matrix, weights, "KDTable.from_dense")
+        fit = KDFit(
+            job,
+            parts=self.parts,
+            choices=self.choices,
+            composer=self.composer,
+            width=self.code_dim,
+            shared=self.shared,
+        )
+        if fit.refinable:
+            fit.refine(ROUNDS)
+        ids = torch.arange(self.num_embeddings, device=self.device)
+        self.assign(ids, torch.from_numpy(fit.all_codes().astype(np.int64)).to(self.device))
+        if self.last is not None:
+            self.last.reset()
+        if self.cell is None:
+            self._set_linear(fit)
+        else:
+            initial = {name: to_numpy(value) for name, value in self._composer_state().items()}
+            found = fit.fit_composer(initial | {"shift": fit.mean})
+            for name, value in self._composer_state().items():
+                value.copy_(torch.from_numpy(found[name]).reshape(value.shape))
+
+    def _composer_state(self) -> dict[str, Tensor]:
+        """Return the code vectors and the parts of the cell, by the names of the kd codec."""
+        assert self.cell is not None
+        assert self.projection is not None
+        assert self.bias is not None
+        atoms = self.atoms.detach().reshape(-1, self.choices, self.code_dim)
+        found = {"atoms": atoms, **{n: p.detach() for n, p in self.cell.named_parameters()}}
+        return found | {"projection": self.projection.detach(), "shift": self.bias.detach()}
+
+    def _set_linear(self, fit: KDFit) -> None:
+        """Take the code vectors of additive codes, and the basis they are in."""
+        scale = self.parts if self.pool == "mean" else 1
+        atoms = np.zeros((self.atoms.shape[0], self.code_dim), dtype=np.float32)
+        atoms[:, : fit.atoms.shape[2]] = scale * fit.atoms.reshape(-1, fit.atoms.shape[2])
+        if self.projection is None or self.bias is None:
+            atoms += scale * fit.mean / self.parts
+        else:
+            basis = np.eye(len(fit.mean), dtype=np.float32) if fit.basis is None else fit.basis
+            self.projection.zero_()
+            self.projection[: len(basis)] = torch.from_numpy(basis).to(self.projection)
+            self.bias.copy_(torch.from_numpy(fit.mean))
+        self.atoms.copy_(torch.from_numpy(atoms))

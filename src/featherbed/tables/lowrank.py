@@ -12,7 +12,7 @@ from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank, scales_of, share_of_unit_rows
+from featherbed.tables.fitting import low_rank, share_of_unit_rows
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 
@@ -75,8 +75,7 @@ class LowRankTable(Table):
         return self.coefficients.numel() + self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Truncated SVD: the best of its rank (Eckart and Young 1936), also where rows are weighed by ``weights``."""
-        root = scales_of(weights, matrix)
-        values, atoms = low_rank(matrix if root is None else matrix * root, self.rank)
-        self.coefficients.copy_(values if root is None else values / root)
+        """Truncated SVD: the best of its rank (Eckart and Young 1936), rows weighed by ``weights``."""
+        values, atoms = low_rank(matrix, self.rank, weights)
+        self.coefficients.copy_(values)
         self.atoms.copy_(atoms)

@@ -15,7 +15,7 @@ from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank, share_of_unit_rows
+from featherbed.tables.fitting import low_rank, row_weights, share_of_unit_rows
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 MOST_BLOCKS = 32
@@ -136,16 +136,19 @@ class MixedTable(Table):
         """Σ_b n_b d_b + d_b d (no second term where d_b = d)."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def fit_dense(self, matrix: Tensor) -> None:
-        """Truncated SVD of the rows of each block."""
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Truncated SVD of the rows of each block, rows weighed by ``weights``."""
+        checked = row_weights(weights, matrix)
+        given = None if checked is None else torch.from_numpy(checked).to(matrix.device)
         for number, width in enumerate(self.dims):
-            part = matrix[self.block == number]  # in the order of ids, which is that of places
+            inside = self.block == number
+            part = matrix[inside]  # in the order of ids, which is that of places
             projection = getattr(self, f"projection{number}")
             rows = getattr(self, f"rows{number}")
             if projection is None:
                 rows.copy_(part)
                 continue
-            values, atoms = low_rank(part, width)
+            values, atoms = low_rank(part, width, None if given is None else given[inside])
             rows.copy_(values)
             projection.copy_(atoms)
 

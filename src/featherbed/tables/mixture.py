@@ -19,7 +19,7 @@ from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.anchor import start_as_themselves
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank, semi_nonnegative
+from featherbed.tables.fitting import low_rank, nonnegative_factors, row_weights
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
 BLOCK = 1 << 16  # rows weighed at once in float64
@@ -132,20 +132,22 @@ class MixtureTable(Table):
         """nnz(T) + Σ K_m d, as the paper's tables count."""
         return int(torch.count_nonzero(self.transform)) + self.atoms.numel()
 
-    def fit_dense(self, matrix: Tensor) -> None:
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Fit the sets: for a linear sum as ``AnchorTable`` does, under a softmax by principal components.
 
         A softmax over K anchors reaches every point inside the simplex they span, so sets of K_m anchors that enclose the rows
         give exactly the best mean and Σ (K_m - 1) components. Weights are dense: sparsity comes from training with a penalty.
         """
         if self.combine == "linear":
-            fit = semi_nonnegative if self.nonnegative else low_rank
-            transform, atoms = fit(matrix, sum(self.set_sizes))
+            fit = nonnegative_factors if self.nonnegative else low_rank
+            transform, atoms = fit(matrix, sum(self.set_sizes), weights)
             self.transform.copy_(transform)
             self.atoms.copy_(atoms)
             return
-        mean = matrix.double().mean(0)
-        values, directions = low_rank(matrix.double() - mean, sum(self.set_sizes) - self.sets)
+        given, wide = row_weights(weights, matrix), matrix.double()
+        share = None if given is None else torch.from_numpy(given).to(wide)
+        mean = wide.mean(0) if share is None else share @ wide / share.sum()
+        values, directions = low_rank(wide - mean, sum(self.set_sizes) - self.sets, share)
         free = [size - 1 for size in self.set_sizes]
         blocks = zip(self._by_set(self.atoms, 0), self._by_set(self.transform, 1), strict=True)
         parts = zip(torch.split(values, free, 1), torch.split(directions, free), strict=True)

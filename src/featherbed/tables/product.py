@@ -10,20 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featherbed.coding import kmeans, learn_additive, learn_shared, nearest
+from featherbed.codecs.kd import KDFit
+from featherbed.codecs.product import ProductFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
-from featherbed.tables.autoencode import rows_to_code
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import codec_job
 from featherbed.tables.norm import Normalise
 from featherbed.tables.relax import harden, is_number
 from featherbed.tables.table import empty_parameter, positive, to_numpy
 
 VARIANTS = ("softmax", "centroid")
+ROUNDS = 8  # of refinement of a fit: dictionaries and codes in turns
 
 
 class ProductTable(CodedTable):
@@ -217,28 +219,19 @@ class ProductTable(CodedTable):
         """Count the values, K d (K d / D when shared); the codes are bits (``code_bits``)."""
         return self.atoms.numel()
 
-    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Find centroids and codes of the columns of each part by k-means (additive: by additive quantisation)."""
-        target = rows_to_code(matrix, "ProductTable.from_dense")
+        job = codec_job(matrix, weights, "ProductTable.from_dense")
+        shape: dict[str, Any] = {"parts": self.parts, "choices": self.choices}
+        fit: KDFit | ProductFit
         if self.additive:
-            learn = learn_shared if self.shared else learn_additive
-            centroids, codes = learn(target, self.parts, self.choices, 0)
-            centroids = self.parts * centroids
+            fit = KDFit(job, **shape, shared=self.shared)
         else:
-            pieces = np.ascontiguousarray(
-                target.reshape(len(target), self.parts, self.width).transpose(1, 0, 2)
-            )
-            groups = [pieces.reshape(-1, self.width)] if self.shared else list(pieces)
-            centroids = np.stack(
-                [
-                    kmeans(group, self.choices, number, rounds=25)
-                    for number, group in enumerate(groups)
-                ]
-            )
-            every = np.repeat(centroids, self.parts, axis=0) if self.shared else centroids
-            codes = np.stack(
-                [nearest(piece, atoms) for piece, atoms in zip(pieces, every, strict=True)], axis=1
-            )
+            fit = ProductFit(job, **shape, width=self.embedding_dim, shared=self.shared)
+        if fit.refinable:
+            fit.refine(ROUNDS)
+        centroids = self.parts * fit.atoms + fit.mean if isinstance(fit, KDFit) else fit.atoms
+        codes = fit.all_codes()
         self.atoms.copy_(torch.from_numpy(centroids.reshape(-1, self.width)))
         if self.key_vectors is not None and self.query_dim == self.width:
             around = self.atoms - self.atoms.mean(0)

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from featherbed.codecs.integer import choose_scales
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.matrix import Matrix, best_scales, pack_levels
+from featherbed.packed.matrix import Matrix, pack_levels
 from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import row_weights
 from featherbed.tables.table import Table, empty_parameter, to_numpy
 
 
@@ -98,9 +100,10 @@ class QuantizedTable(Table):
         """V d levels and the scales."""
         return self.rows.numel() + self.scale.numel()
 
-    def fit_dense(self, matrix: Tensor) -> None:
-        """Keep the matrix and choose each scale by the squared error it leaves."""
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Keep the matrix and choose each scale by the squared error it leaves (by ``weights`` in a column)."""
         self.rows.copy_(matrix)
-        axis = 0 if self.scales == "row" else 1
-        scale = torch.from_numpy(best_scales(to_numpy(matrix), self.bits, axis)).to(self.scale)
-        self.scale.copy_(scale[:, None] if axis == 0 else scale[None, :])
+        given = row_weights(weights, matrix)
+        found = choose_scales(to_numpy(matrix), self.bits, self.scales, given)
+        scale = torch.from_numpy(found).to(self.scale)
+        self.scale.copy_(scale[:, None] if self.scales == "row" else scale[None, :])

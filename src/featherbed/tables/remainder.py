@@ -70,11 +70,13 @@ class RemainderTable(Table):
         """(ceil(V / divisor) + divisor) d."""
         return self.atoms.numel()
 
-    def fit_dense(self, matrix: Tensor) -> None:
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Least squares: alternating for the product, conjugate gradients for the sum."""
         if self.combine == "product":
-            self.atoms.copy_(quotient_remainder(matrix, self.divisor))
+            self.atoms.copy_(quotient_remainder(matrix, self.divisor, weights=weights))
             return
         indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
         assert indices is not None
-        self.atoms.copy_(shared_atoms(matrix, indices, len(self.atoms), skip=self.padding_idx))
+        self.atoms.copy_(
+            shared_atoms(matrix, indices, len(self.atoms), skip=self.padding_idx, weights=weights)
+        )

@@ -100,10 +100,12 @@ class SelectedTable(Table):
         """(keep + rest) d."""
         return self.atoms.numel()
 
-    def fit_dense(self, matrix: Tensor) -> None:
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Copy the kept rows; a shared row becomes the mean of those that share it."""
         self.atoms.copy_(
-            shared_atoms(matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx)
+            shared_atoms(
+                matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx, weights=weights
+            )
         )
 
 

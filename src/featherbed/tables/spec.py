@@ -1,17 +1,7 @@
-"""Short specs: ``anchor:anchors=50,init=xavier(gain=0.5)`` names a table and its settings.
-
-spec      = method [":" setting {"," setting}]
-method    = dense | anchor | growinganchor | mixture | mixed | banded | lowrank | hashed | kd | product | remainder |
-            selected | quantized | graded | tensortrain | variational (class name without "Table")
-setting   = keyword "=" value
-value     = number | true | false | none | word | "text" | behaviour | "[" value {"," value} "]"
-behaviour = name ["(" [setting {"," setting}] ")"]         (halfnormal, xavier, randombasis, softmax,
-                                                                straightthrough, temperature, online)
-"""
+"""The table a short spec names (``featherbed.specs`` holds the grammar)."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 from typing import Any
 
@@ -19,6 +9,7 @@ from torch import Tensor
 
 from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
+from featherbed.specs import split_spec
 from featherbed.tables import METHODS, Table
 from featherbed.tables.guide import Online
 from featherbed.tables.relax import Softmax, StraightThrough, Temperature
@@ -33,7 +24,6 @@ _KINDS: tuple[Any, ...] = (
     Online,
 )
 BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
-_WORDS = {"true": True, "false": False, "none": None}
 
 
 def method_name(method: type[Table]) -> str:
@@ -52,27 +42,13 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
     >>> parse_spec("anchor:anchors=50,init=xavier(gain=0.5)")
     (<class 'featherbed.tables.anchor.AnchorTable'>, {'anchors': 50, 'init': Xavier(gain=0.5)})
     """
-    name, _, rest = spec.partition(":")
+    name, settings = split_spec(spec, behaviours=BEHAVIOURS)
     methods = {method_name(method): method for method in METHODS}
-    method = methods.get(name.strip().lower())
+    method = methods.get(name.lower())
     if method is None:
         raise ArgumentError(
             f"{name!r} in spec {spec!r} is no table: use one of {', '.join(sorted(methods))}"
         )
-    try:
-        call = ast.parse(f"f({rest})", mode="eval").body
-    except SyntaxError:
-        raise ArgumentError(
-            f"spec {spec!r}: write settings as keyword=value, separated by commas"
-        ) from None
-    whole = (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.end_col_offset == len(f"f({rest})".encode())
-    )
-    if not isinstance(call, ast.Call) or not whole or "#" in rest:
-        raise ArgumentError(f"spec {spec!r}: write settings as keyword=value, separated by commas")
-    settings = _keywords(call, spec)
     unwritable = (
         "self",
         "num_embeddings",
@@ -94,48 +70,6 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         ):
             raise ArgumentError(f"{keyword}={value} in spec {spec!r}: write true or false")
     return method, settings
-
-
-def _keywords(call: ast.Call, spec: str) -> dict[str, Any]:
-    if call.args or any(keyword.arg is None for keyword in call.keywords):
-        raise ArgumentError(f"spec {spec!r}: write every setting as keyword=value")
-    names = [str(keyword.arg) for keyword in call.keywords]
-    if len(set(names)) < len(names):
-        raise ArgumentError(f"spec {spec!r} gives a setting twice")
-    return {str(keyword.arg): _value(keyword.value, spec) for keyword in call.keywords}
-
-
-def _value(node: ast.expr, spec: str) -> Any:
-    match node:
-        case ast.Constant(value=int() | float() | str()):
-            return node.value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-            return -node.operand.value  # type: ignore[attr-defined]
-        case ast.Name(id=word) if word.lower() in _WORDS:
-            return _WORDS[word.lower()]
-        case ast.Name(id=word):
-            return BEHAVIOURS[word.lower()]() if word.lower() in BEHAVIOURS else word
-        case ast.Constant(value=None | bool()):
-            return node.value
-        case ast.List(elts=parts):
-            return tuple(_value(part, spec) for part in parts)
-        case ast.Call(func=ast.Name(id=word)):
-            if word.lower() not in BEHAVIOURS:
-                raise ArgumentError(
-                    f"{word!r} in spec {spec!r} is not known: use one of {', '.join(sorted(BEHAVIOURS))}"
-                )
-            return _behaviour(word, _keywords(node, spec), spec)
-    raise ArgumentError(
-        f"{ast.unparse(node)!r} in spec {spec!r}: a value is a number, a word, a list or a behaviour"
-    )
-
-
-def _behaviour(word: str, settings: dict[str, Any], spec: str) -> Any:
-    try:
-        return BEHAVIOURS[word.lower()](**settings)
-    except TypeError:
-        accepted = ", ".join(inspect.signature(BEHAVIOURS[word.lower()]).parameters)
-        raise ArgumentError(f"{word} in spec {spec!r} takes {accepted}") from None
 
 
 def make_table(spec: str, num_embeddings: int, embedding_dim: int, **extra: Any) -> Table:

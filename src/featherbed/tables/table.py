@@ -46,6 +46,7 @@ class Table(nn.Module):
     padding_idx: int | None
     example: ClassVar[dict[str, Any]] = {}  # keywords a small table of this class can be made with
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
+    weighs_rows: ClassVar[bool] = True  # False: fit_dense raises where weights are given
 
     sparse: bool = False  # whether parameters with one row per id have row-sparse gradients
     old_names: ClassVar[dict[str, str]] = {}  # parameters that earlier state dicts call otherwise
@@ -396,8 +397,11 @@ class Table(nn.Module):
         return table.requires_grad_(not freeze)
 
     @abstractmethod
-    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
-        """Set the parameters so that the table comes near ``matrix``."""
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """Set the parameters so that the table comes near ``matrix``.
+
+        ``weights`` say how much the squared error of each row counts; all count alike without them.
+        """
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor's keywords with their values, as repr and the file's metadata show them."""

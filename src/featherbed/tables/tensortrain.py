@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featherbed.codecs.principal import row_directions
 from featherbed.errors import ArgumentError, NotPackable
 from featherbed.packed.band import Band
 from featherbed.tables.codes import Codes
@@ -45,6 +46,7 @@ class TensorTrainTable(Table):
 
     example: ClassVar[dict[str, Any]] = {"rank": 3}
     packable: ClassVar[bool] = False
+    weighs_rows: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -156,8 +158,16 @@ class TensorTrainTable(Table):
         """Σ_k n_k m_k r_(k-1) r_k."""
         return sum(core.numel() for core in self.cores)
 
-    def fit_dense(self, matrix: Tensor) -> None:
-        """TT-SVD (Oseledets 2011), an error of at most sqrt(c - 1) times the least; ids beyond V are filled with the fit."""
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+        """TT-SVD (Oseledets 2011), an error of at most sqrt(c - 1) times the least; ids beyond V are filled with the fit.
+
+        Rows cannot be weighed: a tensor train splits all of them at once.
+        """
+        if weights is not None:
+            raise ArgumentError(
+                "TensorTrainTable.fit_dense cannot weigh rows: leave weights out, or take a table "
+                "with weighs_rows, such as fb.LowRankTable"
+            )
         full = matrix.new_zeros(math.prod(self.shape), self.embedding_dim, dtype=torch.float64)
         full[: len(matrix)] = matrix
         for _ in range(1 if len(full) == len(matrix) else FILLINGS):
@@ -172,7 +182,8 @@ class TensorTrainTable(Table):
         found = []
         for k in range(count - 1):
             rest = rest.reshape(self.ranks[k] * self.shape[k] * self.dims[k], -1)
-            basis = _leading(rest, self.ranks[k + 1])
+            found_rows = row_directions(rest.T.cpu().numpy(), self.ranks[k + 1])
+            basis = torch.from_numpy(found_rows).T.to(rest)
             rest = basis.T @ rest
             found.append(basis)
         parts = zip([*found, rest], self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)
@@ -183,15 +194,6 @@ class TensorTrainTable(Table):
         even = math.prod(sizes) ** (1 / count)  # 0 for a matrix of zeros
         for core, held, size in zip(cores, self.cores, sizes, strict=True):
             held.copy_((core * (even / size if size else 0.0)).reshape(held.shape))
-
-
-def _leading(matrix: Tensor, count: int) -> Tensor:  # [n, m] -> [n, count]
-    """Return the first left singular vectors; of a wide matrix from its Gram matrix, which is small."""
-    if matrix.shape[0] > matrix.shape[1]:
-        vectors: Tensor = torch.linalg.svd(matrix, full_matrices=False)[0]
-    else:
-        vectors = torch.linalg.eigh(matrix @ matrix.T)[1].flip(1)
-    return vectors[:, :count]
 
 
 def _factors(

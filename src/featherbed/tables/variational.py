@@ -13,6 +13,7 @@ from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import MOST_CODES, Hash, Identity, sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.codes import Codes
+from featherbed.tables.fitting import row_weights
 from featherbed.tables.relax import is_number
 from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
 
@@ -232,8 +233,9 @@ class VariationalTable(Table):
                 return len(self.kept()) * self.embedding_dim
             return int(torch.count_nonzero(self._means()))
 
-    def fit_dense(self, matrix: Tensor) -> None:  # [V, d]
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Take the matrix as means; every row bears the noise of the start."""
+        row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
         self.rows.copy_(matrix)
         if self.padding_idx is not None:
             self.rows[self.padding_idx] = 0

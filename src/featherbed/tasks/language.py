@@ -14,7 +14,6 @@ from scipy.sparse import csr_array
 from featherbed.graphs import cooccurrence_counts
 from featherbed.optim import SGD, AdamW, Averaged, Budget, Several, Yogi
 from featherbed.progress import show_progress
-from featherbed.tables import AnchorTable, LowRankTable
 from featherbed.tables.model import split_codes
 from featherbed.tasks.awd import AwdModel
 from featherbed.tasks.checkpoints import Checkpoints
@@ -204,10 +203,8 @@ def fitted_to(
     """Return the table of a recipe, fitted to the plain rows of a trained model, and the model over it, with its net."""
     made = make_word_table(recipe.words, lexicon_of(corpus), seed)
     rows = first.made.table.weight
-    if isinstance(made.table, AnchorTable | LowRankTable):
-        made.table.fit_dense(rows, torch.from_numpy((corpus.counts + 1.0) ** EMPHASIS))
-    else:
-        made.table.fit_dense(rows)
+    weights = torch.from_numpy((corpus.counts + 1.0) ** EMPHASIS)
+    made.table.fit_dense(rows, weights if made.table.weighs_rows else None)
     model = new_model(recipe, made, seed)
     net = {
         key: value

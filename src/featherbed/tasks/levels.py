@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.codecs.graded import LEFT, allocate_bits
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.graded import MOST_BITS, Graded, graded_scales
+from featherbed.packed.graded import Graded, graded_scales
 from featherbed.packed.matrix import to_levels
 from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
-from featherbed.tables.graded import LEFT
 from featherbed.tasks.bayes import (
     Doubles,
     Meetings,
@@ -180,16 +180,7 @@ def _spent(
     length = np.concatenate(
         [np.repeat(side, cost.shape[1]) for side, cost in zip(rows, costs, strict=True)]
     )
-    price = np.repeat(length[:, None], MOST_BITS, axis=1)
-    price[:, 0] += scale_bits
-    saved = flat[:, None] * -np.diff(LEFT)
-    gain = np.minimum.accumulate(saved / price, axis=1)
-    widths, left = np.zeros(len(flat), np.uint8), budget
-    for at in np.argsort(-gain.reshape(-1), kind="stable").tolist():
-        cell, bit = divmod(at, MOST_BITS)
-        if widths[cell] == bit and saved[cell, bit] > enough and price[cell, bit] <= left:
-            widths[cell] += 1
-            left -= int(price[cell, bit])
+    widths = allocate_bits(flat, length, budget, scale_bits=scale_bits, enough=enough)
     cut = costs[0].size
     return [widths[:cut].reshape(costs[0].shape), widths[cut:].reshape(costs[1].shape)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.codecs.principal import row_directions
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.view.figures import as_html
 
@@ -35,7 +36,7 @@ def principal_axes(
     [[-2.5], [2.5]]
     """
     centred = np.asarray(rows, dtype=np.float64) - np.mean(rows, axis=0)
-    axes = np.linalg.svd(centred, full_matrices=False)[2][:count]
+    axes = row_directions(centred, count)
     axes *= np.where(axes[np.arange(len(axes)), np.abs(axes).argmax(1)] < 0, -1.0, 1.0)[
         :, None
     ]  # signs are a matter of taste

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.coding import LONGEST
-from featherbed.compression.given import numbers_of
 from featherbed.errors import ArgumentError, DataError
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 BLOCK_BYTES = 32 << 20
+LONGEST = 1e15  # length of a row: squares and their sums must stay within float32
 
 
 class Rows:
@@ -137,3 +136,38 @@ def _weights(weights: ArrayLike | str | None, count: int) -> Floats:
         )
     scaled: Floats = (found / found.mean()).astype(np.float32)
     return scaled
+
+
+def numbers_of(weights: Any, rows: int) -> NDArray[np.float64]:  # [V]
+    """Return weights of rows as numbers; "zipf" stands for 1 / (i + 1).
+
+    >>> numbers_of("zipf", 2).tolist()
+    [1.0, 0.5]
+    """
+    if isinstance(weights, str) and weights == "zipf":
+        return 1.0 / np.arange(1, rows + 1)
+    try:
+        return np.asarray(
+            tensor_array(weights) if hasattr(weights, "detach") else weights, dtype=np.float64
+        )
+    except (ValueError, TypeError):
+        shown = repr(weights) if isinstance(weights, str) else f"a {type(weights).__name__}"
+        raise ArgumentError(
+            f"weights={shown}: give one number for each row, or 'zipf' (row i: 1 / (i + 1))"
+        ) from None
+
+
+def tensor_array(tensor: Any) -> NDArray[Any]:
+    """Return a torch tensor as an array that shares its memory where it can."""
+    plain = tensor.detach()
+    try:
+        plain = plain.cpu()
+        found: NDArray[Any] = (
+            plain.float().numpy() if "bfloat16" in str(plain.dtype) else plain.numpy()
+        )
+    except (TypeError, RuntimeError, NotImplementedError):
+        where = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise ArgumentError(
+            f"compress cannot read this tensor ({where}): give a dense one of float32, float16 or bfloat16"
+        ) from None
+    return found

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.rows import Floats, Ids, Rows
+from featherbed.codecs.principal import principal_directions
+from featherbed.codecs.rows import Floats, Ids, Rows
 
 NEIGHBOURS = 10
 QUERIES = 2000  # rows whose neighbours are compared
@@ -163,9 +164,12 @@ def overlap(before: Floats, after: Floats) -> float:
 
 
 def _orthonormal(rows: Floats) -> Any:  # [n, d] -> [n, r]
-    sizes, vectors = np.linalg.eigh(rows.T.astype(np.float64) @ rows)
+    """Return an orthonormal basis of the column space."""
+    square = rows.T.astype(np.float64) @ rows
+    directions = principal_directions(square, len(square))
+    sizes = np.einsum("rd,de,re->r", directions, square, directions)
     kept = sizes > sizes.max(initial=0) * 1e-10
-    return (rows @ vectors[:, kept]) / np.sqrt(sizes[kept])
+    return (rows @ directions[kept].T) / np.sqrt(sizes[kept])
 
 
 def nearest_rows(units: RowsOf, count: int, step: int, queries: Ids, k: int) -> Ids:  # -> [n, k]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, kmeans, nearest, sums_by_code
-from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
-from featherbed.compression.rows import Floats
+from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
+from featherbed.codecs.kmeans import Codes, kmeans, nearest, sums_by_code
+from featherbed.codecs.rows import Floats
 from featherbed.packed.band import Band
 from featherbed.packed.bits import width
 from featherbed.packed.codes import Fixed
@@ -19,7 +19,7 @@ MOST = 1 << 14  # clusters
 PAIRS = 1 << 31  # distances that are worth waiting for
 
 
-class Clusters(Method):
+class ClusterCodec(Codec):
     """One code a row, over ``clusters`` centroids kept as ``kind``."""
 
     name = "clusters"
@@ -47,17 +47,17 @@ class Clusters(Method):
         """Return how long a fit takes for each row."""
         return float(0.3 * dim * settings["clusters"])
 
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
-        return ClustersFit(job, settings)
+        return ClusterFit(job, settings)
 
 
-class ClustersFit(Fit):
+class ClusterFit(Fit):
     """The state of a fit: centroids as stored, and the clusters of the sample."""
 
     refinable = True
 
-    def __init__(self, job: Job, settings: Settings) -> None:
+    def __init__(self, job: CodecJob, settings: Settings) -> None:
         self.job, self.settings = job, settings
         self.ids = job.rows.draw(job.learn, job.generator)
         self.sample, self.weights = job.rows.take(self.ids), job.importance[self.ids]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, Floats
+from featherbed.codecs.kmeans import Codes, Floats
 from featherbed.packed.levels import Levels
 
 HELD = (
@@ -18,7 +18,6 @@ RIDGE = (
 SWEEPS = 2  # of coordinate descent after each new atom, and over rounded values
 LAST_SWEEPS = 30
 NOTHING = 1e-3  # share of an atom below which the atoms chosen before it say it all
-SAMPLE = 1 << 15  # rows a dictionary is learnt from, at most
 
 
 class Coder:
@@ -197,56 +196,3 @@ def nearest_atoms(
     left = rows - decode(chosen, values, atoms)
     moved: Floats = solve(gram, weighted.T @ left, assume_a="pos").astype(np.float32)
     return atoms + moved
-
-
-def learn_sparse(
-    rows: Floats,
-    anchors: int,
-    codes: int,
-    *,
-    nonnegative: bool = True,
-    seed: int = 0,
-    rounds: int = 8,
-) -> tuple[Floats, Codes, Floats]:  # [n, d] -> atoms [K, d], chosen [n, s], values [n, s]
-    """Learn ``anchors`` atoms and ``codes`` of them for each row: pursuit and least squares in turns, the best of all kept.
-
-        min Σ_i ||x_i - Σ_j v_ij A[c_ij]||²,   v >= 0 if ``nonnegative``
-
-    Atoms start at rows, drawn by their squares. To weigh rows, multiply each by the root of its weight and divide its values
-    by it: the same atoms are chosen, and the sum is weighted.
-
-    >>> rows = np.random.default_rng(0).standard_normal((300, 6)).astype(np.float32)
-    >>> atoms, chosen, values = learn_sparse(rows, 20, 3)
-    >>> bool((values >= 0).all()), float(((rows - decode(chosen, values, atoms)) ** 2).mean()) < 0.3
-    (True, True)
-    """
-    generator = np.random.default_rng(seed)
-    how = "anchors" if nonnegative else "ksvd"
-    sample = (
-        rows if len(rows) <= SAMPLE else rows[generator.choice(len(rows), SAMPLE, replace=False)]
-    )
-    atoms = _drawn(sample, anchors, generator)
-    best, least = atoms, np.inf
-    for _ in range(rounds):
-        chosen, values = Coder(atoms, codes, how)(sample)
-        error = float(np.square(sample - decode(chosen, values, atoms)).sum(dtype=np.float64))
-        if error < least:
-            best, least = atoms, error
-        atoms = nearest_atoms(sample, atoms, chosen, values)
-    return best, *Coder(best, codes, how)(rows)
-
-
-def _drawn(
-    rows: Floats, count: int, generator: np.random.Generator
-) -> Floats:  # [n, d] -> [count, d]
-    """Draw rows by their squares, none twice while there are others; noise where there are too few."""
-    squares = np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
-    there = np.flatnonzero(squares)
-    noise = generator.standard_normal((count, rows.shape[1])).astype(np.float32)
-    if not len(there):
-        return noise
-    share = squares[there] / squares[there].sum()
-    ids = generator.choice(there, min(count, len(there)), replace=False, p=share)
-    drawn: Floats = noise * np.float32(np.sqrt(squares.mean() / rows.shape[1]))
-    drawn[: len(ids)] = rows[ids]
-    return drawn

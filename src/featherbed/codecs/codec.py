@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.rows import Floats, Rows
+from featherbed.codecs.rows import Floats, Rows
 from featherbed.packed import bits as bit_streams
 from featherbed.packed.band import Band
 from featherbed.packed.matrix import level_bits, row_bytes
@@ -27,7 +27,7 @@ def quiet(_what: str, _share: float) -> None:
 
 
 @dataclass
-class Job:
+class CodecJob:
     """A matrix to compress: its rows, how much the error of each counts, a source of random numbers, and whom to tell."""
 
     rows: Rows
@@ -72,7 +72,7 @@ class Fit(ABC):
 
 
 @dataclass
-class Fixed(Fit):
+class FinalFit(Fit):
     """A fit that is what it is."""
 
     found: list[Band]
@@ -82,7 +82,7 @@ class Fixed(Fit):
         return self.found
 
 
-class Method(ABC):
+class Codec(ABC):
     """A way to compress a matrix."""
 
     name: str
@@ -96,18 +96,18 @@ class Method(ABC):
         """Return the settings worth trying that fit ``budget`` bytes, the likeliest first; none if nothing fits."""
 
     @abstractmethod
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
 
     def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - for methods that take their time
         """Return how long a fit takes for each row it learns from: about 3e9 of these are a second."""
         return 0.0
 
-    def for_share(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002 - for methods that count rows
+    def for_sample(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002 - for methods that count rows
         """Return settings that do to a ``share`` of the rows what these do to all."""
         return settings
 
-    def unless_asked(self) -> Settings:
+    def defaults(self) -> Settings:
         """Return settings that stand where others are asked for and these are not."""
         return {}
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from featherbed.compression.method import Tell
+from featherbed.codecs.codec import Tell
 
 # what is thought before anything is measured: seconds, and the work done in them (two busy cores)
 FITTING, MEASURING = (1.0, 1e9), (0.5, 1e7)
@@ -18,7 +18,7 @@ CODING = 1 / 20  # of the work of a fit of so many rows: what coding them takes
 class Meter:
     """Tells the share of the whole that is done, gone / (gone + left): it may fall where work goes slower than thought.
 
-    Work is of several kinds, each with a pace of its own: fits by the name of their method (as ``Method.work`` counts), and
+    Work is of several kinds, each with a pace of its own: fits by the name of their method (as ``Codec.work`` counts), and
     "measuring" (queries times rows).
 
     >>> clock = iter([0.0, 4.0, 4.0, 4.0]).__next__

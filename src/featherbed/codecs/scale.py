@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.rows import Floats, Rows
+from featherbed.codecs.rows import Floats, Rows
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.matrix import FULL_HALF, Matrix
 

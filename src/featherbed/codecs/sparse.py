@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import kmeans
-from featherbed.compression.clusters import by_importance
-from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
-from featherbed.compression.plain import moments
-from featherbed.compression.rows import Floats
+from featherbed.codecs.clusters import by_importance
+from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
+from featherbed.codecs.kmeans import Codes, kmeans
+from featherbed.codecs.principal import moments
+from featherbed.codecs.pursuit import Coder, decode, nearest_atoms
+from featherbed.codecs.rows import Floats
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.bits import width
 from featherbed.packed.codes import Fixed
 from featherbed.packed.levels import Levels
 from featherbed.packed.matrix import Matrix, level_bits
-from featherbed.pursuit import Coder, decode, nearest_atoms
 
 LEARN = 1 << 15  # rows the dictionary is learnt from, at most
 LEVELLED = 1 << 20  # values the levels are chosen on
@@ -28,7 +28,7 @@ MOST = 64  # codes a row
 ANCHORS = (256, 500, 512, 1000, 1024, 2048)
 
 
-class Sparse(Method):
+class SparseCodec(Codec):
     """``codes`` of ``anchors`` atoms a row, with values.
 
     "ksvd": orthogonal matching pursuit over a learnt dictionary (k-SVD: Aharon et al. 2006, Rubinstein et al. 2008);
@@ -72,32 +72,59 @@ class Sparse(Method):
         """Return settings with no more codes than there are anchors."""
         return settings | {"codes": min(settings["codes"], settings["anchors"])}
 
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
-        return SparseFit(job, settings, self.name)
+        return SparseFit(job, self.name, centred=self.name == "ksvd", **settings)
 
 
 class SparseFit(Fit):
-    """The state of a sparse fit: the best dictionary so far, codes and values of the sample."""
+    """The state of a sparse fit: the best dictionary so far, codes and values of the sample.
+
+    ``start``: the first atoms are "centroids" of rows (faiss), or "rows" themselves.
+    """
 
     refinable = True
 
-    def __init__(self, job: Job, settings: Settings, name: str) -> None:
-        self.job, self.settings, self.name = job, settings, name
+    def __init__(
+        self,
+        job: CodecJob,
+        name: str,
+        *,
+        anchors: int,
+        codes: int,
+        kind: str = "float32",
+        values: str = "float32",
+        centred: bool = False,
+        start: str = "centroids",
+    ) -> None:
+        self.job, self.name, self.anchors, self.per_row = job, name, anchors, codes
+        self.kind, self.value_kind = kind, values
         self.ids = job.rows.draw(min(LEARN, job.learn), job.generator)
-        self.mean: Floats | None = moments(job)[0].astype(np.float32) if name == "ksvd" else None
+        self.mean: Floats | None = moments(job)[0].astype(np.float32) if centred else None
         self.sample, self.weights = self._centred(job.rows.take(self.ids)), job.importance[self.ids]
         job.tell("first dictionary", 0.0)
-        self._code(self._first(), name.partition("+")[0])
+        first = self._centroids if start == "centroids" else self._drawn_rows
+        self._code(first(), name.partition("+")[0])
         self.refine(0 if name == "hash" else ROUNDS)
 
     def _centred(self, rows: Floats) -> Floats:
         return rows if self.mean is None else rows - self.mean
 
-    def _first(self) -> Floats:
+    def _centroids(self) -> Floats:
         """Return centroids of rows drawn by importance."""
         drawn = by_importance(self.sample, self.weights, self.job.generator)
-        return kmeans(drawn, self.settings["anchors"], self.job.seed())
+        return kmeans(drawn, self.anchors, self.job.seed())
+
+    def _drawn_rows(self) -> Floats:
+        """Return rows drawn by weighted squares, none twice; noise where there are too few."""
+        rows, generator = self.sample, self.job.generator
+        squares = self.weights * np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
+        there = np.flatnonzero(squares)
+        noise = generator.standard_normal((self.anchors, rows.shape[1])).astype(np.float32)
+        if len(there):
+            share, count = squares[there] / squares[there].sum(), min(self.anchors, len(there))
+            noise[:count] = rows[generator.choice(there, count, replace=False, p=share)]
+        return noise
 
     def _code(self, atoms: Floats, how: str) -> None:
         """Round atoms to what is stored, find codes for the rounded ones, and what they leave."""
@@ -106,8 +133,8 @@ class SparseFit(Fit):
         atoms[none] = self.job.generator.standard_normal((len(none), atoms.shape[1]))
         lengths[none] = np.sqrt(np.einsum("kd,kd->k", atoms[none], atoms[none]))
         atoms = atoms * (np.sqrt(atoms.shape[1]) / lengths)[:, None].astype(np.float32)
-        self.dictionary = Matrix.encode(atoms, self.settings["kind"], scale_kind="float16")
-        self.coder = Coder(self.dictionary.dense(), self.settings["codes"], how)
+        self.dictionary = Matrix.encode(atoms, self.kind, scale_kind="float16")
+        self.coder = Coder(self.dictionary.dense(), self.per_row, how)
         self.chosen, self.values = self.coder(self.sample)
         self.left = self.sample - decode(self.chosen, self.values, self.coder.atoms)
         self.error = float(self.weights @ np.einsum("nd,nd->n", self.left, self.left))
@@ -156,8 +183,8 @@ class SparseFit(Fit):
                 atoms[k] = atom
         return atoms
 
-    def bands(self) -> list[Band]:
-        """Return the packed form."""
+    def all_codes(self) -> tuple[Codes, Floats]:  # [V, s], [V, s]
+        """Return the atoms of every row of the matrix and their values."""
         rows, chosen, values = self.job.rows, self.chosen, self.values
         if len(self.ids) < rows.count:
             chosen = np.empty((rows.count, chosen.shape[1]), dtype=np.int32)
@@ -166,7 +193,12 @@ class SparseFit(Fit):
                 self.job.tell("coding", start / rows.count)
                 part = slice(start, start + len(block))
                 chosen[part], values[part] = self.coder(self._centred(block))
-        kind = self.settings["values"]
+        return chosen, values
+
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+        rows, (chosen, values) = self.job.rows, self.all_codes()
+        kind = self.value_kind
         levels, stored = (
             Levels.fit(values.reshape(-1)[:: -(-values.size // LEVELLED)], kind),
             np.empty_like(values),

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.coding import Codes, enough, nearest, sums_by_code
-from featherbed.compression.layered import Basis
-from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size, stream_size
-from featherbed.compression.rows import Floats
+from featherbed.codecs.additive import Basis
+from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
+from featherbed.codecs.kmeans import Codes, enough, kmeans, nearest, sums_by_code
+from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
@@ -18,7 +18,7 @@ from featherbed.packed.matrix import Matrix
 ITERATIONS = 25
 
 
-class Product(Method):
+class ProductCodec(Codec):
     """``parts`` codes of ``bits`` bits, one for each stretch of columns; "opq" turns the columns first."""
 
     def __init__(self, name: str) -> None:
@@ -71,73 +71,83 @@ class Product(Method):
             if (n * w <= dim if self.name == "opq" else n * w == dim)
         }
 
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
-        return ProductFit(job, settings, turned=self.name == "opq")
+        rest = {name: value for name, value in settings.items() if name != "bits"}
+        return ProductFit(job, choices=1 << settings["bits"], turned=self.name == "opq", **rest)
 
 
 class ProductFit(Fit):
-    """The state of a product fit: turned columns, a dictionary for each part, codes of the sample."""
+    """The state of a product fit: turned columns, a dictionary for each part, codes of the sample.
+
+    ``shared``: one dictionary for all parts.
+    """
 
     refinable = True
 
-    def __init__(self, job: Job, settings: Settings, turned: bool) -> None:
-        self.job, self.settings, self.turned = job, settings, turned
-        self.parts, self.bits = settings["parts"], settings["bits"]
+    def __init__(
+        self,
+        job: CodecJob,
+        *,
+        parts: int,
+        choices: int,
+        width: int,
+        kind: str = "float32",
+        turned: bool = False,
+        shared: bool = False,
+    ) -> None:
+        self.job, self.parts, self.choices, self.kind = job, parts, choices, kind
+        self.turned, self.shared = turned, shared
         self.ids = job.rows.draw(job.learn, job.generator)
         self.rows, self.weights = job.rows.take(self.ids), job.importance[self.ids]
         job.tell("dictionaries", 0.0)
-        self.basis = self._turn() if turned else Basis()
+        self.basis = self._turn(width) if turned else Basis()
         self._learn(self.basis.down(self.rows))
 
-    def _turn(self) -> Basis:
+    def _turn(self, width: int) -> Basis:
         """Return the rotation faiss learns for these parts, applied to centred rows."""
         import faiss
 
-        width, mean = (
-            self.settings["width"],
-            np.average(self.rows, axis=0, weights=self.weights).astype(np.float32),
-        )
+        mean = np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
         rotation = faiss.OPQMatrix(self.rows.shape[1], self.parts, width)
         rotation.niter, rotation.niter_pq = 6 if self.job.quick else ITERATIONS, 4
-        rows = enough(self.rows - mean, max(1 << self.bits, len(mean)))
+        rows = enough(self.rows - mean, max(self.choices, len(mean)))
         rotation.max_train_points = len(rows)
-        rotation.pq = faiss.ProductQuantizer(width, self.parts, self.bits)
+        rotation.pq = faiss.ProductQuantizer(width, self.parts, self.choices.bit_length() - 1)
         rotation.pq.cp.min_points_per_centroid = 1
         rotation.train(np.ascontiguousarray(rows))
         weight = faiss.vector_to_array(rotation.A).reshape(width, -1)
         return Basis(weight.astype(np.float16).astype(np.float32), mean)
 
     def _learn(self, inside: Floats) -> None:
-        import faiss
-
-        quantiser = faiss.ProductQuantizer(inside.shape[1], self.parts, self.bits)
-        quantiser.cp.niter, quantiser.cp.seed, quantiser.cp.min_points_per_centroid = (
-            ITERATIONS,
-            self.job.seed() + 1,
-            1,
-        )
-        quantiser.train(np.ascontiguousarray(enough(inside, 1 << self.bits)))
-        across = inside.shape[1] // self.parts
-        self.atoms: Floats = (
-            faiss.vector_to_array(quantiser.centroids)
-            .reshape(self.parts, 1 << self.bits, across)
-            .copy()
+        """Learn the dictionaries by k-means and find the codes."""
+        seed = self.job.seed()
+        groups = [enough(group, self.choices) for group in self._groups(inside)]
+        self.atoms: Floats = np.stack(
+            [kmeans(group, self.choices, seed, rounds=ITERATIONS) for group in groups]
         )
         self.store_atoms()
         self.codes = self._encode(inside)
 
+    def _groups(self, inside: Floats) -> list[Floats]:  # [n, width] -> [rows, width / D] each
+        """Return the columns of each part, all below each other where the dictionary is shared."""
+        across = inside.shape[1] // self.parts
+        if self.shared:
+            return [np.ascontiguousarray(inside).reshape(-1, across)]
+        return [np.ascontiguousarray(piece) for piece in np.split(inside, self.parts, axis=1)]
+
     def store_atoms(self) -> None:
         """Round the atoms to what is stored."""
         flat = self.atoms.reshape(-1, self.atoms.shape[2])
-        self.dictionary = Matrix.encode(flat, self.settings["kind"], scale_kind="float16")
+        self.dictionary = Matrix.encode(flat, self.kind, scale_kind="float16")
         self.atoms = self.dictionary.dense().reshape(self.atoms.shape)
 
     def _encode(self, inside: Floats) -> Codes:
-        pieces = np.split(inside, self.parts, axis=1)
-        return np.stack(
-            [nearest(piece, atoms) for piece, atoms in zip(pieces, self.atoms, strict=True)], axis=1
-        )
+        found = [
+            nearest(group, atoms)
+            for group, atoms in zip(self._groups(inside), self.atoms, strict=True)
+        ]
+        return found[0].reshape(-1, self.parts) if self.shared else np.stack(found, axis=1)
 
     def refine(self, rounds: int) -> None:
         """Alternate: the rotation that fits best (Procrustes), weighted means of each code, codes anew."""
@@ -153,28 +163,36 @@ class ProductFit(Fit):
                 left, _, right = np.linalg.svd(cross.astype(np.float64), full_matrices=False)
                 self.basis.weight = (left @ right).astype(np.float16).astype(np.float32)
             inside = self.basis.down(self.rows)
-            for p, piece in enumerate(np.split(inside, self.parts, axis=1)):
-                totals = np.bincount(self.codes[:, p], self.weights, 1 << self.bits)
-                known, sums = (
-                    totals > 0,
-                    sums_by_code(self.codes[:, p], piece, self.weights, 1 << self.bits),
-                )
-                self.atoms[p, known] = sums[known] / totals[known, None]
+            self._move_atoms(inside)
             self.store_atoms()
             self.codes = self._encode(inside)
 
-    def bands(self) -> list[Band]:
-        """Return the packed form."""
+    def _move_atoms(self, inside: Floats) -> None:
+        """Move each atom that is used to the weighted mean of its rows."""
+        repeats = self.parts if self.shared else 1
+        weights = np.repeat(self.weights, repeats)
+        codes = self.codes.reshape(-1, 1) if self.shared else self.codes
+        for p, piece in enumerate(self._groups(inside)):
+            totals = np.bincount(codes[:, p], weights, self.choices)
+            known, sums = totals > 0, sums_by_code(codes[:, p], piece, weights, self.choices)
+            self.atoms[p, known] = sums[known] / totals[known, None]
+
+    def all_codes(self) -> Codes:  # [V, D]
+        """Return the codes of every row of the matrix."""
         rows, codes = self.job.rows, self.codes
         if len(self.ids) < rows.count:
             codes = np.empty((rows.count, self.parts), dtype=np.int32)
             for start, block in rows.blocks():
                 self.job.tell("coding", start / rows.count)
                 codes[start : start + len(block)] = self._encode(self.basis.down(block))
-        coded = Fixed.encode(codes, None, 1 << self.bits, parts=True)
+        return codes
+
+    def bands(self) -> list[Band]:
+        """Return the packed form."""
+        coded = Fixed.encode(self.all_codes(), None, self.choices, parts=not self.shared)
         return [
             Band(
-                rows.count,
+                self.job.rows.count,
                 coded,
                 dictionary=self.dictionary,
                 combine="concat",

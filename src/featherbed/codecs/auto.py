@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.meter import CODING, ROUND, Meter
-from featherbed.compression.method import LEARN, Fit, Job, Method, Settings, importance
-from featherbed.compression.methods import METHODS
-from featherbed.compression.quality import QUERIES, Judge
-from featherbed.compression.wrapped import Hot
+from featherbed.codecs.codec import LEARN, Codec, CodecJob, Fit, Settings, importance
+from featherbed.codecs.hot import HotCodec
+from featherbed.codecs.meter import CODING, ROUND, Meter
+from featherbed.codecs.quality import QUERIES, Judge
+from featherbed.codecs.registry import CODECS
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
@@ -31,7 +31,7 @@ HEADER = 2200  # bytes of a file that are no arrays, at most
 SMALLEST = ("layered", "pq", "clusters", "int2", "lowrank")  # the methods that can go lowest
 SLOW = 1e11  # work nobody would wait for
 PATIENCE = 4e11  # work of all layered candidates together (a quarter of it beyond LARGE rows)
-HOT = Hot(METHODS["layered"])
+HOT = HotCodec(CODECS["layered"])
 BESIDE = 1e10  # work of a point beside the budget, for the curve
 
 
@@ -39,7 +39,7 @@ BESIDE = 1e10  # work of a point beside the budget, for the curve
 class Candidate:
     """A method with settings, and its bytes for the whole matrix."""
 
-    method: Method
+    method: Codec
     settings: Settings = field(hash=False)
     bytes: int
 
@@ -63,7 +63,7 @@ class Entry:
 class Trial:
     """A matrix, a sample of it, and judges of both; a matrix that is small enough is its own sample."""
 
-    def __init__(self, job: Job, measure: str, began: float | None = None) -> None:
+    def __init__(self, job: CodecJob, measure: str, began: float | None = None) -> None:
         self.meter = Meter(job.tell, time.perf_counter() if began is None else began)
         self.job = job = replace(job, tell=self.meter.inside)
         self.measure = measure
@@ -78,7 +78,7 @@ class Trial:
         self.few = replace(job, rows=few, importance=counted, learn=learn, quick=True)
         self.curve: list[dict[str, Any]] = []
         self._judge: Judge | None = None
-        self.judge_few = (
+        self.sample_judge = (
             self.judge
             if self.whole
             else Judge(few, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
@@ -96,7 +96,7 @@ class Trial:
         """Return how long a fit of the sample takes."""
         return candidate.method.work(self.job.rows.dim, **candidate.settings) * self.few.learn
 
-    def outlook(self, listed: list[Candidate], finalists: list[Candidate], fresh: bool) -> None:
+    def plan_work(self, listed: list[Candidate], finalists: list[Candidate], fresh: bool) -> None:
         """Plan the work of comparing candidates, and of finishing such finalists; fresh ones are still to be fitted."""
         (first, last), best = self.rounds(len(finalists)), max(finalists, key=self.work)
         judged = (
@@ -104,7 +104,7 @@ class Trial:
         )  # the best again, and for the report
         left = defaultdict(
             float,
-            measuring=len(listed) * self.judge_few.work + judged * QUERIES * self.job.rows.count,
+            measuring=len(listed) * self.sample_judge.work + judged * QUERIES * self.job.rows.count,
         )
         for candidate in listed:
             left[candidate.method.name] += self.work(candidate) + self._coding(candidate, self.few)
@@ -122,21 +122,21 @@ class Trial:
             ROUNDS if self.job.rows.count <= LARGE else FIRST_ROUNDS,
         )
 
-    def _coding(self, candidate: Candidate, job: Job) -> float:
+    def _coding(self, candidate: Candidate, job: CodecJob) -> float:
         """Return how long it takes to code the rows a fit has not learnt from."""
         each = candidate.method.work(job.rows.dim, **candidate.settings)
         return CODING * each * job.rows.count if job.rows.count > job.learn else 0.0
 
     def on_sample(self, candidate: Candidate) -> Entry:
         """Fit a candidate to the sample and measure it."""
-        settings = candidate.method.for_share(
+        settings = candidate.method.for_sample(
             candidate.settings, self.few.rows.count / self.job.rows.count
         )
         with self.meter.step(
             f"comparing: {candidate.method.name}", candidate.method.name, self.work(candidate)
         ):
             fit = candidate.method.fit(self.few, **settings)
-        entry = self.measured(candidate, "sample", fit, self.judge_few)
+        entry = self.measured(candidate, "sample", fit, self.sample_judge)
         return entry if self.whole else replace(entry, fit=None, bands=[])
 
     def fitted(self, candidate: Candidate) -> Fit:
@@ -197,10 +197,10 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
     }
     found: list[Candidate] = []
     for name, count in most.items():
-        method = METHODS[name]
+        method = CODECS[name]
         listed = _listed(method, rows, dim, method.settings(rows, dim, budget, rank)[:count])
         found += [candidate for candidate in listed if trial.work(candidate) < SLOW / 3]
-    method = METHODS["layered"]
+    method = CODECS["layered"]
     likely = method.settings(rows, dim, budget, rank)
     likely = likely[:LAYERED] + [
         s for s in likely[LAYERED:] if s["codes"] == 1
@@ -217,7 +217,7 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
     return found + layered
 
 
-def _listed(method: Method, rows: int, dim: int, settings: list[Settings]) -> list[Candidate]:
+def _listed(method: Codec, rows: int, dim: int, settings: list[Settings]) -> list[Candidate]:
     return [Candidate(method, one, method.size(rows, dim, **one)) for one in settings]
 
 
@@ -226,16 +226,16 @@ def choose(trial: Trial, budget: int) -> Entry:
     job = trial.job
     listed = candidates(trial, budget - HEADER)
     if not listed:
-        methods = [METHODS[name] for name in SMALLEST]
+        methods = [CODECS[name] for name in SMALLEST]
         raise ArgumentError(too_small(job.rows.count, job.rows.dim, budget, job.rank, methods))
     finalists = FINALISTS if job.rows.count <= LARGE else 1
     beside = _beside(trial, budget)
     likely = sorted(listed, key=trial.work)[len(listed) // 2 :][:finalists]
-    trial.outlook(listed + beside, likely, fresh=not trial.whole)
+    trial.plan_work(listed + beside, likely, fresh=not trial.whole)
     ranked = _ranked(trial, listed, [], finalists)
     if ranked[0].candidate.method is HOT:
         more = _more_hot(trial, ranked[0].candidate, budget - HEADER)
-        trial.outlook(
+        trial.plan_work(
             more + beside, [entry.candidate for entry in ranked[:finalists]], fresh=not trial.whole
         )
         ranked = _ranked(trial, more, ranked, finalists)
@@ -269,7 +269,7 @@ def finish(trial: Trial, finalists: list[Entry]) -> Entry:
     """Fit finalists to the whole matrix and refine them, refine the best further, return the best of what was seen."""
     best: Entry | None = None
     several = len(finalists) > 1
-    trial.outlook(
+    trial.plan_work(
         [],
         [entry.candidate for entry in finalists],
         fresh=any(entry.fit is None for entry in finalists),
@@ -303,7 +303,7 @@ def _beside(trial: Trial, budget: int) -> list[Candidate]:
     found: list[Candidate] = []
     for size in (budget // 2, budget * 2):
         for name in ("int8", "int4", "int2", "lowrank", "pq", "layered"):
-            method = METHODS[name]
+            method = CODECS[name]
             listed = _listed(
                 method, rows, dim, method.settings(rows, dim, size - HEADER, trial.job.rank)
             )
@@ -311,7 +311,7 @@ def _beside(trial: Trial, budget: int) -> list[Candidate]:
     return found
 
 
-def too_small(rows: int, dim: int, budget: int, rank: int, methods: list[Method]) -> str:
+def too_small(rows: int, dim: int, budget: int, rank: int, methods: list[Codec]) -> str:
     """Say what the smallest table these methods can make would take."""
 
     def fits(size: int) -> bool:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from featherbed.compression.arrays import read_npy, read_npz, read_safetensors, read_torch
-from featherbed.compression.reading import Matrixlike, Parts, opened
-from featherbed.compression.texts import SIZES, read_binary, read_parquet, read_text
 from featherbed.errors import ArgumentError, DataError
+from featherbed.io.vectors.arrays import read_npy, read_npz, read_safetensors, read_torch
+from featherbed.io.vectors.reading import Matrixlike, Parts, opened
+from featherbed.io.vectors.texts import SIZES, read_binary, read_parquet, read_text
 
 ENDINGS = dict.fromkeys((".pt", ".pth", ".ckpt"), "torch") | {
     f".{kind}": kind for kind in ("npy", "npz", "safetensors", "parquet")

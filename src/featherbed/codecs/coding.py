@@ -8,12 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
-Codes = NDArray[np.int32]
+from featherbed.codecs.kmeans import Codes, Floats, enough, kmeans, nearest, sums_by_code
+
 HELD = 1 << 24  # costs held at once, floats
-LONGEST = 1e15  # a row may be: squares and their sums must stay within float32
 RIDGE = 1e-3  # of the mean weight of an atom: keeps atoms nobody uses where they cost nothing
 
 
@@ -90,13 +88,6 @@ class Encoder:
         return found
 
 
-def sums_by_code(
-    codes: Codes, rows: Floats, weights: Floats, choices: int
-) -> NDArray[np.float64]:  # [n], [n, d] -> [K, d]
-    """Add up the weighted rows of each code."""
-    return np.stack([np.bincount(codes, weights * column, choices) for column in rows.T], axis=1)
-
-
 def least_squares(
     codes: Codes, rows: Floats, weights: Floats, choices: int
 ) -> Floats:  # -> [M, K, d]
@@ -121,62 +112,6 @@ def least_squares(
     )
     atoms: Floats = solve(gram, right, assume_a="pos").astype(np.float32)
     return atoms.reshape(parts, choices, -1)
-
-
-def kmeans(
-    rows: Floats, choices: int, seed: int, rounds: int = 10, start: Floats | None = None
-) -> Floats:  # [n, d] -> [K, d]
-    """Return ``choices`` centroids of rows (faiss); fewer rows than centroids are repeated, a little moved."""
-    import faiss
-
-    if len(rows) < choices:
-        noise = (
-            np.random.default_rng(seed).standard_normal((choices, rows.shape[1])).astype(np.float32)
-        )
-        repeated: Floats = (
-            rows[np.arange(choices) % len(rows)] + np.float32(1e-3 * rows.std()) * noise
-        )
-        return repeated
-    means = faiss.Kmeans(
-        rows.shape[1],
-        choices,
-        niter=rounds,
-        seed=seed + 1,
-        min_points_per_centroid=1,
-        max_points_per_centroid=256,
-    )
-    means.train(np.ascontiguousarray(rows), init_centroids=start)
-    centroids: Floats = np.asarray(means.centroids, dtype=np.float32).reshape(choices, -1).copy()
-    return centroids
-
-
-def enough(rows: Floats, count: int) -> Floats:  # [n, d] -> [m, d], m >= count
-    """Return rows, over again where there are fewer than ``count``: faiss learns from no fewer than its centroids and columns.
-
-    >>> enough(np.ones((2, 3), dtype=np.float32), 3).shape
-    (4, 3)
-    """
-    return rows if len(rows) >= count else np.concatenate([rows] * -(-count // len(rows)))
-
-
-def leading(square: NDArray[np.float64], width: int) -> Floats:  # [d, d] -> [width, d]
-    """Return the eigenvectors of the greatest eigenvalues of a symmetric matrix: principal directions of a covariance.
-
-    >>> leading(np.diag([1.0, 3.0, 2.0]), 2).round().tolist()
-    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    """
-    _, vectors = np.linalg.eigh(square)
-    return np.ascontiguousarray(vectors[:, ::-1][:, :width].T.astype(np.float32))
-
-
-def nearest(rows: Floats, centroids: Floats) -> Codes:  # [n, d], [K, d] -> [n]
-    """Return the nearest centroid of each row."""
-    import faiss
-
-    index = faiss.IndexFlatL2(rows.shape[1])
-    index.add(np.ascontiguousarray(centroids))
-    found: Codes = index.search(np.ascontiguousarray(rows), 1)[1][:, 0].astype(np.int32)
-    return found
 
 
 def residual_start(
@@ -230,7 +165,12 @@ def learn_additive(
 
 
 def learn_shared(
-    rows: Floats, parts: int, choices: int, seed: int, rounds: int = 8
+    rows: Floats,
+    parts: int,
+    choices: int,
+    seed: int,
+    rounds: int = 8,
+    weights: Floats | None = None,
 ) -> tuple[Floats, Codes]:
     """Learn additive codes whose parts all choose among the same atoms: [n, d] -> atoms [1, K, d], codes [n, M].
 
@@ -248,9 +188,10 @@ def learn_shared(
     for number in range(rounds + 4):
         codes = Encoder(np.repeat(atoms, parts, axis=0))(rows, codes, seed=seed + number)
         counts = np.stack([np.bincount(row, minlength=choices) for row in codes]).astype(np.float64)
-        gram = counts.T @ counts
+        weighted = counts if weights is None else counts * weights[:, None]
+        gram = weighted.T @ counts
         gram[np.diag_indices(choices)] += RIDGE * gram.diagonal().mean()
-        atoms = solve(gram, counts.T @ rows, assume_a="pos").astype(np.float32)[None]
+        atoms = solve(gram, weighted.T @ rows, assume_a="pos").astype(np.float32)[None]
     codes = Encoder(np.repeat(atoms, parts, axis=0))(rows, codes, seed=seed)
     return atoms, codes
 

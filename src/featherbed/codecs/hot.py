@@ -7,35 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.compression.method import Fit, Job, Method, Settings, matrix_size
-from featherbed.compression.plain import level_rows
-from featherbed.compression.rows import Floats, Ids, Rows
+from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size
+from featherbed.codecs.integer import level_rows
+from featherbed.codecs.rows import Floats, Ids, Rows
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import BLOCK_BITS, Band, Members
 from featherbed.packed.codes import Every
-from featherbed.packed.matrix import Matrix
 
 LIKELY = 4  # settings of the inner method that are worth comparing
 HOT_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
-
-
-class UnitRows:
-    """The rows of a matrix divided by their lengths, when asked for."""
-
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, rows: Rows, lengths: Floats) -> None:
-        self.rows, self.lengths, self.shape = (
-            rows,
-            np.where(lengths > 0, lengths, 1),
-            (rows.count, rows.dim),
-        )
-
-    def __getitem__(self, index: Any) -> Floats:
-        found: Floats = (
-            np.asarray(self.rows.matrix[index], dtype=np.float32) / self.lengths[index][:, None]
-        )
-        return found
 
 
 class SomeRows:
@@ -50,68 +30,10 @@ class SomeRows:
         return self.rows.take(self.ids[index])
 
 
-class Apart(Method):
-    """Another method on rows of length one, and every row's length in eight bits: row = length * direction."""
-
-    def __init__(self, inner: Method) -> None:
-        self.inner, self.name = inner, f"{inner.name}+norms"
-
-    def size(self, rows: int, dim: int, **settings: Any) -> int:
-        """Return the bytes of the arrays these settings make."""
-        return self.inner.size(rows, dim, **settings) + matrix_size("int8", rows, 1, "column", 4)
-
-    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
-        """Return what the inner method can do with the bytes the lengths leave."""
-        return self.inner.settings(
-            rows, dim, budget - matrix_size("int8", rows, 1, "column", 4), rank
-        )
-
-    def work(self, dim: int, **settings: Any) -> float:
-        """Return how long a fit takes for each row."""
-        return self.inner.work(dim, **settings)
-
-    def unless_asked(self) -> Settings:
-        """Return what stands for the inner method."""
-        return self.inner.unless_asked()
-
-    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
-        """Return settings with those of the inner method put right."""
-        return self.inner.complete(settings, dim, rank)
-
-    def fit(self, job: Job, **settings: Any) -> Fit:
-        """Compress the directions, then keep the lengths."""
-        lengths = job.rows.lengths()
-        rows = Rows(UnitRows(job.rows, lengths), job.rows.weights if job.rows.weighted else None)
-        inner = self.inner.fit(
-            replace(job, rows=rows, importance=job.importance * lengths**2), **settings
-        )
-        return ApartFit(inner, Matrix.encode(lengths[:, None], "int8", "column"))
-
-
-@dataclass
-class ApartFit(Fit):
-    """Fitted directions, and lengths."""
-
-    inner: Fit
-    lengths: Matrix
-
-    def __post_init__(self) -> None:
-        self.refinable = self.inner.refinable
-
-    def bands(self) -> list[Band]:
-        """Return the packed form."""
-        (band,) = self.inner.bands()
-        return [replace(band, norms=self.lengths)]
-
-    def refine(self, rounds: int) -> None:
-        """Refine the directions."""
-        self.inner.refine(rounds)
-
-
-class Hot(Method):
+class HotCodec(Codec):
     """The ``hot`` rows of greatest weight as integers of ``hot_kind``, the others by another method."""
 
-    def __init__(self, inner: Method) -> None:
+    def __init__(self, inner: Codec) -> None:
         self.inner, self.name = inner, f"hot+{inner.name}"
 
     def size(self, rows: int, dim: int, **settings: Any) -> int:
@@ -149,19 +71,19 @@ class Hot(Method):
             **{name: value for name, value in settings.items() if name not in ("hot", "hot_kind")},
         )
 
-    def for_share(self, settings: Settings, share: float) -> Settings:
+    def for_sample(self, settings: Settings, share: float) -> Settings:
         """Return settings with the same share of hot rows."""
         return settings | {"hot": max(1, round(settings["hot"] * share))}
 
-    def unless_asked(self) -> Settings:
+    def defaults(self) -> Settings:
         """Return what stands for the inner method."""
-        return self.inner.unless_asked()
+        return self.inner.defaults()
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with those of the inner method put right."""
         return self.inner.complete(settings, dim, rank)
 
-    def fit(self, job: Job, **settings: Any) -> Fit:
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the tail, then keep the head."""
         if settings["hot"] >= job.rows.count:
             raise ArgumentError(

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from featherbed.compression.reading import (
+from featherbed.errors import DataError, MissingExtra
+from featherbed.io.vectors.reading import (
     BLOCK,
     BFloat16Matrix,
     Found,
@@ -26,7 +27,6 @@ from featherbed.compression.reading import (
     row_names,
     spooled,
 )
-from featherbed.errors import DataError, MissingExtra
 
 KEY_NAMES = ("words", "keys", "vocab", "tokens")  # members of a .npz that name the rows
 

@@ -16,7 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from featherbed.compression.reading import (
+from featherbed.errors import DataError, MissingExtra
+from featherbed.io.vectors.reading import (
     BLOCK,
     FLOATS,
     Found,
@@ -26,7 +27,6 @@ from featherbed.compression.reading import (
     row_names,
     spooled,
 )
-from featherbed.errors import DataError, MissingExtra
 
 LONGEST = 1 << 24  # bytes of a line of text, or of a row
 SIZES = rb"(\d{1,15}) (\d{1,15})[ \r]*\n"  # word2vec's first line

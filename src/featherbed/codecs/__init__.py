@@ -1,0 +1,1 @@
+"""Codecs: from a matrix, row weights and settings or a budget to packed bands. numpy only."""

@@ -1,0 +1,124 @@
+"""Low rank: every row is a mixture of a few principal components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.codecs.codec import Codec, CodecJob, FinalFit, Fit, Settings, matrix_size
+from featherbed.codecs.integer import level_rows
+from featherbed.codecs.principal import principal, row_directions
+from featherbed.codecs.rows import Floats, Rows
+from featherbed.errors import ArgumentError
+from featherbed.packed.band import Affine, Band
+from featherbed.packed.codes import Every
+from featherbed.packed.matrix import Matrix
+
+NEGLIGIBLE = 1e-12  # of the largest singular value: smaller ones are rounding errors
+
+
+class LowRankCodec(Codec):
+    """Principal components: row ≈ values @ components + mean, the values as integers or half floats."""
+
+    name = "lowrank"
+
+    def size(self, rows: int, dim: int, **settings: Any) -> int:
+        """Return the bytes of the arrays these settings make."""
+        rank = settings["rank"]
+        return (
+            matrix_size(settings["kind"], rows, rank, "column", 4)
+            + matrix_size("float16", rank, dim)
+            + 4 * dim
+        )
+
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
+        """Return the highest rank that fits, for each kind of values."""
+        found = []
+        for kind in ("int8", "int4", "float16"):
+            fitting = [
+                r
+                for r in range(1, min(rank, dim) + 1)
+                if self.size(rows, dim, rank=r, kind=kind) <= budget
+            ]
+            found += [{"rank": fitting[-1], "kind": kind}] if fitting else []
+        return found
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - columns that say little count
+        """Refuse a rank there are no columns for."""
+        if settings["rank"] > dim:
+            raise ArgumentError(
+                f"lowrank: rank={settings['rank']}: a matrix of {dim} columns has at most that rank"
+            )
+        return settings
+
+    def fit(self, job: CodecJob, **settings: Any) -> Fit:
+        """Compress the matrix."""
+        mean, components = principal(job, settings["rank"])
+        atoms = Matrix.encode(components, "float16")
+        inside = Projected(job.rows, mean, atoms.dense())
+        values = Rows(inside, job.rows.weights if job.rows.weighted else None)
+        kind = settings["kind"]
+        stored = (
+            Matrix(
+                kind,
+                (values.count, values.dim),
+                np.concatenate([block.astype(np.float16) for _, block in values.blocks()]),
+            )
+            if kind == "float16"
+            else level_rows(job, values, kind, "column")
+        )
+        return FinalFit(
+            [
+                Band(
+                    job.rows.count,
+                    Every(),
+                    values=stored,
+                    dictionary=atoms,
+                    affine=Affine(None, mean),
+                )
+            ]
+        )
+
+
+class Projected:
+    """Rows of a matrix in another basis, computed when asked for."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, rows: Rows, mean: Floats, components: Floats) -> None:
+        self.rows, self.mean, self.components = rows, mean, components
+        self.shape = (rows.count, len(components))
+
+    def __getitem__(self, index: Any) -> Floats:
+        rows: Floats = np.asarray(self.rows.matrix[index], dtype=np.float32)
+        found: Floats = np.dot(rows - self.mean, self.components.T)
+        return found
+
+
+def factorize(
+    rows: NDArray[Any],  # [V, d]
+    rank: int,
+    weights: NDArray[Any] | None = None,  # [V]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> [V, r], [r, d]
+    """Return values and atoms whose product is the best of its rank, the errors of rows weighted.
+
+        min Σ_i w_i ||x_i - b_i A||²    (Eckart and Young 1936)
+
+    Both factors share the singular values; directions the rows do not have are zeros.
+
+    >>> values, atoms = factorize(np.ones((4, 3)), 2)
+    >>> np.allclose(values @ atoms, 1), atoms.shape
+    (True, (2, 3))
+    """
+    wide = np.asarray(rows, dtype=np.float64)
+    root = np.ones((len(wide), 1)) if weights is None else np.sqrt(weights)[:, None]
+    found = row_directions(wide * root, rank)
+    values, atoms = np.zeros((len(wide), rank)), np.zeros((rank, wide.shape[1]))
+    inside = wide @ found.T
+    sizes = np.sqrt(np.square(inside * root).sum(axis=0))
+    kept = np.flatnonzero(sizes > NEGLIGIBLE * sizes.max(initial=0))
+    values[:, kept] = inside[:, kept] / np.sqrt(sizes[kept])
+    atoms[kept] = found[kept] * np.sqrt(sizes[kept])[:, None]
+    return values, atoms

@@ -1,0 +1,69 @@
+"""Principal components: the directions that carry most of the squares of a matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from featherbed.codecs.codec import CodecJob
+
+Floats = NDArray[np.float32]
+Square = NDArray[np.float64]
+
+
+def principal_directions(square: Square, count: int) -> Square:  # [d, d] -> [count, d]
+    """Return the eigenvectors of the largest eigenvalues of a symmetric matrix, largest first.
+
+    >>> principal_directions(np.diag([1.0, 3.0, 2.0]), 2).round().tolist()
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    _, vectors = np.linalg.eigh(square)
+    return np.ascontiguousarray(vectors[:, ::-1][:, :count].T)
+
+
+def row_directions(rows: NDArray[Any], count: int) -> Square:  # [n, d] -> [min(count, n, d), d]
+    """Return the first right singular vectors of rows.
+
+    They are taken from the Gram matrix, or from the rows themselves where these are few.
+
+    >>> row_directions(np.array([[3.0, 4.0], [6.0, 8.0]]), 1).round(6).tolist() in ([[0.6, 0.8]], [[-0.6, -0.8]])
+    True
+    """
+    wide = np.asarray(rows, dtype=np.float64)
+    if len(wide) < wide.shape[1]:
+        vectors: Square = np.linalg.svd(wide, full_matrices=False)[2][:count]
+        return vectors
+    return principal_directions(wide.T @ wide, count)
+
+
+def moments(job: CodecJob) -> tuple[Any, Any]:  # -> mean [d], covariance [d, d]
+    """Return the mean and the covariance of the rows, by importance, read once."""
+    dim = job.rows.dim
+    total, first, second = 0.0, np.zeros(dim), np.zeros((dim, dim))
+    for start, block in job.rows.blocks():
+        weights = job.importance[start : start + len(block)]
+        total += float(weights.sum(dtype=np.float64))
+        first += weights @ block
+        second += (block * weights[:, None]).T @ block
+    mean = first / total
+    return mean, second / total - np.outer(mean, mean)
+
+
+def principal(job: CodecJob, rank: int) -> tuple[Floats, Floats]:  # -> mean [d], components [r, d]
+    """Return the mean and the first principal components."""
+    mean, covariance = moments(job)
+    return mean.astype(np.float32), np.ascontiguousarray(
+        principal_directions(covariance, rank), dtype=np.float32
+    )
+
+
+def effective_rank(job: CodecJob) -> int:
+    """Return how many columns carry all but two thousandths of the variance."""
+    _, covariance = moments(job)
+    sizes = np.clip(np.linalg.eigvalsh(covariance)[::-1], 0, None)
+    if sizes.sum() <= 0:
+        return 1
+    return min(job.rows.dim, int(np.searchsorted(np.cumsum(sizes) / sizes.sum(), 0.998)) + 1)

@@ -1,0 +1,1 @@
+"""Readers of files people have: matrices and checkpoints (``featherbed.io.vectors``)."""
