@@ -1,4 +1,4 @@
-"""What every method of compression offers: which settings fit a number of bytes, and a fit of the matrix."""
+"""The interface of codecs: the settings that fit a budget, and a fit of the matrix."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Tell = Callable[
 
 
 def quiet(_what: str, _share: float) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 @dataclass
 class CodecJob:
-    """A matrix to compress: its rows, how much the error of each counts, a source of random numbers, and whom to tell."""
+    """The input of a codec: rows, the weight of each row's error, random numbers, a progress callback."""
 
     rows: Rows
     importance: Floats  # [V]: Σ_i importance_i ||x_i - row_i||² is what fits make small
@@ -56,7 +56,7 @@ def importance(
 
 
 class Fit(ABC):
-    """A method fitted to a matrix: its bands, and (where the method can) a way to make them better."""
+    """A codec fitted to a matrix: its bands, and a refinement where the codec has one."""
 
     refinable = False
 
@@ -73,7 +73,7 @@ class Fit(ABC):
 
 @dataclass
 class FinalFit(Fit):
-    """A fit that is what it is."""
+    """A fit that cannot be refined."""
 
     found: list[Band]
 
@@ -83,7 +83,7 @@ class FinalFit(Fit):
 
 
 class Codec(ABC):
-    """A way to compress a matrix."""
+    """A method that turns a matrix into packed bands."""
 
     name: str
 
@@ -104,15 +104,15 @@ class Codec(ABC):
         return 0.0
 
     def for_sample(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002 - for methods that count rows
-        """Return settings that do to a ``share`` of the rows what these do to all."""
+        """Return the settings for a sample that holds a ``share`` of the rows."""
         return settings
 
     def defaults(self) -> Settings:
-        """Return settings that stand where others are asked for and these are not."""
+        """Return settings used where the caller gave others but not these."""
         return {}
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - for methods that need them
-        """Return settings with those put right that follow from others."""
+        """Return settings with the ones that follow from others filled in."""
         return settings
 
 

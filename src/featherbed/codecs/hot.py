@@ -1,4 +1,4 @@
-"""Methods made of methods: lengths kept apart from directions, and hot rows kept well while the tail is coded."""
+"""Hot rows as integers, and the tail by another codec."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class HotCodec(Codec):
         return settings | {"hot": max(1, round(settings["hot"] * share))}
 
     def defaults(self) -> Settings:
-        """Return what stands for the inner method."""
+        """Return the defaults of the inner codec."""
         return self.inner.defaults()
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
-        """Return settings with those of the inner method put right."""
+        """Return settings completed by the inner codec."""
         return self.inner.complete(settings, dim, rank)
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:

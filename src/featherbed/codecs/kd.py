@@ -67,7 +67,7 @@ class KDCodec(Codec):
         return float(8 * (settings["parts"] << settings["bits"]) * (dim + 12 * settings["parts"]))
 
     def defaults(self) -> Settings:
-        """Return the composer that is best for its bytes."""
+        """Return the default composer, the best one for its bytes."""
         return {"composer": "linear"}
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:

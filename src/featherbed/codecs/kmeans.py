@@ -10,9 +10,17 @@ Codes = NDArray[np.int32]
 
 
 def kmeans(
-    rows: Floats, choices: int, seed: int, rounds: int = 10, start: Floats | None = None
+    rows: Floats,
+    choices: int,
+    seed: int,
+    rounds: int = 10,
+    start: Floats | None = None,
+    restarts: int = 1,
 ) -> Floats:  # [n, d] -> [K, d]
-    """Return ``choices`` centroids of rows (faiss); fewer rows than centroids are repeated, a little moved."""
+    """Return ``choices`` centroids of rows (faiss); fewer rows than centroids are repeated, a little moved.
+
+    The best of ``restarts`` runs is returned.
+    """
     import faiss
 
     if len(rows) < choices:
@@ -28,6 +36,7 @@ def kmeans(
         choices,
         niter=rounds,
         seed=seed + 1,
+        nredo=restarts,
         min_points_per_centroid=1,
         max_points_per_centroid=256,
     )

@@ -53,11 +53,11 @@ class NormsCodec(Codec):
         return self.inner.work(dim, **settings)
 
     def defaults(self) -> Settings:
-        """Return what stands for the inner method."""
+        """Return the defaults of the inner codec."""
         return self.inner.defaults()
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
-        """Return settings with those of the inner method put right."""
+        """Return settings completed by the inner codec."""
         return self.inner.complete(settings, dim, rank)
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:

@@ -80,7 +80,7 @@ class ProductCodec(Codec):
 class ProductFit(Fit):
     """The state of a product fit: turned columns, a dictionary for each part, codes of the sample.
 
-    ``shared``: one dictionary for all parts.
+    ``shared``: one dictionary for all parts. ``restarts``: runs of k-means, the best of which is kept.
     """
 
     refinable = True
@@ -95,6 +95,7 @@ class ProductFit(Fit):
         kind: str = "float32",
         turned: bool = False,
         shared: bool = False,
+        restarts: int = 1,
     ) -> None:
         self.job, self.parts, self.choices, self.kind = job, parts, choices, kind
         self.turned, self.shared = turned, shared
@@ -102,7 +103,7 @@ class ProductFit(Fit):
         self.rows, self.weights = job.rows.take(self.ids), job.importance[self.ids]
         job.tell("dictionaries", 0.0)
         self.basis = self._turn(width) if turned else Basis()
-        self._learn(self.basis.down(self.rows))
+        self._learn(self.basis.down(self.rows), restarts)
 
     def _turn(self, width: int) -> Basis:
         """Return the rotation faiss learns for these parts, applied to centred rows."""
@@ -119,12 +120,15 @@ class ProductFit(Fit):
         weight = faiss.vector_to_array(rotation.A).reshape(width, -1)
         return Basis(weight.astype(np.float16).astype(np.float32), mean)
 
-    def _learn(self, inside: Floats) -> None:
+    def _learn(self, inside: Floats, restarts: int) -> None:
         """Learn the dictionaries by k-means and find the codes."""
         seed = self.job.seed()
         groups = [enough(group, self.choices) for group in self._groups(inside)]
         self.atoms: Floats = np.stack(
-            [kmeans(group, self.choices, seed, rounds=ITERATIONS) for group in groups]
+            [
+                kmeans(group, self.choices, seed, rounds=ITERATIONS, restarts=restarts)
+                for group in groups
+            ]
         )
         self.store_atoms()
         self.codes = self._encode(inside)

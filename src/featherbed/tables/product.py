@@ -25,6 +25,7 @@ from featherbed.tables.relax import harden, is_number
 from featherbed.tables.table import empty_parameter, positive, to_numpy
 
 VARIANTS = ("softmax", "centroid")
+RESTARTS = 3  # of k-means, the best is kept
 ROUNDS = 8  # of refinement of a fit: dictionaries and codes in turns
 
 
@@ -227,7 +228,8 @@ class ProductTable(CodedTable):
         if self.additive:
             fit = KDFit(job, **shape, shared=self.shared)
         else:
-            fit = ProductFit(job, **shape, width=self.embedding_dim, shared=self.shared)
+            shape |= {"width": self.embedding_dim, "restarts": RESTARTS}
+            fit = ProductFit(job, **shape, shared=self.shared)
         if fit.refinable:
             fit.refine(ROUNDS)
         centroids = self.parts * fit.atoms + fit.mean if isinstance(fit, KDFit) else fit.atoms
