@@ -169,7 +169,7 @@ def test_new_bytes_give_new_rows():
 
 def test_bytes_that_are_no_table_are_refused(plain):
     about = PackedEmbedding(plain).about()
-    with pytest.raises(fb.FormatError, match="no featherbed file"):
+    with pytest.raises(fb.FormatError, match="no valid safetensors file"):
         PackedEmbedding.empty(about)(torch.tensor([0]))
     wrong = PackedEmbedding.empty(about | {"rows": 10})
     wrong.load_state_dict(PackedEmbedding(plain).state_dict())

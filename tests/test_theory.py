@@ -439,7 +439,7 @@ def test_low_rank_is_sets_of_one_anchor_without_penalty(together):
         else [fb.AnchorTable(40, 6, anchors=1, **where) for _ in "abc"]
     )
     for part, (table, columns) in enumerate(
-        zip(sets, low.values.split(3 if together else 1, dim=1), strict=True)
+        zip(sets, low.coefficients.split(3 if together else 1, dim=1), strict=True)
     ):
         copied(table.transform, columns)
         copied(table.atoms, low.atoms if together else low.atoms[part : part + 1])
@@ -475,7 +475,7 @@ def test_compositional_codes_are_sets_with_one_anchor_a_row():
     assert [table.parameter_count() for table in sets] == [40 + 4 * 6] * 3
 
     averaged = fb.ProductTable(40, 6, additive=True, **shape).eval()
-    parts = averaged.values.detach().reshape(3, 4, 6) / 3
+    parts = averaged.atoms.detach().reshape(3, 4, 6) / 3
     torch.testing.assert_close(
         sum(table.weight for table in code_sets(averaged.codes_of(), parts)), averaged.weight
     )
@@ -484,7 +484,7 @@ def test_compositional_codes_are_sets_with_one_anchor_a_row():
         40, 6, **shape
     ).eval()  # side by side: code vectors with zeros in the other parts' columns
     padded = torch.zeros(3, 4, 3, 2, dtype=torch.float64)
-    for part, own in enumerate(beside.values.detach().reshape(3, 4, 2)):
+    for part, own in enumerate(beside.atoms.detach().reshape(3, 4, 2)):
         padded[part, :, part] = own
     torch.testing.assert_close(
         sum(table.weight for table in code_sets(beside.codes_of(), padded.reshape(3, 4, 6))),
