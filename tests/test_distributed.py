@@ -53,6 +53,7 @@ def worker(rank, meeting, settings, results):
         model.table.slot_group = torch.distributed.group.WORLD
     table = learn(nn.parallel.DistributedDataParallel(model), rank, 2, model.table)
     results[rank] = {name: value.tolist() for name, value in table.state_dict().items()}
+    torch.distributed.barrier()  # neither leaves while the other still talks to it
     torch.distributed.destroy_process_group()
 
 
@@ -126,6 +127,7 @@ def sharing_worker(rank, meeting, results):
         "ids": seen,
         **{name: value.tolist() for name, value in sse.state_dict().items()},
     }
+    torch.distributed.barrier()  # neither leaves while the other still talks to it
     torch.distributed.destroy_process_group()
 
 

@@ -23,7 +23,7 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
     numba numbers data files by an index that it reads, changes and writes without a lock, and writes
     the index first: two processes with a cold cache can file different code under one number, and
     each loads the code of the other. Here a data file is named after the key of its code and written
-    before the index points to it, and the index is changed under a lock.
+    before the index points to it, both under a lock.
     """
 
     def __init__(self, folder: str, base: str, stamp: Any) -> None:
@@ -34,8 +34,8 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
         """Store the code of a key; data files that the index does not name any more are removed."""
         digest = hashlib.sha256(self._dump((self._source_stamp, key))).hexdigest()[:24]
         name = f"{self.base}.{digest}.nbc"
-        self._save_data(name, data)
-        with exclusive(self.folder / "featherbed.lock"):
+        with exclusive(self.folder / "featherbed.lock"):  # or another process would remove the data
+            self._save_data(name, data)
             known = {**self._load_index(), key: name}
             self._save_index(known)
             for path in self.folder.glob(f"{glob_escape(self.base)}.*.nbc"):
