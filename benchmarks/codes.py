@@ -19,7 +19,7 @@ import torch
 from timing import race
 
 import featherbed as fb
-from featherbed.kernels import pool
+from featherbed.kernels.threads import set_threads
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
@@ -70,7 +70,7 @@ def layered(rows):
 def use(threads):
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
-    pool.set_threads(threads)
+    set_threads(threads)
 
 
 def lookup(page, rows):

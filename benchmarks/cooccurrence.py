@@ -90,7 +90,7 @@ def stream(line, figures, tokens):
 
 
 def ptb(line, figures, folder):
-    from featherbed.tasks.data import read_ptb
+    from featherbed.io.texts import read_ptb
 
     corpus = read_ptb(folder / "ptb")
     objects = len(corpus.words)  # most frequent first

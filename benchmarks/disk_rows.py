@@ -87,7 +87,7 @@ def reader(way, given):
     if way == "fb.DiskRows":
         import torch
 
-        from featherbed.models.disk import DiskRows
+        from featherbed.interop.disk import DiskRows
 
         def module():
             rows = DiskRows(given.file)
@@ -135,7 +135,7 @@ def steps(given):
     """In a process of its own: STEPS cold batches with work between them, with or without prefetch; print seconds a step."""
     import torch
 
-    from featherbed.models.disk import DiskRows
+    from featherbed.interop.disk import DiskRows
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(given.seed)

@@ -20,9 +20,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
-from featherbed.kernels import pool
-from featherbed.tasks.lm import LanguageModel, detached
-from featherbed.tasks.word_tables import Lexicon, WordTable, make_word_table
+from featherbed.apps.language.fit import detach
+from featherbed.apps.language.model import LSTMModel
+from featherbed.apps.words.selection import Lexicon
+from featherbed.apps.words.settings import WordTableSettings
+from featherbed.apps.words.table import build_word_table
+from featherbed.kernels.threads import set_threads
 
 RESULTS = Path(__file__).parent / "results"
 WORDS, DIM, LENGTH, COLUMNS, STEPS = 10_000, 200, 35, 20, 16
@@ -67,23 +70,23 @@ class Contender:
             self.losses = self.model.step
             return
         lam = 1e-6 if spec.startswith("anchor") else 0.0
-        made = make_word_table(
-            WordTable(spec, dim=DIM, lam=lam), Lexicon([str(n) for n in range(WORDS)], counts), 0
-        )
-        self.model = LanguageModel(made.module, hidden=DIM)
+        settings = WordTableSettings(spec=spec, dim=DIM, lam=lam)
+        lexicon = Lexicon([str(n) for n in range(WORDS)], counts)
+        words = build_word_table(settings, lexicon, 0)
+        self.model = LSTMModel(words.module, hidden=DIM)
         codes, self.parameters = fb.split_codes(self.model)
-        self.optimizer = fb.AdamW(self.parameters, lr=3e-3, penalties=made.penalties)
+        self.optimizer = fb.AdamW(self.parameters, lr=3e-3, penalties=words.penalties)
         if codes:
             self.optimizer = fb.Several(self.optimizer, fb.AdamW(codes, lr=3e-3))
         self.clip = fb.clip_grad_norm_
 
     def losses(self, text, state):
         found = self.model.losses(text[:-1], text[1:], state)
-        return found.whole + fb.auxiliary_loss(self.model), found.state
+        return found.total + fb.auxiliary_loss(self.model), found.state
 
     def step(self, text):
         self.optimizer.zero_grad()
-        loss, state = self.losses(text, detached(self.state))
+        loss, state = self.losses(text, detach(self.state))
         loss.backward()
         self.clip(self.parameters, 0.25)
         self.optimizer.step()
@@ -138,7 +141,7 @@ def main():
     print(versions)
     for threads in given.threads:
         torch.set_num_threads(threads)
-        pool.set_threads(threads)
+        set_threads(threads)
         wanted = {
             n: s
             for n, s in TABLES.items()

@@ -19,7 +19,7 @@ import torch
 from timing import race
 
 import featherbed as fb
-from featherbed.kernels import pool
+from featherbed.kernels.threads import set_threads
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every, Fixed, Identity, Ragged
 from featherbed.packed.matrix import Matrix
@@ -89,7 +89,7 @@ def batches(rows, size, law, count=200):
 
 def use(threads):
     torch.set_num_threads(threads)
-    pool.set_threads(threads)
+    set_threads(threads)
 
 
 def main_layout(rows, results):

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 import featherbed as fb
-from featherbed.tasks.data import find_data
+from featherbed.io.opening import find_data
 
 RESULTS = Path(__file__).parent / "results"
 TABLES = {"int4": {"ratio": 7.4, "method": "int4"}, "layered": {"ratio": 8, "method": "layered"}}

@@ -20,10 +20,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
-from featherbed.kernels.pool import set_threads
-from featherbed.tasks import fused, ratings
-from featherbed.tasks.data import Ratings, find_data, read_movielens
-from featherbed.tasks.passes import Passes
+from featherbed.apps.recommender import fused
+from featherbed.apps.recommender import model as ratings
+from featherbed.apps.recommender.stream import StreamedFactorization
+from featherbed.io.opening import find_data
+from featherbed.io.records import Ratings, read_movielens
+from featherbed.kernels.threads import set_threads
 
 RESULTS = Path(__file__).parent / "results"
 DIM, ANCHORS, LAM, TURNS = 16, 16, 2e-6, 7
@@ -66,7 +68,7 @@ def anchored(train, run):
     model = ratings.MatrixFactorization(*tables, mean=float(train.values.mean()), biases="column")
     penalties = {table.transform: fb.NonNegativeL1(LAM) for table in tables}
     optimizer = fb.Yogi(model.parameters(), lr=1e-2, penalties=penalties)
-    assert fused.fits(model, optimizer)
+    assert fused.supports(model, optimizer)
     triples, generator = ratings.to_tensors(train), torch.Generator().manual_seed(0)
     return lambda batch: run(model, optimizer, triples, batch, generator)
 
@@ -95,10 +97,10 @@ def one_pass(millions, line):
     for threads in (1, 2):
         set_threads(threads)
         start = time.perf_counter()
-        passes = Passes(users, items, DIM, mean=3.0)
+        passes = StreamedFactorization(users, items, DIM, mean=3.0)
         made = time.perf_counter() - start
         start = time.perf_counter()
-        passes.run(train)
+        passes.train_epoch(train)
         spent = time.perf_counter() - start
         figures[f"threads={threads}"] = {
             "seconds_to_make": made,

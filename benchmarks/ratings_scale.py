@@ -88,7 +88,7 @@ def main():
     ]
     begun = time.perf_counter()
     log = subprocess.run(
-        [*command, "--epochs", "1", "--out", str(out), "--quiet"],
+        [*command, "--set", "training.epochs=1", "--out", str(out), "--quiet"],
         check=True,
         capture_output=True,
         text=True,

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 
 import featherbed as fb
+from featherbed.apps.recommender.serve import Recommender
+from featherbed.apps.recommender.store import write_recommender
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every, Fixed, sparse_layout
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.serve.folder import write_recommender
-from featherbed.serve.recommender import Recommender
 
 RESULTS = Path(__file__).parent / "results"
 DIM, USERS, SEEN, ANCHORS = 16, 6040, 132, 16

@@ -157,6 +157,13 @@ def numbers(value, prefix=""):
     return {prefix: f"{value:.6g}"}
 
 
+def earlier(word):
+    """Return the options that stood for a setting before there were any."""
+    names = {"anchors.nonzeros": "--nonzeros", "training.epochs": "--epochs"}
+    name, equals, value = word.partition("=")
+    return f"{names[name]}\n{value}" if equals and name in names else word
+
+
 def commands():
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -168,10 +175,10 @@ def commands():
                 "train",
                 "ratings",
                 str(ratings),
-                "--nonzeros",
-                "400",
-                "--epochs",
-                "3",
+                "--set",
+                "anchors.nonzeros=400",
+                "--set",
+                "training.epochs=3",
             ],
             "ratings dense": [
                 "train",
@@ -189,6 +196,10 @@ def commands():
             out = Path(folder) / name.replace(" ", "-")
             command = [sys.executable, "-c", MAIN, *arguments, "--out", str(out)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if "No such option" in done.stderr:  # a checkout before settings
+                command = [part for part in map(earlier, command) if part != "--set"]
+                command = [word for part in command for word in part.split("\n")]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 found[f"{name}.error"] = f"exit {done.returncode}: {done.stderr.strip()[-300:]}"
                 continue

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import featherbed as fb
-from featherbed.kernels import pool
+from featherbed.kernels.threads import set_threads
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, DIM, ANCHORS, SLOTS, SCAN = 65_536, 64, 256, 8, 16
@@ -94,7 +94,7 @@ def sparse_adam(parameters):
 
 def use(threads):
     torch.set_num_threads(threads)
-    pool.set_threads(threads)
+    set_threads(threads)
 
 
 def take_turns(contenders, zipf, turns, warm=3):

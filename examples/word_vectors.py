@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import featherbed as fb
+from featherbed.io.opening import find_data
 from featherbed.io.vectors.sources import read_matrix
-from featherbed.tasks.data import find_data
 
 SERVE = """
 import sys

@@ -19,7 +19,7 @@ from featherbed.anchors.objects import Frequency
 from featherbed.anchors.selection import BagClassifier, GroupLasso, VocabularyDropout, kl
 from featherbed.anchors.tfidf import TfIdf
 from featherbed.errors import ArgumentError, DataError, MissingExtra
-from featherbed.tasks.data import find_data
+from featherbed.io.opening import find_data
 
 sparse = pytest.importorskip("scipy.sparse")
 pytest.importorskip("sklearn")

@@ -79,7 +79,7 @@ def test_losses_and_codes_of_the_tail_are_counted_once():
     ids = torch.tensor([30, 31, 32])
     table(torch.cat([ids, torch.tensor([1, 2])]))
     mine = float(auxiliary_loss(table).detach())
-    inner.seen(ids - 10)
+    inner.training_rows(ids - 10)
     assert mine == pytest.approx(float(auxiliary_loss(inner).detach()), rel=1e-5)
     assert table.code_bits() == inner.code_bits()
     kd = BandedTable(60, 8, hot=10, tail="kd:choices=4,parts=5")

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from featherbed.apps.recommender import baselines
+from featherbed.apps.recommender.baselines import fit_biases, fit_validated_biases
+from featherbed.apps.recommender.data import make_split
+from featherbed.apps.recommender.fit import pack_rows
+from featherbed.apps.recommender.insight import describe_recommender
 from featherbed.errors import ArgumentError
-from featherbed.tasks import baselines
-from featherbed.tasks.baselines import fit_biases, validated_biases
-from featherbed.tasks.data import Ratings
-from featherbed.tasks.insight import insight
-from featherbed.tasks.splits import make_split
-from featherbed.tasks.trainers import packed_rows
+from featherbed.io.records import Ratings
 
 
 def biased_ratings(count, noise, users=400, items=300, seed=0):
@@ -23,15 +23,15 @@ def biased_ratings(count, noise, users=400, items=300, seed=0):
 
 def test_planted_biases_are_found(monkeypatch):
     train, validation, test = biased_ratings(30_000, 0.0).split(0)
-    fitted = validated_biases(train, validation)
+    fitted = fit_validated_biases(train, validation)
     assert fitted.error(test) < 0.01 * test.values.var()
     monkeypatch.setattr(baselines, "BLOCK", 999)
-    assert validated_biases(train, validation).error(test) == pytest.approx(fitted.error(test))
+    assert fit_validated_biases(train, validation).error(test) == pytest.approx(fitted.error(test))
 
 
 def test_noisy_sparse_ratings_take_more_shrinkage_than_the_default():
     train, validation, test = biased_ratings(3000, 1.5).split(0)
-    fitted = validated_biases(train, validation)
+    fitted = fit_validated_biases(train, validation)
     fixed = fit_biases(train, (5.0, 5.0), sweeps=3)
     assert max(fitted.shrinkage) > 5
     assert fitted.error(validation) < fixed.error(validation)
@@ -40,22 +40,22 @@ def test_noisy_sparse_ratings_take_more_shrinkage_than_the_default():
 
 def test_the_two_sides_have_shrinkages_of_their_own():
     train, validation, _ = biased_ratings(20_000, 1.5).split(0)
-    users, items = validated_biases(train, validation).shrinkage
+    users, items = fit_validated_biases(train, validation).shrinkage
     assert items > users  # the biases of items vary less
 
 
 def test_long_files_choose_shrinkages_on_some_users(monkeypatch):
     train, validation, test = biased_ratings(6000, 1.0).split(0)
-    whole = validated_biases(train, validation).error(test)
+    whole = fit_validated_biases(train, validation).error(test)
     monkeypatch.setattr(baselines, "SEARCHED", 1000)
-    assert validated_biases(train, validation).error(test) == pytest.approx(whole, rel=0.05)
+    assert fit_validated_biases(train, validation).error(test) == pytest.approx(whole, rel=0.05)
 
 
 def test_constant_ratings_and_no_validation():
     same = Ratings(
         np.array([0, 1]), np.array([0, 0]), np.array([4, 4], np.float32), ("a", "b"), ("c",)
     )
-    fitted = validated_biases(same, same.take(np.zeros(0, np.int64)))
+    fitted = fit_validated_biases(same, same.take(np.zeros(0, np.int64)))
     assert fitted.shrinkage == (5.0, 5.0)
     assert fitted.predict(same.users, same.items).tolist() == [4.0, 4.0]
     with pytest.raises(ArgumentError, match="no ratings"):
@@ -64,8 +64,8 @@ def test_constant_ratings_and_no_validation():
 
 def test_the_page_shows_the_validated_baseline():
     split = make_split(biased_ratings(3000, 1.5))
-    fitted = validated_biases(split.train, split.validation)
-    users, items = (packed_rows(np.zeros((n, 2), np.float32)) for n in (400, 300))
-    found = insight(users, items, split, np.full(len(split.test), fitted.mean))
+    fitted = fit_validated_biases(split.train, split.validation)
+    users, items = (pack_rows(np.zeros((n, 2), np.float32)) for n in (400, 300))
+    found = describe_recommender(users, items, split, np.full(len(split.test), fitted.mean))
     assert found["baselines"]["biases"] == pytest.approx(fitted.error(split.test))
     assert found["baselines"]["shrinkage"] == list(fitted.shrinkage)

@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from featherbed.errors import ArgumentError
-from featherbed.kernels.pool import set_threads
-from featherbed.tasks.bayes import (
+from featherbed.apps.recommender.bayes import (
     Posterior,
-    balanced,
-    both_sides,
-    moments,
-    solved,
+    balance,
+    feature_moments,
+    fit_posterior,
+    group_ratings,
+    solve_side,
     squared_error,
-    variational,
 )
-from featherbed.tasks.data import Ratings, planted_ratings
+from featherbed.errors import ArgumentError
+from featherbed.io.records import Ratings, make_ratings
+from featherbed.kernels.threads import set_threads
 
-PLANTED = planted_ratings(300, 200, 12_000, groups=6, dim=4, seed=1)
+PLANTED = make_ratings(300, 200, 12_000, groups=6, dim=4, seed=1)
 
 
 def some_posterior(users=30, items=20, dim=4, seed=0):
@@ -48,8 +48,8 @@ def test_rows_solve_their_normal_equations():
     ratings = Ratings(
         pairs // 20, pairs % 20, rng.normal(0, 1, 150).astype(np.float32), range(31), range(20)
     )
-    means, covariances, error = solved(
-        both_sides(ratings)[0], known.items, known.item_covariances, prior, noise
+    means, covariances, error = solve_side(
+        group_ratings(ratings)[0], known.items, known.item_covariances, prior, noise
     )
     sigma, expected = whole(known.item_covariances, dim), 0.0
     for user in range(31):
@@ -80,7 +80,7 @@ def test_moments_are_those_of_draws():
     known, rng = some_posterior(items=1), np.random.default_rng(0)
     draws = rng.multivariate_normal(known.items[0], whole(known.item_covariances, 4)[0], 400_000)
     features = np.column_stack([np.ones(len(draws)), draws[:, 1:]])
-    second, cross = moments(known.items, known.item_covariances)
+    second, cross = feature_moments(known.items, known.item_covariances)
     i, j = np.tril_indices(4)
     np.testing.assert_allclose(second[0], (features.T @ features / len(draws))[i, j], atol=0.02)
     np.testing.assert_allclose(cross[0, 1:], (features.T @ draws[:, 0] / len(draws))[1:], atol=0.02)
@@ -91,7 +91,7 @@ def test_moments_are_those_of_draws():
 def test_balanced_changes_columns_not_predictions(dim):
     known, rng = some_posterior(dim=dim), np.random.default_rng(1)
     weights = rng.uniform(0.5, 3, 30), rng.uniform(0.5, 3, 20)
-    turned = balanced(known, *weights)
+    turned = balance(known, *weights)
     users, items = (ids.ravel() for ids in np.indices((30, 20)))
     np.testing.assert_allclose(turned.predict(users, items), known.predict(users, items), atol=1e-9)
     sides = (turned.users, turned.user_covariances), (turned.items, turned.item_covariances)
@@ -109,14 +109,16 @@ def test_balanced_keeps_columns_nobody_uses():
     known = some_posterior()
     known.users[:, 2] = 0.0
     known.user_covariances[:] = 0.0
-    turned = balanced(known, np.ones(30), np.ones(20))
+    turned = balance(known, np.ones(30), np.ones(20))
     pairs = np.arange(20), np.arange(20)
     np.testing.assert_allclose(turned.predict(*pairs), known.predict(*pairs), atol=1e-6)
 
 
 def test_it_learns_planted_structure():
     train, validation, test = PLANTED.split(0)
-    biases, factors = (variational(train, dim, validation=validation).error(test) for dim in (1, 6))
+    biases, factors = (
+        fit_posterior(train, dim, validation=validation).error(test) for dim in (1, 6)
+    )
     assert factors < 0.9 * biases < 0.9 * test.values.var()
     assert factors < 0.4**2 * 1.35, "the planted noise has a deviation of 0.4"
 
@@ -124,7 +126,7 @@ def test_it_learns_planted_structure():
 def test_the_kept_round_is_the_best_one():
     train, validation, _ = PLANTED.split(0)
     seen = []
-    best = variational(
+    best = fit_posterior(
         train,
         8,
         iterations=40,
@@ -138,9 +140,9 @@ def test_the_kept_round_is_the_best_one():
 def test_seeds_and_threads():
     try:
         set_threads(1)
-        one, other = (variational(PLANTED, 4, iterations=3, seed=seed) for seed in (0, 1))
+        one, other = (fit_posterior(PLANTED, 4, iterations=3, seed=seed) for seed in (0, 1))
         set_threads(3)
-        again = variational(PLANTED, 4, iterations=3, seed=0)
+        again = fit_posterior(PLANTED, 4, iterations=3, seed=0)
     finally:
         set_threads(None)
     np.testing.assert_array_equal(one.users, again.users)
@@ -151,7 +153,7 @@ def test_seeds_and_threads():
 def test_any_scale_of_ratings(factor):
     scaled = replace(PLANTED, values=(PLANTED.values * factor - 7 * factor).astype(np.float32))
     plain, other = (
-        variational(ratings, 4, iterations=6).error(ratings) for ratings in (PLANTED, scaled)
+        fit_posterior(ratings, 4, iterations=6).error(ratings) for ratings in (PLANTED, scaled)
     )
     assert other == pytest.approx(plain * factor**2, rel=1e-2)
 
@@ -161,12 +163,12 @@ def test_extreme_ratings():
         np.array([0, 1, 1]), np.array([0, 0, 1]), np.full(3, 4, np.float32), range(3), range(2)
     )
     np.testing.assert_allclose(
-        variational(same, 3, iterations=5).predict(np.array([0, 2]), np.array([1, 1])),
+        fit_posterior(same, 3, iterations=5).predict(np.array([0, 2]), np.array([1, 1])),
         4.0,
         atol=1e-3,
     )
     single = Ratings(np.array([0]), np.array([0]), np.array([2], np.float32), range(1), range(1))
-    assert np.isfinite(variational(single, 2).predict(np.array([0]), np.array([0]))).all()
+    assert np.isfinite(fit_posterior(single, 2).predict(np.array([0]), np.array([0]))).all()
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,6 @@ def test_extreme_ratings():
 )
 def test_refusals(change, words):
     with pytest.raises(ArgumentError, match=words):
-        variational(**({"train": PLANTED, "dim": 16} | change))
+        fit_posterior(**({"train": PLANTED, "dim": 16} | change))
     with pytest.raises(ArgumentError, match="no ratings to measure"):
         squared_error(0.0, np.ones((1, 1)), np.ones((1, 1)), PLANTED.take(np.arange(0)))

@@ -208,10 +208,10 @@ def test_cells_stand_on_every_layout_they_fit(tmp_path):
         cell = make_cell(kind, rng, ATOM * (2 if (kind, combine) == ("mlp", "concat") else 1))
         plus = Band(9, Identity(), None, Matrix.encode(normal(rng, 9, cell.width), "float16"))
         norms = Matrix.encode(normal(rng, 9, 1), "float32")
-        band = Band(9, codes, weights, atoms, combine, cell, plus=plus, norms=norms)
+        band = Band(9, codes, weights, atoms, combine, cell, Affine(norms=norms), plus=plus)
         PackedTable([band], cell.width).save(tmp_path / "t")
         ids = np.arange(9)
-        expected = (cell(bare.combined(ids, ids)) + plus.dictionary.dense()) * norms.dense()
+        expected = (cell(bare.own_rows(ids, ids)) + plus.dictionary.dense()) * norms.dense()
         packed = fb.check(tmp_path / "t")
         np.testing.assert_allclose(packed[:], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(
@@ -272,7 +272,7 @@ def test_cells_that_do_not_fit_are_not_written(tmp_path):
         refuse(kind, "F32", lambda band: setattr(band.cell, "bias", np.zeros(3, np.float32)))
         refuse(kind, "kind must be one of", lambda band: setattr(band.cell, "kind", "gru"))
     for kind in ("mlp", "recurrent"):
-        refuse(kind, "an lstm alone an input", lambda band: setattr(band.cell, "input", wide))
+        refuse(kind, "only an lstm has an input", lambda band: setattr(band.cell, "input", wide))
     refuse("lstm", "input null", lambda band: setattr(band.cell, "input", None))
     refuse("lstm", r"an input \[5, 24\]", lambda band: setattr(band.cell, "input", wide))
     for kind in ("recurrent", "lstm"):

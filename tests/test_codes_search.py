@@ -1,5 +1,7 @@
 """Scores through codes, the best rows without sorting them all, and search on the codes themselves, against brute force."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -139,13 +141,20 @@ def layers():
         "blocks": blocks,
         "layered": Band(V, own, None, matrix(4 * K, S * W), affine=turn, plus=blocks),
         "layered with lengths": Band(
-            V, own, None, matrix(4 * K, S * W), affine=turn, plus=blocks, norms=norms
+            V, own, None, matrix(4 * K, S * W), affine=replace(turn, norms=norms), plus=blocks
         ),
         "ragged and blocks": Band(V, ragged, None, matrix(K, S * W), plus=blocks),
-        "weighted blocks": Band(V, weighted, None, matrix(K, W), "concat", norms=norms),
+        "weighted blocks": Band(
+            V, weighted, None, matrix(K, W), "concat", affine=Affine(norms=norms)
+        ),
     }
     through["three layers"] = Band(
-        V, own, None, matrix(4 * K, S * W), plus=through["ragged and blocks"], norms=norms
+        V,
+        own,
+        None,
+        matrix(4 * K, S * W),
+        plus=through["ragged and blocks"],
+        affine=Affine(norms=norms),
     )
     celled = Band(V, blocks.codes, None, blocks.dictionary, "concat", cell=cell)
     rows = {
@@ -165,14 +174,14 @@ def layers():
     ("name", "band", "coded_"), layers(), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_layers_score_as_their_rows_do(name, band, coded_, engine, monkeypatch):
-    dim = 11 if band.affine else S * W
+    dim = 11 if band.affine and band.affine.weight else S * W
     packed = PackedTable([band], dim, padding_idx=7)
     queries = RNG.normal(size=(3, dim)).astype(np.float32)
     expected = queries @ packed[:].T
     scorer = search.Scorer(band, queries)
     assert scorer.compiled == coded_
     if coded_:  # then no row may be composed
-        monkeypatch.setattr(Band, "combined", lambda *_: pytest.fail("rows were composed"))
+        monkeypatch.setattr(Band, "own_rows", lambda *_: pytest.fail("rows were composed"))
     np.testing.assert_allclose(packed.logits(queries), expected, rtol=1e-4, atol=1e-4)
     ids, scores = packed.search(queries, 12)
     np.testing.assert_allclose(scores, best(expected, 12)[1], rtol=1e-4, atol=1e-4)
@@ -330,7 +339,7 @@ def test_what_has_no_codes_says_so():
         (lambda packed: packed.near_codes([0] * 7), "a row of this table has 6"),
         (lambda packed: packed.near_codes([0] * 5 + [5]), "0 to 4"),
         (lambda packed: packed.near_codes([0] * 5 + [-1]), "code -1"),
-        (lambda packed: packed.near_codes([0.5] * 6), "whole numbers"),
+        (lambda packed: packed.near_codes([0.5] * 6), "integers"),
         (lambda packed: packed.near_codes([0] * 6, 0), "k=0"),
         (lambda packed: packed.rows_with(0), "a row of this table has 6"),
         (lambda packed: packed.rows_with([[0]]), r"\[j\]"),

@@ -6,45 +6,50 @@ import torch
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.tasks.data import Corpus, planted_ratings
-from featherbed.tasks.documents import prepare
-from featherbed.tasks.language import fit_language
-from featherbed.tasks.language_recipe import LanguageRecipe
-from featherbed.tasks.recipe import Recipe, fit
-from featherbed.tasks.splits import make_split
-from featherbed.tasks.text import TextRecipe, fit_text
-from featherbed.tasks.texts import Texts
-from featherbed.tasks.training import check_weights
-from featherbed.tasks.word_tables import WordTable
+from featherbed.apps.classifier.data import prepare
+from featherbed.apps.classifier.fit import fit_classifier
+from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.apps.language.fit import fit_language
+from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.recommender.data import make_split
+from featherbed.apps.recommender.settings import RecommenderSettings
+from featherbed.apps.recommender.tables import fit_tables
+from featherbed.apps.training import check_weights
+from featherbed.io.records import make_ratings
+from featherbed.io.texts import Corpus, LabeledTexts
 
 MESSAGE = r"all [\d,]+ penalized weights became zero in epoch 1: .*lambda = 1000, .* lambda = 100"
 
 
 def ratings_run():
-    recipe = Recipe(dim=4, users="anchor:anchors=4", items="anchor:anchors=4", lam=1000.0, epochs=2)
-    fit(recipe, make_split(planted_ratings(60, 40, 800)), progress=False)
+    tables = {"table.users": "anchor:anchors=4", "table.items": "anchor:anchors=4"}
+    values = {"table.dim": 4, "anchors.lam": 1000.0, "training.epochs": 2}
+    recipe = RecommenderSettings.from_values(tables | values)
+    fit_tables(recipe, make_split(make_ratings(60, 40, 800)), progress=False)
 
 
-def text_run(words):
-    texts = Texts(["good film", "bad film"] * 20, np.array([1, 0] * 20), ("-", "+"))
-    recipe = TextRecipe(model="bag", words=words, epochs=2, batch=4, dropout=0.0)
-    fit_text(recipe, prepare(texts), progress=False)
+TABLE = {"table.dim": 8, "table.lam": 1000.0, "training.epochs": 2}
+
+
+def text_run(**table):
+    texts = LabeledTexts(["good film", "bad film"] * 20, np.array([1, 0] * 20), ("-", "+"))
+    values = TABLE | {f"table.{name}": value for name, value in table.items()}
+    values |= {"model.kind": "bag", "model.dropout": 0.0, "training.batch": 4}
+    fit_classifier(ClassifierSettings.from_values(values), prepare(texts), progress=False)
 
 
 def language_run():
     text = np.tile(np.arange(6), 100)
     corpus = Corpus(tuple("abcdef"), np.bincount(text), text, text[:200], text[:200])
-    words = WordTable("anchor:anchors=4", dim=8, lam=1000.0)
-    fit_language(
-        LanguageRecipe(words=words, hidden=8, epochs=2, dropout=0.0), corpus, progress=False
-    )
+    values = TABLE | {"table.spec": "anchor:anchors=4", "dropout.output": 0.0}
+    fit_language(LanguageSettings.from_values(values), corpus, progress=False)
 
 
 RUNS = {
     "ratings": ratings_run,
-    "text": lambda: text_run(WordTable("anchor:anchors=4", dim=8, lam=1000.0)),
-    "mixture": lambda: text_run(WordTable("mixture:anchors=4", dim=8, lam=1000.0)),
-    "lasso": lambda: text_run(WordTable("dense", by="lasso", dim=8, lam=1000.0)),
+    "text": lambda: text_run(spec="anchor:anchors=4"),
+    "mixture": lambda: text_run(spec="mixture:anchors=4"),
+    "lasso": lambda: text_run(spec="dense", selection="lasso"),
     "language": language_run,
 }
 
@@ -82,7 +87,7 @@ def test_one_weight_is_enough_and_no_penalty_is_fine():
 
 
 def write_inputs(folder):
-    found = planted_ratings(60, 40, 800)
+    found = make_ratings(60, 40, 800)
     triples = zip(found.users, found.items, found.values, strict=True)
     lines = ["user,item,rating", *(f"{u},{i},{r:.2f}" for u, i, r in triples)]
     (folder / "ratings.csv").write_text("\n".join(lines))
@@ -91,9 +96,10 @@ def write_inputs(folder):
 
 
 COMMANDS = {
-    "ratings": "ratings ratings.csv --users anchor:anchors=4 --items anchor:anchors=4 --dim 4",
-    "text": "text text.csv --model bag --table anchor:anchors=4 --dim 8",
-    "lm": "lm lm.txt --table anchor:anchors=4 --dim 8 --hidden 8",
+    "ratings": "ratings ratings.csv --users anchor:anchors=4 --items anchor:anchors=4 --dim 4 "
+    "--set anchors.lam=1000 --set training.epochs=2",
+    "text": "text text.csv --model bag --table anchor:anchors=4 --dim 8 --set table.lam=1000 --epochs 2",
+    "lm": "lm lm.txt --table anchor:anchors=4 --dim 8 --set table.lam=1000 --epochs 2",
 }
 
 
@@ -101,7 +107,7 @@ COMMANDS = {
 def test_the_command_ends_with_exit_code_one(name, tmp_path, monkeypatch, capsys):
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    words = ["train", *COMMANDS[name].split(), "--lambda", "1000", "--epochs", "2", "--out", "out"]
+    words = ["train", *COMMANDS[name].split(), "--out", "out"]
     monkeypatch.setattr("sys.argv", ["featherbed", *words])
     before = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(SystemExit) as end:

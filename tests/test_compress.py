@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.codecs import auto as choose
+from featherbed.codecs import auto, trial
 from featherbed.codecs.codec import CodecJob
-from featherbed.codecs.coding import Encoder, decode, least_squares
-from featherbed.codecs.meter import Meter
+from featherbed.codecs.coding import AdditiveEncoder, decode, least_squares
+from featherbed.codecs.meter import WorkMeter
 from featherbed.codecs.principal import effective_rank
-from featherbed.codecs.quality import Judge, band_edges, overlap
+from featherbed.codecs.quality import QualityEvaluator, band_edges, overlap
 from featherbed.codecs.registry import CODECS, codec_of
-from featherbed.codecs.rows import Rows
+from featherbed.codecs.rows import WeightedRows
 from featherbed.codecs.target import Target, read_bytes
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.view.figures import as_bytes
+from featherbed.report.figures import as_bytes
 
 NAMES = [
     *CODECS,
@@ -52,7 +52,7 @@ def clustered(rows=1200, dim=16, seed=0):
 
 
 def job_of(matrix, weights=None):
-    rows = Rows(matrix, weights)
+    rows = WeightedRows(matrix, weights)
     job = CodecJob(
         rows, (rows.weights / rows.lengths() ** 2).astype(np.float32), np.random.default_rng(0)
     )
@@ -73,9 +73,9 @@ def run(*words, **more):
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch):
     """What is tested here holds whatever is compared: a few shapes and rounds do."""
-    monkeypatch.setattr(choose, "LAYERED", 3)
-    monkeypatch.setattr(choose, "FIRST_ROUNDS", 3)
-    monkeypatch.setattr(choose, "ROUNDS", 6)
+    monkeypatch.setattr(auto, "LAYERED", 3)
+    monkeypatch.setattr(trial, "FIRST_ROUNDS", 3)
+    monkeypatch.setattr(trial, "ROUNDS", 6)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_codes_are_the_best_there_are(parts):
     rows = rng.standard_normal((60, 5)).astype(np.float32)
     every = np.array(list(product(range(4), repeat=parts)))
     best = ((rows[:, None] - decode(every, atoms)[None]) ** 2).sum(2).min(1)
-    found = ((rows - decode(Encoder(atoms)(rows, tries=200), atoms)) ** 2).sum(1)
+    found = ((rows - decode(AdditiveEncoder(atoms)(rows, tries=200), atoms)) ** 2).sum(1)
     assert np.allclose(found, best, atol=1e-4)
 
 
@@ -186,8 +186,7 @@ def test_layers_add_up_and_lengths_multiply(tmp_path):
         50,
         Fixed.encode(first, None, 8, parts=True),
         dictionary=atoms,
-        affine=Affine(weight, bias),
-        norms=norms,
+        affine=Affine(weight, bias, norms),
         plus=plus,
     )
     inside = sum(atoms.dense()[8 * j + first[:, j]] for j in range(3)) + shared.dense()[
@@ -204,7 +203,7 @@ def test_layers_add_up_and_lengths_multiply(tmp_path):
 
 
 def test_hostile_layers_are_refused(tmp_path):
-    from featherbed.packed.header import describe, rebuild
+    from featherbed.packed.schema import describe, rebuild
 
     plus = Band(
         5,
@@ -251,7 +250,7 @@ def test_hostile_layers_are_refused(tmp_path):
 
 def test_recall_is_what_it_says():
     rows = clustered(300, 8)
-    judge = Judge(Rows(rows), np.random.default_rng(0), queries=300)
+    judge = QualityEvaluator(WeightedRows(rows), np.random.default_rng(0), queries=300)
     other = rows + 0.3 * np.random.default_rng(1).standard_normal(rows.shape).astype(np.float32)
 
     def nearest(x):
@@ -307,10 +306,10 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
 
 @pytest.mark.parametrize("large", [10**6, 1000], ids=["several finalists", "one finalist"])
 def test_a_sample_stands_for_a_large_matrix(monkeypatch, large):
-    monkeypatch.setattr(choose, "LEARN", 1000)
-    monkeypatch.setattr(choose, "LARGE", large)
+    monkeypatch.setattr(trial, "TRAINING_ROWS", 1000)
+    monkeypatch.setattr(trial, "LARGE", large)
     monkeypatch.setattr(
-        choose, "SAMPLE_NUMBERS", 1
+        trial, "SAMPLE_NUMBERS", 1
     )  # the sample is then the 6,000 rows that are compared at least
     matrix = clustered(7000)
     told = []
@@ -397,7 +396,7 @@ def test_bad_arguments_are_named(matrix):
         ({"ratio": 4, "method": "magic"}, "layered"),
         ({"ratio": 4, "method": "rq:speed=3"}, "has no setting 'speed'"),
         ({"ratio": 4, "method": "pq:parts=0"}, "from 1 to"),
-        ({"ratio": 4, "method": "pq:parts=2.5"}, "whole number"),
+        ({"ratio": 4, "method": "pq:parts=2.5"}, "give an integer"),
         ({"ratio": 4, "method": "kd:parts=-1"}, "from 1 to"),
         ({"ratio": 4, "method": "kd:composer=foo"}, "linear, lstm, mlp, recurrent"),
         ({"ratio": 4, "method": "int8:scales=foo"}, "column, row"),
@@ -488,7 +487,7 @@ def test_settings_that_do_not_go_together(matrix, tmp_path):
         ("hot+opq:parts=3", "do not fit 16 columns"),
         ("hot+kd:hot=1200", "leave some for the tail"),
         ("lowrank:rank=17", "at most that rank"),
-        ("layered:blocks=99", "at most as many"),
+        ("layered:blocks=99", "at most 16 blocks"),
         ("layered:blocks=4,block_bits=0", "leave it out"),
         ("ksvd:anchors=4,codes=5", "leave it out"),
     ):
@@ -628,14 +627,14 @@ def test_the_headline_counts_the_keys(matrix, tmp_path):
 
 def test_the_time_left_follows_the_pace():
     now, told = [0.0], []
-    meter = Meter(lambda what, share: told.append((what, share)), 0.0, lambda: now[0])
+    meter = WorkMeter(lambda what, share: told.append((what, share)), 0.0, lambda: now[0])
     with meter.step("reading", "measuring", 1e7):
         now[0] = 1.0
     meter.plan({"layered": 30e9, "pq": 1e9})
     for number in range(3):
-        with meter.step(f"part {number}", "layered", 10e9, listens=number == 2):
+        with meter.step(f"part {number}", "layered", 10e9, reports=number == 2):
             now[0] += 10
-            meter.inside("refining", 0.5)
+            meter.report_share("refining", 0.5)
             now[0] += 10
     with meter.step("last", "pq", 1e9):
         pass
@@ -656,9 +655,9 @@ def test_the_time_left_follows_the_pace():
 INTERRUPTED = """
 import os, signal, sys
 from featherbed.cli import main
-from featherbed.codecs.meter import Meter
+from featherbed.codecs.meter import WorkMeter
 name, left = sys.argv.pop(1), [int(sys.argv.pop(1))]
-owner = {"step": Meter, "fsync": os}[name]
+owner = {"step": WorkMeter, "fsync": os}[name]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored by what runs in the background
 work = getattr(owner, name)
 def interrupted(*given, **settings):
@@ -716,12 +715,6 @@ def test_the_report_repeats_all_that_was_asked_for(settings, call):
     table = fb.compress(rows, **settings)
     command = table.report.data["command"]
     assert command == f"featherbed.compress(matrix, {call})"
-    assert (f"again       {command}" in str(table.report)) == (len(command) <= 88)
+    assert (f"command     {command}" in str(table.report)) == (len(command) <= 88)
     again = eval(command, {"featherbed": fb, "matrix": rows})
     assert np.array_equal(again[:], table[:])
-
-
-def test_the_help_says_what_the_mean_is():
-    result = run("train", "ratings", "--help")
-    assert "mean of the training ratings" in " ".join(result.stdout.replace("│", " ").split())
-    assert "fitted" in result.stdout

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import featherbed as fb
-from featherbed.models.disk import DiskRows
+from featherbed.interop.disk import DiskRows
 from featherbed.packed import disk
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every, Fixed, Ragged
@@ -160,12 +160,12 @@ def test_no_more_batches_are_held_than_asked_for(path):
     rows = DiskRows(path, ahead=2)
     for start in range(5):
         rows.prefetch(torch.arange(start, start + 3))
-    assert len(rows._background._batches) == 2
+    assert len(rows._prefetcher._batches) == 2
     for start in range(5):
         np.testing.assert_array_equal(
             rows(torch.arange(start, start + 3)), fb.load(path)[start : start + 3]
         )
-    assert not rows._background._batches
+    assert not rows._prefetcher._batches
 
 
 def test_many_threads(path):
@@ -307,7 +307,7 @@ def test_a_file_cut_short_after_it_was_opened(path):
     os.truncate(path, path.stat().st_size - 100)
     rows.prefetch(torch.tensor([V - 1]))
     for _ in range(2):
-        with pytest.raises(fb.FormatError, match="cut short"):
+        with pytest.raises(fb.FormatError, match="truncated"):
             rows(torch.tensor([V - 1]))
 
 

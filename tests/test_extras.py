@@ -5,10 +5,9 @@ import sys
 import pytest
 
 from featherbed import cli
+from featherbed.apps.recommender import train_recommender
 from featherbed.errors import MissingExtra
 from featherbed.extras import TRAINING, require
-from featherbed.tasks.recipe import Recipe
-from featherbed.tasks.recommender import Job, train_recommender
 
 
 @pytest.fixture
@@ -37,8 +36,16 @@ NOTHING = "nothing-there"
 COMMANDS = {
     "ratings": ("plotly", ["train", "ratings", NOTHING, "--out", "o"], "view"),
     "text": ("plotly", ["train", "text", NOTHING, "--out", "o"], "view"),
-    "pieces": ("tokenizers", ["train", "text", NOTHING, "--out", "o", "--subwords", "300"], "text"),
-    "choice": ("sklearn", ["train", "text", NOTHING, "--out", "o", "--by", "tfidf"], "train"),
+    "pieces": (
+        "tokenizers",
+        ["train", "text", NOTHING, "--out", "o", "--set", "vocabulary.subwords=300"],
+        "text",
+    ),
+    "choice": (
+        "sklearn",
+        ["train", "text", NOTHING, "--out", "o", "--set", "table.selection=tfidf"],
+        "train",
+    ),
     "lm": ("plotly", ["train", "lm", NOTHING, "--out", "o"], "view"),
     "lm, polars": ("polars", ["train", "lm", NOTHING, "--out", "o"], "train"),
     "compress": ("faiss", ["compress", NOTHING, "--out", "o", "--ratio", "4"], "compress"),
@@ -75,13 +82,13 @@ def test_a_folder_of_a_model_needs_transformers(run, monkeypatch, tmp_path):
 def test_jobs_in_python_look_before_they_read(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(MissingExtra, match="training a recommender needs plotly"):
-        train_recommender(Job(tmp_path / NOTHING, tmp_path / "o"))
+        train_recommender(tmp_path / NOTHING, tmp_path / "o")
 
 
 def test_tables_of_codes_need_faiss(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    recipe = Recipe(users="product:parts=2,choices=4")
+    settings = {"table.users": "product:parts=2,choices=4"}
     with pytest.raises(MissingExtra, match=r"needs faiss: .*\[compress\]"):
-        train_recommender(Job(tmp_path / NOTHING, tmp_path / "o", recipe))
+        train_recommender(tmp_path / NOTHING, tmp_path / "o", settings)
     with pytest.raises(Exception, match="no such file"):
-        train_recommender(Job(tmp_path / NOTHING, tmp_path / "o"))
+        train_recommender(tmp_path / NOTHING, tmp_path / "o")

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.kernels.pool import set_threads
-from featherbed.tasks import fused, ratings
-from featherbed.tasks.data import planted_ratings
-from featherbed.tasks.ratings import MatrixFactorization
+from featherbed.apps.recommender import fused
+from featherbed.apps.recommender import model as ratings
+from featherbed.apps.recommender.model import MatrixFactorization
+from featherbed.io.records import make_ratings
+from featherbed.kernels.threads import set_threads
 
-DATA = planted_ratings(300, 200, 6000, groups=4, dim=4, seed=1)
+DATA = make_ratings(300, 200, 6000, groups=4, dim=4, seed=1)
 TRIPLES = ratings.to_tensors(DATA)
 BATCH = 200
 STEPS = 2 * -(-len(DATA) // BATCH)  # of two epochs
@@ -55,7 +56,7 @@ def run(model, optimizer, how, schedulers=(), generator=None):
     losses = []
     for letter in how:
         if letter == "f":
-            assert fused.fits(model, optimizer)
+            assert fused.supports(model, optimizer)
         epoch = fused.epoch if letter == "f" else ratings.plain_epoch
         losses.append(epoch(model, optimizer, triples_for(model), BATCH, generator, schedulers))
     return losses
@@ -282,25 +283,25 @@ def half_frozen(model):
 def test_what_does_not_fit_is_left_to_the_reference(change):
     model = model_of()
     optimizer = yogi(model)
-    assert fused.fits(model, optimizer)
+    assert fused.supports(model, optimizer)
     change(model)
-    assert not fused.fits(model, optimizer)
+    assert not fused.supports(model, optimizer)
 
 
 def test_other_tables_optimizers_and_penalties_do_not_fit(monkeypatch):
     model = model_of()
-    assert not fused.fits(model, torch.optim.Adam(model.parameters()))
-    assert not fused.fits(model, fb.Yogi(model.users.parameters()))
-    assert not fused.fits(model, yogi(model, penalty=fb.GroupL1, prox="scalar"))
+    assert not fused.supports(model, torch.optim.Adam(model.parameters()))
+    assert not fused.supports(model, fb.Yogi(model.users.parameters()))
+    assert not fused.supports(model, yogi(model, penalty=fb.GroupL1, prox="scalar"))
     for spec in ("anchor:anchors=6,slots=2", "anchor:anchors=6,sparse=true", "hashed:buckets=50"):
         generator = torch.Generator().manual_seed(0)
         other = MatrixFactorization(
             fb.make_table(spec, 300, 6, generator=generator), fb.DenseTable(200, 6)
         )
-        assert not fused.fits(other, fb.Yogi(other.parameters()))
+        assert not fused.supports(other, fb.Yogi(other.parameters()))
     optimizer = yogi(model)
     monkeypatch.setenv("FEATHERBED_KERNELS", "numpy")
-    assert not fused.fits(model, optimizer)
+    assert not fused.supports(model, optimizer)
 
 
 def test_train_epoch_chooses(monkeypatch):

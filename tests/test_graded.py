@@ -13,9 +13,9 @@ from featherbed.codecs.graded import LEFT, allocate_bits, grade_ends
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Every
 from featherbed.packed.graded import Graded, stream_bytes
-from featherbed.packed.header import describe, rebuild
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.report import as_text, file_size, report
+from featherbed.packed.schema import describe, rebuild
 from featherbed.packed.table import PackedTable
 from featherbed.tables.graded import GradedTable
 from featherbed.testing import check_table
@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused():
     for arguments, named in (
         ((levels, np.full((1, 2), 9), [3], ones), "0 to 8"),
         ((levels, np.full((1, 2), -1), [3], ones), "0 to 8"),
-        ((levels, np.full((1, 2), 1.5), [3], ones), "whole numbers"),
+        ((levels, np.full((1, 2), 1.5), [3], ones), "integers"),
         ((levels, np.full((1, 2), 2), [4], ones), "4 rows of 2 columns"),
         ((levels, np.full((1, 2), 2), [3, 1], ones), "each of at most 64"),
         ((levels, np.full((2, 2), 2), [3, 0], ones), "at least 1"),

@@ -865,7 +865,7 @@ def test_entries_that_are_held_at_zero_stay_with_their_anchors():
         ({"delta": 1.5}, "delta=1.5"),
         ({"delta": True}, "delta=True"),
         ({"window": 0}, "window=0: give a whole number of at least 1"),
-        ({"rule": "guess"}, "rule='guess': use trial or trend"),
+        ({"rule": "guess"}, "rule='guess': use one of trial, trend"),
         ({"rule": None}, "rule=None"),
         ({"restarts": -1}, "restarts=-1: give a whole number of at least 0"),
         ({"restarts": True}, "restarts=True"),

@@ -10,14 +10,15 @@ import torch
 
 import featherbed as fb
 from featherbed.errors import ArgumentError
-from featherbed.packed import inside
+from featherbed.io.opening import read_lines
+from featherbed.io.records import read_movielens
+from featherbed.packed import anchor_weights
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every, Ragged, sparse_layout
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.tables.mixture import MixtureTable
-from featherbed.tasks.data import open_text, read_movielens
 
 LAYOUTS = ("ragged", "fixed", "all")
 
@@ -57,52 +58,54 @@ def plain(entries):
     ("layout", "signed", "block"), list(itertools.product(LAYOUTS, (False, True), (64, 1 << 18)))
 )
 def test_objects_and_pairs_are_those_of_the_dense_transform(layout, signed, block, monkeypatch):
-    monkeypatch.setattr(inside, "HELD", block)
+    monkeypatch.setattr(anchor_weights, "HELD", block)
     transform = sparse(signed=signed)
     packed = packed_of(transform, layout)
     for anchor, count in itertools.product(range(7), (1, 4, 1000)):
         expected = [entry for entry in ranked(transform) if entry[1] == anchor][:count]
-        assert plain(inside.objects_of(packed, anchor, count)) == expected
+        assert plain(anchor_weights.objects_of(packed, anchor, count)) == expected
     for count in (1, 10, 10_000):
-        assert plain(inside.largest_pairs(packed, count)) == ranked(transform)[:count]
+        assert plain(anchor_weights.largest_pairs(packed, count)) == ranked(transform)[:count]
     own = np.array([5, 8, -1, 40, 41, -1, 3])
     expected = ranked(transform, skip={(int(i), k) for k, i in enumerate(own)})
-    assert plain(inside.largest_pairs(packed, 50, anchor_ids=own)) == expected[:50]
+    assert plain(anchor_weights.largest_pairs(packed, 50, anchor_ids=own)) == expected[:50]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_zero_rows_and_clusters_are_those_of_the_dense_transform(layout, monkeypatch):
-    monkeypatch.setattr(inside, "HELD", 64)
+    monkeypatch.setattr(anchor_weights, "HELD", 64)
     transform = sparse(share=0.15)
     packed = packed_of(transform, layout)
     empty = np.flatnonzero(~transform.any(1))
     assert len(empty) > 2
     counts = np.where(np.arange(90) % 3 == 0, 1, 10)
-    found = inside.zero_rows(packed, counts)
+    found = anchor_weights.zero_rows(packed, counts)
     assert found.ids.tolist() == empty.tolist()
     assert found.counts.tolist() == counts[empty].tolist()
     assert found.once == np.mean(empty % 3 == 0)
     assert found.objects == 90
-    assert inside.zero_rows(packed).once is None
+    assert anchor_weights.zero_rows(packed).once is None
     expected = np.where(transform.any(1), transform.argmax(1), -1)
-    assert inside.clusters_of(packed).tolist() == expected.tolist()
+    assert anchor_weights.clusters_of(packed).tolist() == expected.tolist()
 
 
 def test_a_table_without_a_weight_has_only_zero_rows():
     packed = packed_of(np.zeros((5, 3), np.float32), "ragged")
-    assert inside.zero_rows(packed, np.ones(5)).once == 1.0
-    assert inside.objects_of(packed, 0) == inside.largest_pairs(packed) == []
-    assert inside.clusters_of(packed).tolist() == [-1] * 5
+    assert anchor_weights.zero_rows(packed, np.ones(5)).once == 1.0
+    assert anchor_weights.objects_of(packed, 0) == anchor_weights.largest_pairs(packed) == []
+    assert anchor_weights.clusters_of(packed).tolist() == [-1] * 5
     full = packed_of(np.ones((5, 3), np.float32), "ragged")
-    assert inside.zero_rows(full, np.ones(5)).once is None
+    assert anchor_weights.zero_rows(full, np.ones(5)).once is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_low_bit_weights_keep_zero_rows(layout):
     transform = sparse(anchors=4)
     packed = packed_of(transform, layout, "int8")
-    assert inside.zero_rows(packed).ids.tolist() == np.flatnonzero(~transform.any(1)).tolist()
-    best = inside.objects_of(packed, 2, 1)[0]
+    assert (
+        anchor_weights.zero_rows(packed).ids.tolist() == np.flatnonzero(~transform.any(1)).tolist()
+    )
+    best = anchor_weights.objects_of(packed, 2, 1)[0]
     assert transform[best.id, 2] == transform[:, 2].max()
 
 
@@ -111,11 +114,14 @@ def test_the_padding_row_is_no_object():
     transform[0] = 100
     for layout in LAYOUTS:
         packed = packed_of(transform, layout, padding_idx=0)
-        assert inside.largest_pairs(packed, 1)[0].id != 0
-        assert inside.clusters_of(packed)[0] == -1
-        assert inside.zero_rows(packed).objects == 89
+        assert anchor_weights.largest_pairs(packed, 1)[0].id != 0
+        assert anchor_weights.clusters_of(packed)[0] == -1
+        assert anchor_weights.zero_rows(packed).objects == 89
         assert (
-            inside.zero_rows(packed_of(transform, layout, padding_idx=3)).ids.tolist().count(3) == 0
+            anchor_weights.zero_rows(packed_of(transform, layout, padding_idx=3))
+            .ids.tolist()
+            .count(3)
+            == 0
         )
 
 
@@ -130,19 +136,21 @@ def test_the_sums_of_a_softmax_mixture_are_no_anchors(layout, tmp_path):
         table.transform.copy_(torch.from_numpy(transform))
     fb.save(table.pack(layout=layout), tmp_path / "mixed.safetensors")
     packed = fb.load(tmp_path / "mixed.safetensors")
-    assert (inside.anchor_count(packed), packed.bands[0].atoms) == (7, 9)
-    assert inside.zero_rows(packed).ids.tolist() == np.flatnonzero(~transform.any(1)).tolist()
+    assert (anchor_weights.anchor_count(packed), packed.bands[0].atoms) == (7, 9)
+    assert (
+        anchor_weights.zero_rows(packed).ids.tolist() == np.flatnonzero(~transform.any(1)).tolist()
+    )
     beyond = []  # what an anchor has beyond the share of one with weight 0
     for part in (transform[:, :4], transform[:, 4:]):
         powers = np.exp(part.astype(np.float64))
         beyond.append((powers - 1) / powers.sum(1, keepdims=True))
     expected = np.concatenate(beyond, axis=1)
-    found = inside.largest_pairs(packed, 1000)
+    found = anchor_weights.largest_pairs(packed, 1000)
     assert len(found) == np.count_nonzero(transform)
     for entry in found:
         np.testing.assert_allclose(entry.weight, expected[entry.id, entry.anchor], rtol=1e-5)
     linear = MixtureTable(60, 5, anchors=(4, 3), combine="linear").pack()
-    assert inside.anchor_count(linear) == 7
+    assert anchor_weights.anchor_count(linear) == 7
 
 
 def purity_by_loops(clusters, groups):
@@ -159,8 +167,8 @@ def test_purity_counts_objects_of_several_groups():
     names = np.array(["drama", "comedy", "crime", "war"])
     groups = [list(names[rng.random(4) < 0.4]) for _ in range(90)]
     packed = packed_of(sparse(share=0.15), "ragged")
-    clusters = inside.clusters_of(packed).tolist()
-    found = inside.purity(packed, groups)
+    clusters = anchor_weights.clusters_of(packed).tolist()
+    found = anchor_weights.purity(packed, groups)
     assert found.share == pytest.approx(purity_by_loops(clusters, groups))
     kept = [g for c, g in zip(clusters, groups, strict=True) if c >= 0 and g]
     assert found.objects == len(kept) < 90
@@ -169,9 +177,11 @@ def test_purity_counts_objects_of_several_groups():
     )
     assert found.baseline <= found.share
     assert sum(size for _, _, size in found.majority.values()) == found.objects
-    assert inside.purity([0, 0, 1], ["ab", "ab", "ba"]).share == 1.0, "a word is one group"
-    assert inside.purity([0, 0, 1], [7, 8, None]).share == 0.5
-    assert inside.purity(np.array([2, 2]), [("x", "x", "y"), "y"]).majority == {2: ("y", 2, 2)}
+    assert anchor_weights.purity([0, 0, 1], ["ab", "ab", "ba"]).share == 1.0, "a word is one group"
+    assert anchor_weights.purity([0, 0, 1], [7, 8, None]).share == 0.5
+    assert anchor_weights.purity(np.array([2, 2]), [("x", "x", "y"), "y"]).majority == {
+        2: ("y", 2, 2)
+    }
 
 
 def test_planted_clusters_are_found():
@@ -179,7 +189,7 @@ def test_planted_clusters_are_found():
     groups = torch.arange(200) % 4
     rows = torch.eye(8)[groups] + 0.05 * torch.randn(200, 8, generator=tensors)
     packed = fb.AnchorTable.from_dense(rows, anchors=4).pack()
-    assert inside.purity(packed, groups.tolist()).share > 0.97
+    assert anchor_weights.purity(packed, groups.tolist()).share > 0.97
 
 
 def test_films_cluster_by_genre(data):
@@ -188,7 +198,7 @@ def test_films_cluster_by_genre(data):
     ratings = read_movielens(data / "ml-1m")
     genre_of = dict(
         (line.rstrip("\n").split("::"))[::2]
-        for line in open_text(data / "ml-1m" / "movies.dat", "latin-1")
+        for line in read_lines(data / "ml-1m" / "movies.dat", "latin-1")
     )
     genres = [genre_of[key].split("|") for key in ratings.item_keys]
     seen = np.bincount(ratings.items)
@@ -198,9 +208,9 @@ def test_films_cluster_by_genre(data):
     packed = fb.AnchorTable.from_dense(
         torch.from_numpy((left * sizes).astype(np.float32)), anchors=15
     ).pack()
-    found = inside.purity(packed, genres)
-    shuffled = inside.purity(
-        np.random.default_rng(0).permutation(inside.clusters_of(packed)), genres
+    found = anchor_weights.purity(packed, genres)
+    shuffled = anchor_weights.purity(
+        np.random.default_rng(0).permutation(anchor_weights.clusters_of(packed)), genres
     )
     assert found.objects == 3706
     assert shuffled.share < 0.45
@@ -233,11 +243,11 @@ def dense_values(rows, anchors):
 def test_many_rows_are_read_in_blocks(make):
     few, packed = make(20_000), make(200_000)
     for look in (
-        lambda packed: inside.objects_of(packed, 7, 10),
-        lambda packed: inside.largest_pairs(packed, 20),
-        lambda packed: inside.zero_rows(packed),
-        lambda packed: inside.clusters_of(packed),
-        lambda packed: inside.anchors_report(packed),
+        lambda packed: anchor_weights.objects_of(packed, 7, 10),
+        lambda packed: anchor_weights.largest_pairs(packed, 20),
+        lambda packed: anchor_weights.zero_rows(packed),
+        lambda packed: anchor_weights.clusters_of(packed),
+        lambda packed: anchor_weights.anchors_report(packed),
     ):
         look(few)  # what is imported and compiled at first is not counted
         tracemalloc.start()
@@ -253,22 +263,24 @@ def test_the_report_holds_it_all_as_text_and_as_data(tmp_path):
     path = tmp_path / "films.safetensors"
     packed_of(transform, "ragged", keys=Keys.of(names)).save(path)
     packed = fb.load(path)
-    found = inside.anchors_report(packed, anchors=3, count=2, pairs=4, counts=np.arange(90))
+    found = anchor_weights.anchors_report(packed, anchors=3, count=2, pairs=4, counts=np.arange(90))
     again = json.loads(json.dumps(found))
     assert again == found
     assert found["anchors"] == 7
     assert [one["anchor"] for one in found["objects"]] == [0, 1, 2]
     assert found["objects"][1]["induces"] == [
-        entry._asdict() for entry in inside.objects_of(packed, 1, 2)
+        entry._asdict() for entry in anchor_weights.objects_of(packed, 1, 2)
     ]
-    assert found["pairs"] == [entry._asdict() for entry in inside.largest_pairs(packed, 4)]
+    assert found["pairs"] == [entry._asdict() for entry in anchor_weights.largest_pairs(packed, 4)]
     assert found["zero_rows"]["first"][0] == {"id": 3, "key": "film 3", "count": 3}
-    text = inside.anchors_text(found)
-    best = inside.objects_of(packed, 1, 1)[0]
+    text = anchor_weights.anchors_text(found)
+    best = anchor_weights.objects_of(packed, 1, 1)[0]
     assert f"{best.key} ({best.weight:.3g})" in text
     assert f"zero rows   {found['zero_rows']['rows']} of 90, 0% of them" in text
     assert "film 3 (3)" in text
-    without = inside.anchors_text(inside.anchors_report(packed_of(transform, "fixed"), anchors=50))
+    without = anchor_weights.anchors_text(
+        anchor_weights.anchors_report(packed_of(transform, "fixed"), anchors=50)
+    )
     assert without.count("\n") == 7 + 20 + 3
     assert "occur once" not in without
 
@@ -286,7 +298,12 @@ def test_the_report_holds_it_all_as_text_and_as_data(tmp_path):
 )
 def test_tables_without_weights_are_refused(make):
     packed = make().pack()
-    for look in (inside.largest_pairs, inside.zero_rows, inside.clusters_of, inside.anchors_report):
+    for look in (
+        anchor_weights.largest_pairs,
+        anchor_weights.zero_rows,
+        anchor_weights.clusters_of,
+        anchor_weights.anchors_report,
+    ):
         with pytest.raises(ArgumentError, match=r"Table \(.*\) has no weights over anchors"):
             look(packed)
 
@@ -294,18 +311,18 @@ def test_tables_without_weights_are_refused(make):
 def test_bad_arguments_are_named():
     packed = packed_of(sparse(), "ragged")
     for call, said in (
-        (lambda: inside.objects_of(packed, 7), "anchor=7"),
-        (lambda: inside.objects_of(packed, -1), "anchor=-1"),
-        (lambda: inside.objects_of(packed, True), "anchor=True"),
-        (lambda: inside.objects_of(packed, 0, 0), "count=0"),
-        (lambda: inside.largest_pairs(packed, 1.5), "count=1.5"),
-        (lambda: inside.largest_pairs(packed, anchor_ids=[1, 2]), "each of the 7 anchors"),
-        (lambda: inside.largest_pairs(packed, anchor_ids=[0.5] * 7), "dtype float64"),
-        (lambda: inside.zero_rows(packed, [1, 2]), r"shape \(2,\)"),
-        (lambda: inside.purity(packed, ["a"]), "1 groups"),
-        (lambda: inside.purity([0.5], ["a"]), "one of both"),
-        (lambda: inside.purity([-1, 0], ["a", []]), "no object has both"),
-        (lambda: inside.anchors_report(packed, anchors=0), "anchors=0"),
+        (lambda: anchor_weights.objects_of(packed, 7), "anchor=7"),
+        (lambda: anchor_weights.objects_of(packed, -1), "anchor=-1"),
+        (lambda: anchor_weights.objects_of(packed, True), "anchor=True"),
+        (lambda: anchor_weights.objects_of(packed, 0, 0), "count=0"),
+        (lambda: anchor_weights.largest_pairs(packed, 1.5), "count=1.5"),
+        (lambda: anchor_weights.largest_pairs(packed, anchor_ids=[1, 2]), "each of the 7 anchors"),
+        (lambda: anchor_weights.largest_pairs(packed, anchor_ids=[0.5] * 7), "dtype float64"),
+        (lambda: anchor_weights.zero_rows(packed, [1, 2]), r"shape \(2,\)"),
+        (lambda: anchor_weights.purity(packed, ["a"]), "1 groups"),
+        (lambda: anchor_weights.purity([0.5], ["a"]), "one of both"),
+        (lambda: anchor_weights.purity([-1, 0], ["a", []]), "no object has both"),
+        (lambda: anchor_weights.anchors_report(packed, anchors=0), "anchors=0"),
     ):
         with pytest.raises(ArgumentError, match=said):
             call()
@@ -340,7 +357,7 @@ def test_inspect_with_counts_groups_and_prices(tmp_path, monkeypatch):
         *prices,
     ]
     text = CliRunner().invoke(app, command).output
-    assert "100.0% of objects" in text and "3 (1)" in text
+    assert "100.0% of rows" in text and "3 (1)" in text
     assert "0.72 = 0.5 + 0.01 x 4 + (0.1 - 0.01) x 2" in text
     data = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)["inside"]
     assert data["objective"]["value"] == pytest.approx(0.5 + 0.04 + 0.18)

@@ -50,14 +50,19 @@ def matrix():
 def test_every_composer_is_a_table(composer, more):
     check_table(
         lambda **settings: fb.KDTable(
-            50, 8, choices=4, parts=5, composer=composer, **more, **settings
+            50, 8, choices=4, parts=5, composer=fb.Composer(composer, **more), **settings
         )
     )
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"pool": "sum"}, {"logit_norm": False}, {"unique": True}, {"choices": 3, "parts": 1}],
+    [
+        {"composer": fb.Composer(pool="sum")},
+        {"relax": fb.StraightThrough(logit_norm=False)},
+        {"unique": True},
+        {"choices": 3, "parts": 1},
+    ],
     ids=str,
 )
 def test_every_setting_is_a_table(more):
@@ -73,8 +78,8 @@ def test_every_setting_is_a_table(more):
         {"shared": True},
         {"additive": True},
         {"variant": "centroid", "shared": True, "additive": True},
-        {"query_dim": 5},
-        {"variant": "centroid", "normalise": True, "commitment": 0.25},
+        {"variant": fb.Matching(query_dim=5)},
+        {"variant": fb.Matching("centroid", normalize=True, commitment=0.25)},
     ],
     ids=str,
 )
@@ -89,12 +94,11 @@ def test_every_product_table_is_a_table(more):
 )
 @pytest.mark.parametrize("composer", COMPOSERS)
 def test_training_learns_the_rows(matrix, relax, composer):
-    table = kd(composer=composer, relax=relax, choices=8, code_dim=8)
+    composed = fb.Composer(composer, code_dim=8)
+    table = kd(composer=composed, relax=relax, choices=8)
     losses = teach(table, matrix)
     assert np.mean(losses[-10:]) < 0.4 * losses[0]
-    before = (
-        (kd(composer=composer, relax=relax, choices=8, code_dim=8).eval().weight - matrix) ** 2
-    ).mean()
+    before = ((kd(composer=composed, relax=relax, choices=8).eval().weight - matrix) ** 2).mean()
     assert ((table.eval().weight - matrix) ** 2).mean() < before, (
         "the hard codes must have learnt it too"
     )
@@ -133,7 +137,7 @@ def test_temperatures_fall_to_their_floor():
 
 
 def test_entropy_is_what_it_says():
-    table = kd(relax=fb.Softmax(entropy=0.5), logit_norm=False)
+    table = kd(relax=fb.Softmax(entropy=0.5, logit_norm=False))
     table(torch.tensor([3, 7]))
     share = table.code_logits[[3, 7]].reshape(2, 5, 4).softmax(-1)
     torch.testing.assert_close(table.auxiliary(), 0.5 * -(share * share.log()).sum(-1).mean())
@@ -203,7 +207,9 @@ def test_codes_are_taken_in_float32_whatever_autocast_says():
 @pytest.mark.parametrize("composer", COMPOSERS)
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
 def test_every_row_is_exported_as_evaluated(composer, kind, tmp_path):
-    table = kd(200, 8, composer=composer, choices=5, output_norm=True, guide=fb.Online())
+    table = kd(
+        200, 8, composer=fb.Composer(composer, output_norm=True), choices=5, guide=fb.Online()
+    )
     for _ in range(
         5
     ):  # running statistics that are not those of a fresh table, and ids that were never seen
@@ -234,7 +240,12 @@ def test_health_counts_what_is_there():
 
 def product_with_wide_queries():  # near copies of keys of two numbers can be the same key in float32
     return fb.ProductTable(
-        60, 8, choices=4, parts=4, query_dim=8, generator=torch.Generator().manual_seed(0)
+        60,
+        8,
+        choices=4,
+        parts=4,
+        variant=fb.Matching(query_dim=8),
+        generator=torch.Generator().manual_seed(0),
     )
 
 
@@ -331,7 +342,14 @@ def test_lemma_1_counts_the_parameters():
     rows, code_dim = 10_000, 20
     for choices in (2, 8, 32):
         parts = math.ceil(math.log(rows) / math.log(choices))
-        table = fb.KDTable(rows, 16, choices=choices, parts=parts, code_dim=code_dim, unique=True)
+        table = fb.KDTable(
+            rows,
+            16,
+            choices=choices,
+            parts=parts,
+            composer=fb.Composer(code_dim=code_dim),
+            unique=True,
+        )
         vectors = choices * parts * code_dim
         assert table.parameter_count() == vectors + code_dim * 16 + 16
         assert vectors <= choices / math.log(choices) * code_dim * (
@@ -340,7 +358,7 @@ def test_lemma_1_counts_the_parameters():
 
 
 def test_proposition_1_linear_codes_are_a_sparse_binary_factorisation():
-    table = kd(40, 8, choices=4, parts=5, code_dim=6).double().eval()
+    table = kd(40, 8, choices=4, parts=5, composer=fb.Composer(code_dim=6)).double().eval()
     codes = table.codes_of()
     binary = torch.nn.functional.one_hot(codes, 4).reshape(40, -1).double()
     assert binary.mean() == 1 / 4, "each row has one of K entries of every part"
@@ -351,7 +369,7 @@ def test_proposition_1_linear_codes_are_a_sparse_binary_factorisation():
 def test_proposition_2_the_recurrent_table_has_the_higher_rank():
     def rank(composer):
         table = (
-            kd(60, 40, choices=3, parts=4, code_dim=40, composer=composer, unique=True)
+            kd(60, 40, choices=3, parts=4, composer=fb.Composer(composer, code_dim=40), unique=True)
             .double()
             .eval()
         )
@@ -369,8 +387,8 @@ def test_few_rows_are_coded_too(rows, choices, parts):
     shape = {"choices": choices, "parts": parts}
     for make, more in (
         (fb.KDTable, {}),
-        (fb.KDTable, {"shared": True}),
-        (fb.KDTable, {"code_dim": 3}),
+        (fb.KDTable, {"composer": fb.Composer(shared=True)}),
+        (fb.KDTable, {"composer": fb.Composer(code_dim=3)}),
         (fb.ProductTable, {"additive": True}),
         (
             fb.ProductTable,
@@ -406,9 +424,9 @@ def test_few_rows_are_coded_too(rows, choices, parts):
         (lambda: fb.Temperature(start="hot"), "above 0"),
         (lambda: fb.Temperature(rate=math.nan), "rate >= 0"),
         (lambda: fb.Softmax(entropy="x"), "at least 0"),
-        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, temperature="x"), "above 0"),
+        (lambda: fb.Matching(temperature="x"), "above 0"),
         (
-            lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant="centroid", commitment="x"),
+            lambda: fb.Matching("centroid", commitment="x"),
             "at least 0",
         ),
         (lambda: kd().balance(-0.5), "slack=-0.5"),
@@ -423,17 +441,21 @@ def test_few_rows_are_coded_too(rows, choices, parts):
         (lambda: fb.Temperature(start=0.0), "above 0"),
         (lambda: fb.Temperature(floor=2.0), "the floor is above"),
         (lambda: fb.Temperature(kind="cosine"), "constant, inverse, exponential"),
-        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, temperature=0), "above 0"),
+        (lambda: fb.Matching(temperature=0), "above 0"),
         (lambda: kd(guide=fb.Pretrained(torch.zeros(60, 9))), r"\[60, 8\]"),
         (lambda: fb.Online(keep=0.0), "keep=0.0"),
         (lambda: fb.Online(weight=-1.0), "at least 0"),
+        (lambda: kd(composer=3), "fb.Composer"),
+        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant=3), "fb.Matching"),
+        (lambda: fb.make_table("kd:choices=4,parts=4,shared=maybe", 60, 8), "true or false"),
+        (lambda: fb.make_table("kd:choices=4,parts=4,width=3", 60, 8), "code_dim, pool, shared"),
         (lambda: kd(composer="cnn"), "linear, mlp, recurrent, lstm"),
-        (lambda: kd(pool="max"), "mean or sum"),
+        (lambda: fb.Composer(pool="max"), "mean or sum"),
         (lambda: kd(relax="softmax"), "fb.StraightThrough"),
         (lambda: fb.ProductTable(10, 8, choices=4, parts=4, variant="hard"), "softmax, centroid"),
         (lambda: fb.Several(), "at least one"),
         (lambda: kd(guide="online"), "fb.Online"),
-        (lambda: fb.ProductTable(10, 8, choices=4, parts=4, commitment=0.5), "centroid"),
+        (lambda: fb.Matching(commitment=0.5), "centroid"),
         (lambda: kd().rows_with([99]), "0 to 3"),
         (lambda: fb.KDTable.from_dense(torch.nn.Embedding(3, 4), choices=4, parts=4), "its weight"),
     ],
@@ -451,4 +473,28 @@ def test_specs_make_coded_tables():
     assert table.guide == fb.Online(keep=0.3)
     assert isinstance(
         fb.make_table("product:choices=8,parts=4,variant=centroid", 100, 16), fb.ProductTable
+    )
+
+
+def test_specs_reach_every_setting_by_itself_or_in_its_object():
+    def made(spec):
+        table = fb.make_table(spec, 60, 8)
+        return [getattr(table, name, None) for name in ("composer", "relax", "variant")]
+
+    flat = "kd:choices=4,parts=3,composer=mlp,code_dim=5,shared=true,logit_norm=false"
+    grouped = (
+        "kd:choices=4,parts=3,composer=composer(kind=mlp,code_dim=5,shared=true),"
+        "relax=straightthrough(logit_norm=false)"
+    )
+    composer = fb.Composer("mlp", code_dim=5, shared=True)
+    assert made(flat) == made(grouped) == [composer, fb.StraightThrough(logit_norm=False), None]
+    matching = fb.Matching("centroid", commitment=0.5)
+    for spec in (
+        "variant=centroid,commitment=0.5",
+        "variant=matching(kind=centroid,commitment=0.5)",
+    ):
+        assert made(f"product:choices=4,parts=4,{spec}") == [None, None, matching]
+    assert fb.KDTable(60, 8, choices=4, parts=3, composer=composer).extra_repr() == (
+        "60, 8, choices=4, parts=3, composer=Composer('mlp', code_dim=5, shared=True), "
+        "relax=StraightThrough(temperature=1.0, entropy=0.0, noise=False, logit_norm=True), unique=False"
     )

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import featherbed as fb
-from featherbed.kernels import pool
+from featherbed.kernels import threads, workqueue
 from featherbed.packed.band import Affine, Band, Members
 from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
@@ -103,8 +104,7 @@ def layered(plus=None, norms=None):
         summed,
         None,
         matrix(48, D),
-        affine=turn(),
-        norms=norms,
+        affine=replace(turn(), norms=norms),
         plus=blocks if plus is None else plus,
     )
 
@@ -228,7 +228,7 @@ def test_bags_equal_torch_in_both_engines(engine):
         (([1, 2],), "1-D ids with offsets"),
         (([1, 2], [1]), "start at 0"),
         (([1, 2], [0, 5]), "start at 0"),
-        (([1, 2], [0.0]), "whole numbers"),
+        (([1, 2], [0.0]), "integers"),
         (([1, 2], [0], [1.0]), "shape of the ids"),
     ],
 )
@@ -271,7 +271,7 @@ def test_eight_threads_at_once(engine):
     engine("numba")
     packed = table("bytes")
     expected = packed[:]
-    pool.set_threads(3)
+    threads.set_threads(3)
     try:
         with ThreadPoolExecutor(8) as many:
             for ids, rows in many.map(
@@ -279,13 +279,13 @@ def test_eight_threads_at_once(engine):
             ):
                 np.testing.assert_array_equal(rows, expected[ids])
     finally:
-        pool.set_threads(None)
+        threads.set_threads(None)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_after_a_fork(engine):
     engine("numba")
-    pool.set_threads(2)
+    threads.set_threads(2)
     packed = table("bytes")
     ids = RNG.integers(V, size=9000)
     expected = packed[ids]  # the pool has threads now; the child has none of them
@@ -303,15 +303,13 @@ def test_after_a_fork(engine):
     finally:
         os.waitpid(child, 0)
         os.close(reading)
-        pool.set_threads(None)
+        threads.set_threads(None)
     np.testing.assert_array_equal(packed[ids], expected)
 
 
 def test_workers_do_not_pile_up_wake_up_calls(engine):
-    from featherbed.kernels import crew
-
     engine("numba")
-    pool.set_threads(2)
+    threads.set_threads(2)
     packed = table("bytes")
     ids = RNG.integers(V, size=4096)
     packed[ids]
@@ -321,16 +319,14 @@ def test_workers_do_not_pile_up_wake_up_calls(engine):
         while time.perf_counter() < end:
             pass
     time.sleep(0.05)
-    assert pool._crew.desk[crew.ASLEEP] <= 1
-    assert pool._crew.wake._value <= 1
-    pool.set_threads(None)
+    assert threads._workers.queue[workqueue.ASLEEP] <= 1
+    assert threads._workers.wake._value <= 1
+    threads.set_threads(None)
 
 
-def test_an_interrupt_between_opening_and_finishing_leaves_no_open_desk(engine, monkeypatch):
-    from featherbed.kernels import crew
-
+def test_an_interrupt_between_opening_and_finishing_leaves_no_open_queue(engine, monkeypatch):
     engine("numba")
-    pool.set_threads(2)
+    threads.set_threads(2)
     packed = table("bytes")
     ids = RNG.integers(V, size=60_000)
     expected = packed[ids]
@@ -340,12 +336,12 @@ def test_an_interrupt_between_opening_and_finishing_leaves_no_open_desk(engine, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "_this_core", interrupted)
+        patch.setattr(threads._workers, "current_core", interrupted)
         with pytest.raises(KeyboardInterrupt):
             packed[ids]
-    assert pool._crew.desk[crew.OPEN] == 0
+    assert threads._workers.queue[workqueue.OPEN] == 0
     np.testing.assert_array_equal(packed[ids], expected)
-    pool.set_threads(None)
+    threads.set_threads(None)
 
 
 def test_numpy_adds_codes_in_order(engine):
@@ -359,24 +355,24 @@ def test_numpy_adds_codes_in_order(engine):
 
 def test_threads_follow_the_setting(monkeypatch):
     monkeypatch.setenv("FEATHERBED_THREADS", "5")
-    pool.set_threads(None)
-    assert pool.threads() == 5
+    threads.set_threads(None)
+    assert threads.threads() == 5
     monkeypatch.delenv("FEATHERBED_THREADS")
-    pool.set_threads(None)
-    assert pool.threads() == len(os.sched_getaffinity(0))
+    threads.set_threads(None)
+    assert threads.threads() == len(os.sched_getaffinity(0))
 
 
-def test_a_crew_is_let_go(engine):
+def test_workers_end(engine):
     engine("numba")
     packed = table("bytes")
     ids = RNG.integers(V, size=9000)
     expected = packed[ids]
     for count in (4, 1, 3, 2):
-        pool.set_threads(count)
+        threads.set_threads(count)
         np.testing.assert_array_equal(packed[ids], expected)
         time.sleep(0.01)  # asleep by now: the next look-up has to wake them
         np.testing.assert_array_equal(packed[ids], expected)
-    pool.set_threads(None)
+    threads.set_threads(None)
     deadline = time.monotonic() + 60
     while (
         any(thread.name.startswith("featherbed") for thread in threading.enumerate())
@@ -421,9 +417,9 @@ def test_a_used_table_survives_the_way_to_another_process(engine, tmp_path):
 
 def test_a_bad_number_of_threads_is_refused(monkeypatch):
     monkeypatch.setenv("FEATHERBED_THREADS", "zero")
-    monkeypatch.setattr(pool, "_threads", None)  # as before anyone has asked
+    monkeypatch.setattr(threads, "_threads", None)  # as before anyone has asked
     with pytest.raises(fb.ArgumentError, match="'zero'"):
-        pool.threads()
+        threads.threads()
 
 
 def test_an_unknown_engine_is_refused(engine):

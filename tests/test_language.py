@@ -11,16 +11,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
+from featherbed.apps import training
+from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.language import fit as fitting
+from featherbed.apps.language.data import columns, corpus_lexicon, segments
+from featherbed.apps.language.fit import fit_language, perplexity
+from featherbed.apps.language.model import AllRows, AWDLSTMModel, LSTMModel, locked_dropout
+from featherbed.apps.language.run import LanguageRun
+from featherbed.apps.language.settings import DropoutSettings, LanguageSettings
+from featherbed.apps.pipeline import RunOptions
+from featherbed.apps.words.table import build_word_table
+from featherbed.io.texts import Corpus
 from featherbed.optim.averaged import Averaged, penalties_of
-from featherbed.tasks.awd import AwdModel, locked
-from featherbed.tasks.checkpoints import Checkpoints
-from featherbed.tasks.continuation import continuation, word_ids
-from featherbed.tasks.data import Corpus
-from featherbed.tasks.language import fit_language, lexicon_of
-from featherbed.tasks.language_recipe import LanguageRecipe
-from featherbed.tasks.lm import LanguageModel, columns, perplexity, segments
-from featherbed.tasks.word_model import AllRows
-from featherbed.tasks.word_tables import WordTable, make_word_table
 
 WORDS = 12
 SPECS = [
@@ -41,21 +43,24 @@ def chain(count=5000):
     return Corpus(names, np.bincount(steps, minlength=WORDS), *np.split(steps, cut))
 
 
+NAMES = {
+    "model": "model.kind",
+    "optimizer": "optimizer.kind",
+    "dropout": "dropout.output",
+    **{f"drop_{name}": f"dropout.{name}" for name in ("words", "input", "layers", "weights")},
+    **{name: f"dropout.{name}" for name in ("ar", "tar")},
+    **{name: f"model.{name}" for name in ("hidden", "layers", "tied", "softmax", "samples")},
+}
+
+
 def recipe(spec="dense", **given):
-    words = {
-        key: given.pop(key) for key in ("lam", "nonzeros", "by", "domain", "sse") if key in given
-    }
-    small = {
-        "hidden": 16,
-        "layers": 1,
-        "epochs": 3,
-        "batch": 10,
-        "length": 12,
-        "dropout": 0.0,
-        "lr": 0.02,
-        "clip": 1.0,
-    }
-    return LanguageRecipe(words=WordTable(spec, dim=16, start=0.3, **words), **(small | given))
+    """Settings by their last names."""
+    known = [line.name for line in LanguageSettings.describe()]
+    names = {name.rpartition(".")[2]: name for name in known if not name.startswith("dropout.")}
+    small = {"layers": 1, "epochs": 3, "batch": 10, "length": 12, "dropout": 0.0, "lr": 0.02}
+    values = {**small, "clip": 1.0, "init_std": 0.3, **given}
+    values = {(names | NAMES)[name]: value for name, value in values.items()}
+    return LanguageSettings.from_values({"table.spec": spec, "table.dim": 16, **values})
 
 
 def fit(asked, corpus=None, **given):
@@ -69,7 +74,7 @@ def text(rows=7, wide=3, seed=0):
 @pytest.mark.parametrize("spec", [*SPECS, "mixture:anchors=3,sets=2", "kd:choices=4,parts=3"])
 def test_tied_tables_have_the_loss_and_gradients_of_dense_rows(spec):
     torch.manual_seed(0)
-    model = LanguageModel(fb.make_table(spec, WORDS, 16), hidden=16, dropout=0.0)
+    model = LSTMModel(fb.make_table(spec, WORDS, 16), hidden=16, dropout=0.0)
     nn.init.normal_(model.bias)
     if spec.startswith("kd"):
         model.eval()  # in training its inputs are relaxed
@@ -83,8 +88,8 @@ def test_tied_tables_have_the_loss_and_gradients_of_dense_rows(spec):
     held = [p for p in model.table.parameters() if p.requires_grad]
     through = torch.autograd.grad(model.table.weight, held, by_rows, allow_unused=True)
     found = model.losses(ids, targets)
-    found.whole.backward()
-    assert float(found.plain.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
+    found.total.backward()
+    assert float(found.cross_entropy.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
     for own, oracle in zip([model.bias, *model.lstm.parameters()], [bias, *inner], strict=True):
         assert torch.allclose(own.grad, oracle, atol=1e-5)
     for own, oracle in zip(held, through, strict=True):
@@ -109,12 +114,12 @@ def test_logits_go_through_fewer_atoms_than_columns():
 @pytest.mark.parametrize("model", ["lstm", "awd"])
 def test_losses_are_those_of_the_logits(model):
     torch.manual_seed(0)
-    kind = LanguageModel if model == "lstm" else AwdModel
+    kind = LSTMModel if model == "lstm" else AWDLSTMModel
     net = kind(fb.AnchorTable(WORDS, 8, anchors=3), hidden=8, layers=2).eval()
     ids, targets = text(), text(seed=1)
     logits, _ = net(ids)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    assert torch.allclose(net.losses(ids, targets).whole, expected, atol=1e-6)
+    assert torch.allclose(net.losses(ids, targets).total, expected, atol=1e-6)
     first, state = net(ids[:3])
     second, _ = net(ids[3:], state)
     assert torch.allclose(torch.cat([first, second]), logits, atol=1e-5)
@@ -122,25 +127,25 @@ def test_losses_are_those_of_the_logits(model):
 
 def test_locked_dropout_is_the_same_at_all_places_and_keeps_the_mean():
     torch.manual_seed(0)
-    out = locked(torch.ones(6, 40, 50), 0.25, True)
+    out = locked_dropout(torch.ones(6, 40, 50), 0.25, True)
     assert torch.equal(out, out[:1].expand_as(out))
     assert not torch.equal(out[0, 0], out[0, 1])
     assert float(out.mean()) == pytest.approx(1.0, abs=0.05)
     rows = torch.randn(3, 2, 5)
-    assert locked(rows, 0.5, False) is rows
+    assert locked_dropout(rows, 0.5, False) is rows
 
 
 @pytest.mark.parametrize("spec", ["dense", "anchor:anchors=10,slots=3"])
 def test_words_are_dropped_everywhere_or_nowhere(spec):
     torch.manual_seed(0)
-    model = LanguageModel(fb.make_table(spec, WORDS, 16), hidden=16, drop_words=0.5)
+    model = LSTMModel(fb.make_table(spec, WORDS, 16), hidden=16, word_dropout=0.5)
     ids = torch.arange(WORDS).repeat(4, 1)
-    rows = model.rows_of(ids, model.all_rows())
+    rows = model.input_rows(ids, model.all_rows())
     gone = (rows == 0).all(-1)
     assert torch.equal(gone, gone[:1].expand_as(gone))
     assert 0 < int(gone[0].sum()) < WORDS
     assert torch.allclose(rows[~gone], 2 * model.table.weight[ids][~gone], atol=1e-5)
-    assert torch.allclose(model.eval().rows_of(ids), model.table.weight[ids], atol=1e-6)
+    assert torch.allclose(model.eval().input_rows(ids), model.table.weight[ids], atol=1e-6)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -150,22 +155,22 @@ def test_shared_ids_are_replaced_in_training_only(tied):
         p=1.0,
         generator=torch.Generator().manual_seed(0),
     )
-    model = LanguageModel(shared, hidden=WORDS, tied=tied)
+    model = LSTMModel(shared, hidden=WORDS, tied=tied)
     ids = text()
-    rows = model.rows_of(ids, model.all_rows())
+    rows = model.input_rows(ids, model.all_rows())
     assert torch.equal(rows.sum(-1), torch.ones(ids.shape))
     assert not (rows.argmax(-1) == ids).any()
-    assert torch.equal(model.eval().rows_of(ids, model.all_rows()).argmax(-1), ids)
+    assert torch.equal(model.eval().input_rows(ids, model.all_rows()).argmax(-1), ids)
 
 
 def test_weight_drop_leaves_out_weights_and_only_in_training():
-    off = dict.fromkeys(("dropout", "drop_words", "drop_input", "drop_layers"), 0.0)
+    off = DropoutSettings(output=0.0, words=0.0, input=0.0, layers=0.0, weights=0.5)
     torch.manual_seed(0)
-    model = AwdModel(fb.DenseTable(WORDS, 8), hidden=10, layers=2, drop_weights=0.5, **off)
+    model = AWDLSTMModel(fb.DenseTable(WORDS, 8), hidden=10, layers=2, dropout=off)
     ids = text()
     assert not torch.equal(model(ids)[0], model(ids)[0])
     kept = [p.detach().clone() for p in model.parameters()]
-    model.losses(ids, ids).whole.backward()
+    model.losses(ids, ids).total.backward()
     shares = [float((layer.weight_hh_l0.grad == 0).double().mean()) for layer in model.layers]
     assert all(0.3 < share < 0.7 for share in shares)
     assert all(torch.equal(a, b) for a, b in zip(kept, model.parameters(), strict=True))
@@ -177,31 +182,32 @@ def test_weight_drop_leaves_out_weights_and_only_in_training():
 
 
 def test_activations_and_their_changes_are_penalised():
-    off = dict.fromkeys(("dropout", "drop_words", "drop_input", "drop_layers", "drop_weights"), 0.0)
+    names = ("output", "words", "input", "layers", "weights")
+    off = DropoutSettings(**dict.fromkeys(names, 0.0), ar=2.0, tar=3.0)
     torch.manual_seed(0)
-    model = AwdModel(fb.DenseTable(WORDS, 8), hidden=10, layers=2, ar=2.0, tar=3.0, **off)
+    model = AWDLSTMModel(fb.DenseTable(WORDS, 8), hidden=10, layers=2, dropout=off)
     rows = model.table(text())
-    found = model.read(rows, None)
+    found = model.run(rows, None)
     hidden = found.hidden
     wanted = 2 * hidden.square().mean() + 3 * (hidden[1:] - hidden[:-1]).square().mean()
-    assert torch.allclose(found.added, wanted)
+    assert torch.allclose(found.penalty, wanted)
     losses = model.losses(text(), text(seed=1))
-    assert torch.allclose(losses.whole - losses.plain, wanted, atol=1e-6)
-    assert model.eval().read(rows, None).added == 0.0
+    assert torch.allclose(losses.total - losses.cross_entropy, wanted, atol=1e-6)
+    assert model.eval().run(rows, None).penalty == 0.0
 
 
 def test_perplexity_of_a_known_chain_is_two():
     """Rows and net that know the chain: the hidden vector of word w is twice as near to w + 1 and w + 2 as to any other."""
 
-    class Known(LanguageModel):
-        def read(self, rows, state):
-            found = super().read(rows, state)
+    class Known(LSTMModel):
+        def run(self, rows, state):
+            found = super().run(rows, state)
             return found._replace(hidden=50 * (rows.roll(1, -1) + rows.roll(2, -1)))
 
     table = fb.DenseTable.from_dense(torch.eye(WORDS))
     model = Known(table, hidden=WORDS, layers=1, dropout=0.0)
     assert perplexity(model, chain().validation) == pytest.approx(2.0, abs=1e-4)
-    even = LanguageModel(fb.DenseTable.from_dense(torch.zeros(WORDS, 4)), hidden=4)
+    even = LSTMModel(fb.DenseTable.from_dense(torch.zeros(WORDS, 4)), hidden=4)
     assert perplexity(even, chain().validation) == pytest.approx(WORDS, abs=1e-3)
 
 
@@ -216,7 +222,7 @@ def test_recipes_learn_a_chain(spec):
     assert fitted.result.metrics["validation"]["perplexity"] == pytest.approx(
         min(row["validation_perplexity"] for row in history), rel=1e-5
     )
-    assert fitted.result.sizes["words"]["parameters"] == fitted.made.table.parameter_count()
+    assert history[-1]["parameters"] == fitted.words.table.parameter_count()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -244,10 +250,10 @@ def test_awd_models_learn_by_every_rule(optimizer):
 def test_weights_of_anchors_have_a_rate_of_their_own(spec):
     ends = {}
     for rate in (None, 1e-9):
-        fitted = fit(recipe(spec, weights_lr=rate, cosine=False, epochs=1))
-        begun = make_word_table(recipe(spec).words, lexicon_of(chain()), 0).table
+        fitted = fit(recipe(spec, transform_lr=rate, cosine=False, epochs=1))
+        begun = build_word_table(recipe(spec).table, corpus_lexicon(chain()), 0).table
         ends[rate] = [
-            float((getattr(fitted.made.table, name) - getattr(begun, name)).abs().max().detach())
+            float((getattr(fitted.words.table, name) - getattr(begun, name)).abs().max().detach())
             for name in ("transform", "atoms")
         ]
         assert sum(len(group["params"]) for group in fitted.optimizer.param_groups) == len(
@@ -259,7 +265,7 @@ def test_weights_of_anchors_have_a_rate_of_their_own(spec):
 
 def test_a_budget_of_weights_is_kept():
     fitted = fit(recipe("anchor:anchors=6", nonzeros=30, lam=1e-5, epochs=4))
-    assert int(torch.count_nonzero(fitted.made.table.transform)) <= 30
+    assert int(torch.count_nonzero(fitted.words.table.transform)) <= 30
     assert fitted.result.metrics["validation"]["perplexity"] == pytest.approx(
         perplexity(fitted.model, chain().validation)
     )
@@ -293,7 +299,7 @@ def test_resumed_training_ends_as_uninterrupted(given, tmp_path, monkeypatch):
         Averaged, "observe", lambda self, value: self.start()
     )  # after the first epoch, whatever the value
     whole = fit(recipe(**given), small, checkpoints=Checkpoints(tmp_path / "whole"))
-    calls, record = [], fb.tasks.training.Training.record
+    calls, record = [], training.Training.record
 
     def interrupted(self, row):
         record(self, row)
@@ -302,7 +308,7 @@ def test_resumed_training_ends_as_uninterrupted(given, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(fb.tasks.training.Training, "record", interrupted)
+        patched.setattr(training.Training, "record", interrupted)
         first = fit(recipe(**given), small, checkpoints=Checkpoints(tmp_path / "parts"))
     assert first.result.interrupted
     assert len(first.result.history) == 2
@@ -330,15 +336,15 @@ def test_tables_are_fitted_to_plain_rows_after_the_first_epochs(spec):
             "the first epochs are those of plain rows"
         )
     assert [row["epoch"] for row in found.result.history] == [0, 1, 2, 3]
-    assert type(found.made.table) is type(fb.make_table(spec, WORDS, 16))
-    assert found.result.history[-1]["parameters"] == found.made.table.parameter_count()
+    assert type(found.words.table) is type(fb.make_table(spec, WORDS, 16))
+    assert found.result.history[-1]["parameters"] == found.words.table.parameter_count()
     assert perplexity(found.model, chain().test) < 6, "of 12 words, 2 of which are possible"
-    assert "fitted to plain rows after 2 epochs" in found.made.notes[-1]
+    assert "fitted to dense rows after 2 epochs" in found.notes[-1]
 
 
 def test_a_fit_starts_where_plain_rows_end(monkeypatch):
     started = []
-    real = fb.tasks.language.fitted_to
+    real = fitting.fit_table
 
     def kept(first, asked, corpus, seed):
         made, model = real(first, asked, corpus, seed)
@@ -347,7 +353,7 @@ def test_a_fit_starts_where_plain_rows_end(monkeypatch):
         )
         return made, model
 
-    monkeypatch.setattr(fb.tasks.language, "fitted_to", kept)
+    monkeypatch.setattr(fitting, "fit_table", kept)
     fit(recipe("anchor:anchors=12,slots=8", epochs=3, dense_epochs=2))
     ((before, after),) = started
     assert after == pytest.approx(before, rel=0.1), "12 anchors and 8 weights hold 12 rows"
@@ -357,7 +363,7 @@ def test_a_fit_starts_where_plain_rows_end(monkeypatch):
 def test_a_fit_to_plain_rows_is_resumed_in_either_stage(epoch, tmp_path, monkeypatch):
     asked, small = recipe("anchor:anchors=6,slots=3", epochs=4, dense_epochs=2), chain(2000)
     whole = fit(asked, small)
-    calls, record = [], fb.tasks.training.Training.record
+    calls, record = [], training.Training.record
 
     def interrupted(self, row):
         record(self, row)
@@ -366,10 +372,10 @@ def test_a_fit_to_plain_rows_is_resumed_in_either_stage(epoch, tmp_path, monkeyp
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(fb.tasks.training.Training, "record", interrupted)
+        patched.setattr(training.Training, "record", interrupted)
         first = fit(asked, small, checkpoints=Checkpoints(tmp_path / "parts"))
     assert first.result.interrupted
-    assert first.made.table.slots == 3, "an interrupted run leaves the table that was asked for"
+    assert first.words.table.slots == 3, "an interrupted run leaves the table that was asked for"
     assert len(first.result.history) == epoch
     second = fit(asked, small, checkpoints=Checkpoints(tmp_path / "parts"))
     assert not second.result.interrupted
@@ -385,9 +391,13 @@ def test_a_fit_to_plain_rows_is_resumed_in_either_stage(epoch, tmp_path, monkeyp
     ("spec", "given", "message"),
     [
         ("anchor:anchors=4", {"dense_epochs": 3}, "give a whole number from 0 to 2"),
-        ("anchor:anchors=4", {"dense_epochs": -1}, "give a whole number from 0 to 2"),
-        ("dense", {"dense_epochs": 1}, "has plain rows from first to last"),
-        ("anchor:anchors=4", {"dense_epochs": 1, "by": "frequency"}, "stand for no words"),
+        ("anchor:anchors=4", {"dense_epochs": -1}, "give a whole number of at least 0"),
+        ("dense", {"dense_epochs": 1}, "all epochs of 'dense' train dense rows"),
+        (
+            "anchor:anchors=4",
+            {"dense_epochs": 1, "selection": "frequency"},
+            "correspond to no words",
+        ),
     ],
 )
 def test_what_cannot_be_fitted_to_plain_rows(spec, given, message):
@@ -474,7 +484,7 @@ def test_pieces_cover_the_text_once():
 
 def test_lines_are_documents_and_near_words_are_counted():
     corpus = chain()
-    lexicon = lexicon_of(corpus)
+    lexicon = corpus_lexicon(corpus)
     counts = lexicon.documents()
     assert counts.shape == (int((corpus.train[:-1] == 0).sum()) + 1, WORDS)
     assert np.array_equal(
@@ -482,44 +492,50 @@ def test_lines_are_documents_and_near_words_are_counted():
     )
     near = lexicon.cooccurrence().toarray()
     assert np.array_equal(near, near.T)
-    asked = recipe("anchor:anchors=4", by="tfidf", domain=("cooccurrence",), lam=1e-4, epochs=1)
-    assert "related by cooccurrence" in " ".join(fit(asked).made.notes)
+    asked = recipe(
+        "anchor:anchors=4", selection="tfidf", domain=("cooccurrence",), lam=1e-4, epochs=1
+    )
+    assert "related by cooccurrence" in " ".join(fit(asked).notes)
 
 
-def test_continuations_follow_the_chain_and_never_write_unknown_words():
+def served(fitted, words, folder):
+    """The stored model of a run."""
     corpus = chain()
+    run = LanguageRun([folder / "none.txt"], recipe(), folder / "out", RunOptions())
+    corpus = Corpus(words, corpus.counts, corpus.train, corpus.validation, corpus.test)
+    return run.write(folder / "model", fitted.words.table.pack(), "float32", corpus, fitted)
+
+
+def test_continuations_follow_the_chain_and_never_write_unknown_words(tmp_path):
     fitted = fit(recipe(epochs=5))
-    words = tuple(map(str, range(WORDS)))
-    found = [4, *map(int, continuation(fitted.model, words, "3 4", 40, seed=1).split())]
+    model = served(fitted, tuple(map(str, range(WORDS))), tmp_path)
+    found = [4, *map(int, model.generate("3 4", 40, seed=1))]
     steps = [(b - a) % WORDS for a, b in itertools.pairwise(found)]
     assert sum(step in (1, 2) for step in steps) >= 36
-    texts = [continuation(fitted.model, words, "3", 20, seed=seed) for seed in (0, 0, 1)]
+    texts = [model.generate("3", 20, seed=seed) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
-    likely = [
-        continuation(fitted.model, words, "3", 20, seed=seed, temperature=0) for seed in (0, 1)
-    ]
+    likely = [model.generate("3", 20, seed=seed, temperature=0) for seed in (0, 1)]
     assert likely[0] == likely[1]
-    named = continuation(fitted.model, corpus.words, "unheard of", 200)
+    named = served(fitted, chain().words, tmp_path).continue_text("unheard of", 200)
     assert "<unk>" not in named
     assert "<eos>" not in named
     assert "\n" in named
-    assert (
-        continuation(LanguageModel(fb.DenseTable(1, 4), hidden=4), ("<unk>",), "x", 2)
-        == "<unk> <unk>"
-    )
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"model": "gru"}, "model='gru': use one of lstm, awd"),
-        ({"softmax": "half"}, "softmax='half': use one of full, sampled"),
-        ({"optimizer": "adam"}, "optimizer='adam': use one of adamw"),
-        ({"hidden": 8}, "a tied lstm needs the same"),
+        ({"model": "gru"}, "model.kind=gru: use one of lstm, awd"),
+        ({"softmax": "half"}, "softmax=half: use one of full, sampled"),
+        ({"optimizer": "adam"}, "optimizer.kind=adam: use one of adamw"),
+        ({"hidden": 8}, "a tied lstm has the width of rows"),
         ({"epochs": 0}, "epochs=0"),
         ({"lr": math.inf}, "lr=inf"),
-        ({"spec": "anchor:anchors=6", "weights_lr": 0.0}, "weights_lr=0.0: give a number above 0"),
-        ({"weights_lr": 0.01}, "'dense' has no anchors"),
+        (
+            {"spec": "anchor:anchors=6", "transform_lr": 0.0},
+            "transform_lr=0.0: give a number above 0",
+        ),
+        ({"transform_lr": 0.01}, "'dense' has no anchors"),
     ],
 )
 def test_recipes_say_what_is_wrong(given, said):
@@ -527,20 +543,15 @@ def test_recipes_say_what_is_wrong(given, said):
         recipe(**given)
 
 
-def test_models_and_continuations_say_what_is_wrong():
+def test_models_say_what_is_wrong():
     table = fb.DenseTable(WORDS, 8)
-    with pytest.raises(fb.ArgumentError, match=r"drop_words=1.0: give a share"):
-        LanguageModel(table, hidden=8, drop_words=1.0)
+    with pytest.raises(fb.ArgumentError, match=r"word_dropout=1.0: give a fraction"):
+        LSTMModel(table, hidden=8, word_dropout=1.0)
     with pytest.raises(fb.ArgumentError, match="samples=13: give from 1 to 12"):
-        LanguageModel(table, hidden=8, samples=13)
+        LSTMModel(table, hidden=8, samples=13)
     with pytest.raises(fb.ArgumentError, match="layers=0"):
-        AwdModel(table, layers=0)
-    model = LanguageModel(table, hidden=8)
-    for given, said in (({"temperature": -1.0}, "temperature=-1"), ({"count": 0}, "count=0")):
-        with pytest.raises(fb.ArgumentError, match=said):
-            continuation(model, [str(n) for n in range(WORDS)], "1", **given)
-    with pytest.raises(fb.ArgumentError, match="'x' is no word"):
-        word_ids(("a", "b"), "a x")
+        AWDLSTMModel(table, layers=0)
+    model = LSTMModel(table, hidden=8)
     with pytest.raises(IndexError):
         model(torch.tensor([[WORDS]]))
     with pytest.raises(fb.ArgumentError, match="too few"):

@@ -8,24 +8,24 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.codecs.graded import LEFT
-from featherbed.errors import ArgumentError
-from featherbed.kernels.pool import set_threads
-from featherbed.packed.report import file_size
-from featherbed.tasks.bayes import squared_error, variational
-from featherbed.tasks.data import Ratings, planted_ratings, read_movielens
-from featherbed.tasks.levels import (
-    allocate,
-    best_rounding,
+from featherbed.apps.recommender.bayes import fit_posterior, squared_error
+from featherbed.apps.recommender.data import make_split, sort_by_frequency
+from featherbed.apps.recommender.graded import (
+    allocate_sides,
+    fit_graded,
     fit_levels,
     grade_moments,
-    grade_rows,
-    graded_tables,
+    grade_sizes,
+    round_posterior,
 )
-from featherbed.tasks.splits import by_frequency, make_split
+from featherbed.codecs.graded import LEFT
+from featherbed.errors import ArgumentError
+from featherbed.io.records import Ratings, make_ratings, read_movielens
+from featherbed.kernels.threads import set_threads
+from featherbed.packed.report import file_size
 
-SPLIT = by_frequency(make_split(planted_ratings(600, 300, 40_000, groups=6, dim=4, seed=1)))
-POSTERIOR = variational(SPLIT.train, 6, validation=SPLIT.validation)
+SPLIT = sort_by_frequency(make_split(make_ratings(600, 300, 40_000, groups=6, dim=4, seed=1)))
+POSTERIOR = fit_posterior(SPLIT.train, 6, validation=SPLIT.validation)
 COUNTS = (
     np.bincount(SPLIT.train.users, minlength=600),
     np.bincount(SPLIT.train.items, minlength=300),
@@ -47,20 +47,20 @@ def added_error(spreads, bits):
 def test_grades_cut_rows_by_popularity():
     counts = np.sort(np.random.default_rng(0).zipf(1.5, 1000))[::-1]
     for grades in (1, 2, 5, 16):
-        rows = grade_rows(counts, grades)
+        rows = grade_sizes(counts, grades)
         assert sum(rows) == 1000
         assert 1 <= len(rows) <= grades
         assert min(rows) >= 1
     assert rows[0] < rows[-1]
-    assert grade_rows(np.zeros(3, int), 16) == [1, 1, 1]
-    parts = grade_moments(POSTERIOR.users, COUNTS[0], grade_rows(COUNTS[0], 4))
+    assert grade_sizes(np.zeros(3, int), 16) == [1, 1, 1]
+    parts = grade_moments(POSTERIOR.users, COUNTS[0], grade_sizes(COUNTS[0], 4))
     np.testing.assert_allclose(parts.sum(0), COUNTS[0] @ POSTERIOR.users**2 / COUNTS[0].sum())
 
 
 @pytest.mark.parametrize("budget", [24, 40, 64])
 def test_bits_are_nearly_the_best_there_are(budget):
     spreads, rows = (np.array([[0.5, 0.4], [0.3, 0.05]]), np.array([[0.8, 0.6]])), ([4, 8], [6])
-    bits, error = allocate(spreads, rows, budget, scale_bits=0)
+    bits, error = allocate_sides(spreads, rows, budget, scale_bits=0)
     assert error == pytest.approx(added_error(spreads, bits))
     lengths = np.array([4, 4, 8, 8, 6, 6])
     best = np.inf
@@ -76,18 +76,18 @@ def test_bits_are_nearly_the_best_there_are(budget):
 
 def test_bits_that_save_nothing_are_not_spent():
     spreads = np.array([[1.0, 0.5, 0.0]]), np.array([[1.0, 0.5, 1e-9]])
-    bits, _ = allocate(spreads, ([5], [5]), 10**6, enough=1e-6)
+    bits, _ = allocate_sides(spreads, ([5], [5]), 10**6, min_gain=1e-6)
     assert [side[0, 2] for side in bits] == [0, 0]
     assert bits[0][0, 0] == 8
-    bits, error = allocate(spreads, ([5], [5]), 0)
+    bits, error = allocate_sides(spreads, ([5], [5]), 0)
     assert not bits[0].any()
     assert error == pytest.approx(2.25)
 
 
 def test_levels_are_what_the_file_gives_back():
-    users, items, expected = best_rounding(POSTERIOR, COUNTS, 2500)
+    users, items, expected = round_posterior(POSTERIOR, COUNTS, 2500)
     for side, matrix in ((users, POSTERIOR.users), (items, POSTERIOR.items)):
-        np.testing.assert_allclose(rows_of(side.packed()), side.dense(), atol=1e-6)
+        np.testing.assert_allclose(rows_of(side.pack()), side.dense(), atol=1e-6)
         assert np.mean((side.dense() - matrix) ** 2) < np.mean(matrix**2)
     assert 0 < expected < 1
 
@@ -99,7 +99,7 @@ def test_levels_end_where_no_single_move_helps():
         user_covariances=POSTERIOR.user_covariances * 0,
         item_covariances=POSTERIOR.item_covariances * 0,
     )
-    users, items, _ = best_rounding(sure, COUNTS, 2500)
+    users, items, _ = round_posterior(sure, COUNTS, 2500)
     fitted, _, _ = fit_levels(
         SPLIT.train, sure, users, replace(items, levels=items.levels.copy()), sweeps=1
     )
@@ -128,7 +128,7 @@ def test_levels_end_where_no_single_move_helps():
 
 
 def test_fitting_beats_rounding_and_keeps_the_best():
-    users, items, _ = best_rounding(POSTERIOR, COUNTS, 2200)
+    users, items, _ = round_posterior(POSTERIOR, COUNTS, 2200)
     *fitted, errors = fit_levels(SPLIT.train, POSTERIOR, users, items, validation=SPLIT.validation)
     assert min(errors) < errors[0]
     rows = [side.dense() for side in fitted]
@@ -138,7 +138,7 @@ def test_fitting_beats_rounding_and_keeps_the_best():
 
 
 def test_threads_make_no_difference():
-    users, items, _ = best_rounding(POSTERIOR, COUNTS, 2200)
+    users, items, _ = round_posterior(POSTERIOR, COUNTS, 2200)
     found = []
     for threads in (1, 3):
         try:
@@ -152,7 +152,7 @@ def test_threads_make_no_difference():
 
 @pytest.mark.parametrize("budget", [950, 1100, 1777, 3000, 10**6])
 def test_the_budget_holds_to_the_byte(tmp_path, budget):
-    users, items, mean, notes = graded_tables(SPLIT.train, SPLIT.validation, dim=6, budget=budget)
+    users, items, mean, notes = fit_graded(SPLIT.train, SPLIT.validation, dim=6, budget=budget)
     size = 0
     for name, packed in (("users", users), ("items", items)):
         fb.save(packed, tmp_path / name)
@@ -169,7 +169,7 @@ def test_the_budget_holds_to_the_byte(tmp_path, budget):
 
 def test_more_bytes_less_error():
     errors = [
-        graded_tables(SPLIT.train, SPLIT.validation, dim=6, budget=budget)[3]["validation"]
+        fit_graded(SPLIT.train, SPLIT.validation, dim=6, budget=budget)[3]["validation"]
         for budget in (1100, 1800, 4000)
     ]
     assert errors[0] > errors[1] > errors[2]
@@ -177,8 +177,8 @@ def test_more_bytes_less_error():
 
 @pytest.mark.parametrize("dim", [1, 2, 16, 64])
 def test_few_rows_and_any_width(dim):
-    few = by_frequency(make_split(planted_ratings(10, 10, 80, groups=2, dim=2)))
-    users, items, mean, notes = graded_tables(few.train, few.validation, dim=dim, budget=2000)
+    few = sort_by_frequency(make_split(make_ratings(10, 10, 80, groups=2, dim=2)))
+    users, items, mean, notes = fit_graded(few.train, few.validation, dim=dim, budget=2000)
     assert (users.rows, users.dim, items.rows) == (10, dim, 10)
     assert notes["bytes"] <= 2000
     assert np.isfinite(rows_of(users)).all()
@@ -191,16 +191,16 @@ def test_any_scale_of_ratings(factor, shift):
         replace(part, values=(part.values * factor + shift).astype(np.float32))
         for part in (SPLIT.train, SPLIT.validation)
     ]
-    notes = graded_tables(*scaled, dim=6, budget=2500)[3]
+    notes = fit_graded(*scaled, dim=6, budget=2500)[3]
     assert notes["bytes"] <= 2500
-    plain = graded_tables(SPLIT.train, SPLIT.validation, dim=6, budget=2500)[3]
+    plain = fit_graded(SPLIT.train, SPLIT.validation, dim=6, budget=2500)[3]
     assert notes["validation"] < 1.2 * plain["validation"] * factor**2
 
 
 def test_without_validation_and_with_progress():
     seen = []
     nothing = SPLIT.validation.take(np.arange(0))
-    *_, notes = graded_tables(
+    *_, notes = fit_graded(
         SPLIT.train, nothing, dim=4, budget=2000, progress=lambda what, error: seen.append(what)
     )
     assert notes["validation"] is notes["dense"] is None
@@ -211,23 +211,25 @@ def test_refusals():
     with pytest.raises(
         ArgumentError, match=r"budget=300: the headers of the two files alone take \d+ bytes"
     ):
-        graded_tables(SPLIT.train, SPLIT.validation, budget=300)
+        fit_graded(SPLIT.train, SPLIT.validation, budget=300)
     train = SPLIT.train
     turned = Ratings(599 - train.users, train.items, train.values, train.user_keys, train.item_keys)
     with pytest.raises(ArgumentError, match="by_frequency"):
-        graded_tables(turned, SPLIT.validation, budget=3000)
+        fit_graded(turned, SPLIT.validation, budget=3000)
 
 
 def test_fewer_bytes_than_int4_rows_on_movielens(data):
     ratings = read_movielens(data / "ml-1m")
-    split = by_frequency(make_split(ratings.take(np.flatnonzero(ratings.users < 1000)), seed=0))
-    dense = variational(split.train, 4, validation=split.validation)
+    split = sort_by_frequency(
+        make_split(ratings.take(np.flatnonzero(ratings.users < 1000)), seed=0)
+    )
+    dense = fit_posterior(split.train, 4, validation=split.validation)
     int4 = [
         fb.QuantizedTable.from_dense(torch.tensor(x), bits=4, scales="column").pack()
         for x in (dense.users, dense.items)
     ]
     size = sum(map(file_size, int4))
-    *tables, mean, notes = graded_tables(split.train, split.validation, dim=8, budget=size)
+    *tables, mean, notes = fit_graded(split.train, split.validation, dim=8, budget=size)
     assert notes["bytes"] <= size
     ours, theirs = (
         squared_error(m, *map(rows_of, pair), split.validation)

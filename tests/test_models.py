@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
-from featherbed.models import embedding
-from featherbed.models.embedding import PackedEmbedding, PackedHead, PackedTwin
-from featherbed.models.swap import compress_model, restore_model
+from featherbed.interop import embedding
+from featherbed.interop.embedding import PackedEmbedding, PackedHead, PackedTwin
+from featherbed.interop.swap import compress_model, restore_model
 
 transformers = pytest.importorskip(
     "transformers", reason="models of the transformers library: pip install featherbed[hf]"
 )
 
-from featherbed.models.pretrained import load_model  # noqa: E402
+from featherbed.interop.pretrained import load_model  # noqa: E402
 
 ROWS, DIM = 600, 16
 TABLES = {
@@ -168,8 +168,8 @@ def test_new_bytes_give_new_rows():
 
 
 def test_bytes_that_are_no_table_are_refused(plain):
-    about = PackedEmbedding(plain).about()
-    with pytest.raises(fb.FormatError, match="no valid safetensors file"):
+    about = PackedEmbedding(plain).metadata()
+    with pytest.raises(fb.FormatError, match="not a valid safetensors file"):
         PackedEmbedding.empty(about)(torch.tensor([0]))
     wrong = PackedEmbedding.empty(about | {"rows": 10})
     wrong.load_state_dict(PackedEmbedding(plain).state_dict())

@@ -16,10 +16,10 @@ transformers = pytest.importorskip(
     "transformers", reason="models of the transformers library: pip install featherbed[hf]"
 )
 
-from featherbed.models import folder as streaming  # noqa: E402
-from featherbed.models.folder import compress_folder  # noqa: E402
-from featherbed.models.pretrained import load_model  # noqa: E402
-from featherbed.models.swap import compress_model  # noqa: E402
+from featherbed.interop import folder as streaming  # noqa: E402
+from featherbed.interop.folder import compress_folder  # noqa: E402
+from featherbed.interop.pretrained import load_model  # noqa: E402
+from featherbed.interop.swap import compress_model  # noqa: E402
 
 ROWS, DIM = 600, 16
 SMALL = {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -369,7 +369,7 @@ SPOILT = {
     "no architecture": (lambda folder: edited(folder, architectures=None), "architectures"),
     "quantised": (
         lambda folder: edited(folder, quantization_config={"quant_method": "awq"}),
-        "quantised already",
+        "quantized already",
     ),
     "bin only": (as_bin, r"neither model\.safetensors nor .*save_pretrained"),
     "empty": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cut short"),
@@ -451,7 +451,7 @@ def test_what_cannot_be_asked_for(out, settings, message, dense, tmp_path):
 
 def test_a_compressed_folder_and_no_folder_at_all(dense, tmp_path):
     stream(dense, tmp_path / "small")
-    with pytest.raises(fb.ArgumentError, match="quantised already"):
+    with pytest.raises(fb.ArgumentError, match="quantized already"):
         stream(tmp_path / "small", tmp_path / "smaller")
     with pytest.raises(fb.DataError, match="nowhere"):
         stream(tmp_path / "nowhere", tmp_path / "smaller")

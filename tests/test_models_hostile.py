@@ -14,8 +14,8 @@ transformers = pytest.importorskip(
     "transformers", reason="models of the transformers library: pip install featherbed[hf]"
 )
 
-from featherbed.models.pretrained import load_model  # noqa: E402
-from featherbed.models.swap import compress_model  # noqa: E402
+from featherbed.interop.pretrained import load_model  # noqa: E402
+from featherbed.interop.swap import compress_model  # noqa: E402
 
 SIZES = {
     "vocab_size": 600,
@@ -101,17 +101,17 @@ def test_only_a_model_class_is_accepted_as_the_architecture(folder, names):
     ("changes", "message"),
     [
         ({"rows": ...}, "lacks the field 'rows'"),
-        ({"rows": "600"}, "rows must be a whole number"),
-        ({"rows": 0}, "rows must be a whole number"),
-        ({"rows": 10**30}, "rows must be a whole number"),
-        ({"rows": True}, "rows must be a whole number"),
+        ({"rows": "600"}, "rows must be an integer"),
+        ({"rows": 0}, "rows must be an integer"),
+        ({"rows": 10**30}, "rows must be an integer"),
+        ({"rows": True}, "rows must be an integer"),
         ({"rows": 700}, r"table of 700 x 16, the model has Embedding 600 x 16"),
-        ({"dim": 1.5}, "dim must be a whole number"),
-        ({"padding": 600}, "padding must be a whole number"),
-        ({"padding": [1]}, "padding must be a whole number"),
+        ({"dim": 1.5}, "dim must be an integer"),
+        ({"padding": 600}, "padding must be an integer"),
+        ({"padding": [1]}, "padding must be an integer"),
         ({"scale": "1"}, "scale must be a finite number"),
         ({"scale": float("nan")}, "scale must be a finite number"),
-        ({"bytes": -1}, "bytes must be a whole number"),
+        ({"bytes": -1}, "bytes must be an integer"),
         ({"bytes": 1 << 40}, "has no tensor embeddings.word_embeddings.packed of"),
         ({"twins": []}, "twins must be an object"),
         ({"twins": {"a": None}}, "scale must be a finite number"),

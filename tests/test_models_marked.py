@@ -14,9 +14,9 @@ transformers = pytest.importorskip(
     "transformers", reason="models of the transformers library: pip install featherbed[hf]"
 )
 
-from featherbed.models.folder import compress_folder  # noqa: E402
-from featherbed.models.pretrained import load_model  # noqa: E402
-from featherbed.models.swap import compress_model  # noqa: E402
+from featherbed.interop.folder import compress_folder  # noqa: E402
+from featherbed.interop.pretrained import load_model  # noqa: E402
+from featherbed.interop.swap import compress_model  # noqa: E402
 
 ROWS, DIM = 600, 16
 SMALL = {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

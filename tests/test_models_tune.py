@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 import featherbed as fb
-from featherbed.models import tune
-from featherbed.models.embedding import PackedEmbedding
-from featherbed.models.learn import LearntEmbedding
-from featherbed.models.swap import compress_model
-from featherbed.models.tune import Divergence, measure_model, tune_model
+from featherbed.interop import tuning
+from featherbed.interop.embedding import PackedEmbedding
+from featherbed.interop.swap import compress_model
+from featherbed.interop.trainable import TrainableEmbedding
+from featherbed.interop.tuning import Divergence, measure_model, tune_model
 
 transformers = pytest.importorskip(
     "transformers", reason="models of the transformers library: pip install featherbed[hf]"
 )
 
-from featherbed.models.pretrained import load_model  # noqa: E402
+from featherbed.interop.pretrained import load_model  # noqa: E402
 
 ROWS, DIM = 600, 32
 SMALL = {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -61,7 +61,7 @@ IDS = torch.randint(3, ROWS, (60, 12), generator=torch.Generator().manual_seed(0
 FEW = (
     IDS % 80 + 3
 )  # of tokens that recur, so that what is learnt of some pieces is of use for others
-QUICK = {"steps": 2, "batch": 2, "held": IDS[:4]}
+QUICK = {"steps": 2, "batch": 2, "validation": IDS[:4]}
 
 
 def state(model):
@@ -80,7 +80,7 @@ def test_the_divergence_falls_and_the_bytes_stay(fresh, tmp_path):
         model,
         original,
         IDS[:50],
-        held=IDS[50:],
+        validation=IDS[50:],
         steps=60,
         lr=1e-2,
         tell=lambda what, share: told.append(share),
@@ -132,7 +132,7 @@ def test_dropout_takes_no_part(fresh):
     assert measure_model(model, original, IDS) == measure_model(model, original, IDS)
     exact = copy.deepcopy(original)
     compress_model(exact, ratio=2, method="int8")
-    done = tune_model(exact, original, IDS, steps=1, lr=1e-9, held=IDS[:4])
+    done = tune_model(exact, original, IDS, steps=1, lr=1e-9, validation=IDS[:4])
     assert done.losses[0] < 1e-2  # with dropout in either, far more
     assert original.training
 
@@ -152,7 +152,7 @@ def test_norms_learn_where_they_may(fresh):
 def test_what_brings_the_model_no_nearer_is_not_kept(fresh):
     original, model = fresh
     before = state(model)
-    done = tune_model(model, original, FEW[:50], held=FEW[50:], norms=True, steps=3, lr=5.0)
+    done = tune_model(model, original, FEW[:50], validation=FEW[50:], norms=True, steps=3, lr=5.0)
     assert not done.kept
     assert done.after == done.before
     assert "not kept" in str(done)
@@ -173,7 +173,7 @@ def test_steps_are_a_share_of_an_array(pair):
         )
         model = copy.deepcopy(original)
         compress_model(model, ratio=8, method="opq", generator=0)
-        done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=20)
+        done = tune_model(model, original, FEW[:50], validation=FEW[50:], steps=20)
         ends.append(done.after.divergence / done.before.divergence)
     assert ends[0] == pytest.approx(ends[1], rel=0.05)
     assert ends[0] < 1
@@ -189,21 +189,21 @@ def test_draws_are_an_argument(pair):
     assert not torch.equal(rows[0], rows[2])
 
 
-@pytest.mark.parametrize("place", ["distances", "renew", "measure_model"])
+@pytest.mark.parametrize("place", ["divergences", "store_trained", "measure_model"])
 def test_an_error_on_the_way_leaves_a_model_that_works(fresh, place, monkeypatch):
     original, model = fresh
     modes = [[module.training for module in one.modules()] for one in fresh]
-    before, calls, real = state(model), [], getattr(tune, place)
+    before, calls, real = state(model), [], getattr(tuning, place)
 
     def breaks(*given):
         calls.append(1)
         if (
-            len(calls) == {"distances": 4, "renew": 1, "measure_model": 2}[place]
+            len(calls) == {"divergences": 4, "store_trained": 1, "measure_model": 2}[place]
         ):  # the first calls measure
             raise RuntimeError("stopped")
         return real(*given)
 
-    monkeypatch.setattr(tune, place, breaks)
+    monkeypatch.setattr(tuning, place, breaks)
     with pytest.raises(RuntimeError, match="stopped"):
         tune_model(model, original, IDS, norms=True, **QUICK | {"steps": 9})
     assert isinstance(model.transformer.wte, PackedEmbedding)
@@ -217,9 +217,11 @@ def test_an_error_on_the_way_leaves_a_model_that_works(fresh, place, monkeypatch
 def test_a_rate_that_is_too_high_is_said(fresh, monkeypatch):
     original, model = fresh
     before = state(model)
-    monkeypatch.setattr(tune, "distances", lambda wanted, given: given.logits.mean(-1) * math.nan)
+    monkeypatch.setattr(
+        tuning, "divergences", lambda wanted, given: given.logits.mean(-1) * math.nan
+    )
     with pytest.raises(fb.ArgumentError, match=r"the loss became nan at step 0: lower lr=0\.5"):
-        tune.follow(
+        tuning.distill(
             model,
             original,
             IDS,
@@ -246,7 +248,7 @@ def test_an_encoder_is_tuned_by_the_cosine_of_its_states():
     original.embeddings.word_embeddings.weight.data.copy_(torch.randn(ROWS, DIM))
     model = copy.deepcopy(original)
     compress_model(model, ratio=8, method="opq")
-    done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=30, lr=3e-3)
+    done = tune_model(model, original, FEW[:50], validation=FEW[50:], steps=30, lr=3e-3)
     assert done.after.divergence < done.before.divergence
     assert done.before.perplexity is done.after.perplexity is None
     assert "perplexity" not in str(done)
@@ -283,7 +285,7 @@ def test_an_encoder_and_decoder_is_tuned_too():
     ).eval()
     model = copy.deepcopy(original)
     compress_model(model, ratio=8, method="opq")
-    done = tune_model(model, original, FEW[:50], held=FEW[50:], steps=30, lr=1e-2)
+    done = tune_model(model, original, FEW[:50], validation=FEW[50:], steps=30, lr=1e-2)
     assert done.after.divergence < done.before.divergence
     assert done.after.perplexity is None, "what it reads is not what it is to write"
 
@@ -316,7 +318,7 @@ def test_learning_starts_at_the_packed_rows(method, ratio, weights):
     matrix[5] = 0
     table = fb.compress(matrix, ratio=ratio, method=method, weights=weights, padding_idx=5)
     packed = PackedEmbedding(table, scale=2.0)
-    learnt = LearntEmbedding(packed)
+    learnt = TrainableEmbedding(packed)
     ids, hidden = torch.tensor([[5, 599], [3, 3]]), torch.randn(3, DIM)
     torch.testing.assert_close(learnt(ids), packed(ids), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(learnt.weight, packed.weight, atol=1e-5, rtol=1e-5)
@@ -332,7 +334,7 @@ def test_learning_starts_at_the_packed_rows(method, ratio, weights):
 def test_rows_behind_a_cell_are_refused():
     table = fb.KDTable(300, 16, parts=4, choices=8, composer="mlp").pack()
     with pytest.raises(fb.ArgumentError, match="compress by another method"):
-        LearntEmbedding(PackedEmbedding(table))
+        TrainableEmbedding(PackedEmbedding(table))
 
 
 @pytest.mark.parametrize(
@@ -341,19 +343,19 @@ def test_rows_behind_a_cell_are_refused():
         ({"steps": 0}, "steps=0: give a whole number"),
         ({"batch": 1.5}, "batch=1.5: give a whole number"),
         ({"lr": math.nan}, "lr=nan: give a number above 0"),
-        ({"ids": IDS[0]}, r"ids: got \(12,\); give token ids \[pieces, length\]"),
+        ({"ids": IDS[0]}, r"ids: got \(12,\); give token ids \[sequences, length\]"),
         ({"ids": IDS.float()}, "ids: got"),
         ({"ids": [[1, 2]]}, "ids: got list"),
         ({"ids": IDS[:, :1]}, "at least 2 long"),
-        ({"ids": IDS[:5], "held": None}, "5 pieces are too few"),
-        ({"held": IDS[0]}, "held: got"),
+        ({"ids": IDS[:5], "validation": None}, "5 sequences are too few"),
+        ({"validation": IDS[0]}, "validation: got"),
         ({"original": None}, "original is the model itself"),
     ],
 )
 def test_what_cannot_be_tuned_changes_nothing(fresh, given, message):
     original, model = fresh
     before = state(model)
-    settings = {"original": original, "ids": IDS, "steps": 2, "held": IDS[:4]} | given
+    settings = {"original": original, "ids": IDS, "steps": 2, "validation": IDS[:4]} | given
     settings["original"] = settings["original"] or model
     with pytest.raises(fb.FeatherbedError, match=message) as error:
         tune_model(model, **settings)
@@ -364,7 +366,7 @@ def test_what_cannot_be_tuned_changes_nothing(fresh, given, message):
 def test_tokens_that_are_not_there(fresh):
     before = state(fresh[1])
     with pytest.raises(IndexError):
-        tune_model(fresh[1], fresh[0], IDS + ROWS, steps=2, held=IDS[:4])
+        tune_model(fresh[1], fresh[0], IDS + ROWS, steps=2, validation=IDS[:4])
     assert all(torch.equal(one, before[name]) for name, one in fresh[1].state_dict().items())
 
 

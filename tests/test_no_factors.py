@@ -7,16 +7,16 @@ import pytest
 
 import featherbed as fb
 from featherbed import cli
+from featherbed.apps.recommender.serve import Recommender
+from featherbed.apps.recommender.store import write_recommender
 from featherbed.errors import ArgumentError
+from featherbed.io.records import make_ratings
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.columns import columns_with_bits, nonzero_columns
 from featherbed.packed.graded import Graded
 from featherbed.packed.report import as_text, report
 from featherbed.packed.table import PackedTable
-from featherbed.serve.folder import write_recommender
-from featherbed.serve.recommender import Recommender
-from featherbed.tasks.data import planted_ratings
 
 KEYS = ["a", "b", "c", "d"]
 
@@ -124,8 +124,17 @@ def test_training_says_that_it_stored_no_factors(tmp_path, run):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--users", "dense", "--items", "dense", "--epochs", "4", "--no-mean"),
-        ("--nonzeros", "40", "--epochs", "3"),
+        [
+            "--users",
+            "dense",
+            "--items",
+            "dense",
+            "--set",
+            "training.epochs=4",
+            "--set",
+            "table.mean=false",
+        ],
+        ["--set", "anchors.nonzeros=40", "--set", "training.epochs=3"],
         ("--budget", "920", "--dim", "4"),
     ],
 )
@@ -141,7 +150,7 @@ def test_a_model_worse_than_biases_says_so_at_the_end(words, tmp_path, run):
 
 
 def test_a_good_model_is_not_called_worse(tmp_path, run):
-    found = planted_ratings(200, 100, 6000)
+    found = make_ratings(200, 100, 6000)
     lines = [
         f"{u},{i},{r:.2f}" for u, i, r in zip(found.users, found.items, found.values, strict=True)
     ]
@@ -153,7 +162,7 @@ def test_a_good_model_is_not_called_worse(tmp_path, run):
 
 
 def test_headlines_count_all_files(tmp_path, run):
-    found = planted_ratings(200, 100, 6000)
+    found = make_ratings(200, 100, 6000)
     lines = [
         f"user{u},item{i},{r:.2f}"
         for u, i, r in zip(found.users, found.items, found.values, strict=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.tasks.online import stream_ratings, train_online
+from featherbed.apps.recommender.online import train_online
+from featherbed.io.records import stream_ratings
 
 
 def growing(rows=1, **settings):

@@ -10,9 +10,9 @@ import torch
 
 import featherbed as fb
 from featherbed.errors import ArgumentError, FormatError, MissingExtra
-from featherbed.exports import fields, rows
-from featherbed.exports import onnx as exporter
-from featherbed.exports.onnx import to_onnx
+from featherbed.interop.onnx import export as exporter
+from featherbed.interop.onnx import fields, rows
+from featherbed.interop.onnx.export import to_onnx
 from featherbed.packed.band import Affine, Band, Members
 from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
 from featherbed.packed.graded import Graded
@@ -164,14 +164,14 @@ def test_hashes_of_large_ids():
 
 
 def test_layers_affine_and_lengths():
-    plus = Band(V, Every(), matrix(V, 6, "int4"), norms=matrix(V, 1, "float16"))
-    affine = Affine(matrix(6, 5, "int8"), RNG.normal(size=5).astype(np.float32))
+    plus = Band(V, Every(), matrix(V, 6, "int4"), affine=Affine(norms=matrix(V, 1, "float16")))
+    bias = RNG.normal(size=5).astype(np.float32)
+    affine = Affine(matrix(6, 5, "int8"), bias, matrix(V, 1, "int8"))
     first = Band(
         V,
         codes(3, 9),
         dictionary=matrix(9, 6, "int3", "column"),
         affine=affine,
-        norms=matrix(V, 1, "int8"),
         plus=plus,
     )
     check(PackedTable([first], 5, padding_idx=7))
@@ -299,7 +299,7 @@ def test_a_training_table_and_a_file(tmp_path):
 def test_large_arrays_go_to_a_file_of_their_own(tmp_path, monkeypatch):
     packed = PackedTable([Band(900, Every(), matrix(900, 48, "int4"))], 48)
     small = PackedTable([Band(900, Every(), matrix(900, 48, "int4"))], 48)
-    monkeypatch.setattr(exporter, "MOST_INLINE", 1000)
+    monkeypatch.setattr(exporter, "MAX_INLINE", 1000)
     path = tmp_path / "table.onnx"
     to_onnx(small, path)
     first = set(tmp_path.iterdir())
@@ -330,7 +330,7 @@ def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_bad_settings_say_what_to_do(tmp_path):
     packed = fb.load(GOLDEN[0])
-    with pytest.raises(ArgumentError, match="opset=17: use a whole number from 18"):
+    with pytest.raises(ArgumentError, match="opset=17: give a whole number from 18"):
         to_onnx(packed, opset=17)
     with pytest.raises(ArgumentError, match="rank=-1"):
         to_onnx(packed, rank=-1)

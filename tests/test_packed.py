@@ -23,11 +23,11 @@ from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Fixed, Ragged
 from featherbed.packed.disk import open_rows
 from featherbed.packed.graded import Graded
-from featherbed.packed.header import describe
 from featherbed.packed.keys import Keys
-from featherbed.packed.levels import Levels
+from featherbed.packed.levels import ValueLevels
 from featherbed.packed.matrix import KINDS, Matrix
 from featherbed.packed.report import report
+from featherbed.packed.schema import describe
 from featherbed.packed.table import PackedTable
 from test_cells import cell_table
 
@@ -109,7 +109,7 @@ def test_levels_keep_zero_and_beat_even_steps():
     values = np.abs(RNG.normal(size=5000)) ** 3
     values[::7] = 0
     for kind in ("int8", "int4", "int3", "int2"):
-        levels = Levels.fit(values, kind)
+        levels = ValueLevels.fit(values, kind)
         back = levels.decode(levels.encode(values))
         assert not back[::7].any()
         count = 2 ** KINDS[kind] - 1
@@ -240,7 +240,7 @@ def test_keys_with_equal_checksums_are_told_apart():
 
 def test_keys_are_refused_when_they_cannot_work(tmp_path):
     table = sparse_anchor()
-    with pytest.raises(fb.ArgumentError, match="'a' stands for more than one"):
+    with pytest.raises(fb.ArgumentError, match="'a' is given to more than one"):
         fb.save(table, tmp_path / "t", keys=["a"] * 300)
     with pytest.raises(fb.ArgumentError, match="2 keys were given for 300"):
         fb.save(table, tmp_path / "t", keys=["a", "b"])
@@ -430,7 +430,7 @@ HOSTILE_META = {
     "cell weight of huge rows": ("mlp", ["bands", 0, "cell", "weight", "rows"], 2**40, "must be F32 .1099511627776, 5."),
     "cell weight of no rows": ("lstm", ["bands", 0, "cell", "weight", "rows"], 0, "must be F16 .0, 20., the file has F16"),
     "cell weight of huge columns": ("mlp", ["bands", 0, "cell", "weight", "columns"], 2**40, "from 1 to 65536"),
-    "cell weight without its scale": ("recurrent", ["bands", 0, "cell", "weight", "scale"], None, "levels have a scale"),
+    "cell weight without its scale": ("recurrent", ["bands", 0, "cell", "weight", "scale"], None, "quantized numbers have a scale"),
     "cell weight of another kind": ("mlp", ["bands", 0, "cell", "weight", "kind"], "float16", "must be F16"),
     "mlp with an input": ("mlp", ["bands", 0, "cell", "input"], FLOATS, "found mlp with weight given, input given"),
     "mlp called recurrent": ("mlp", ["bands", 0, "cell", "kind"], "recurrent", "found fixed codes combined by sum"),
@@ -456,7 +456,7 @@ HOSTILE_META = {
     "grades of text": ("graded", [*GRADES], "all", "list of at most 64"),
     "grades left out": ("graded", [*GRADES], GONE, "list of at most 64"),
     "too many grades": ("graded", [*GRADES], [[1, "00000"]] * 100, "list of at most 64"),
-    "grades without a scale": ("graded", ["bands", 0, "values", "scale"], None, "levels have a scale"),
+    "grades without a scale": ("graded", ["bands", 0, "values", "scale"], None, "quantized numbers have a scale"),
     "grades with an axis": ("graded", ["bands", 0, "values", "scale", "axis"], 1, "does not know: axis"),
     "grades and another field": ("graded", ["bands", 0, "values", "bits"], 3, "does not know: bits"),
     "grades of more bits than there are": ("graded", [*GRADES, 2], [60, "88880"], "must be U8"),
@@ -528,7 +528,7 @@ def test_names_given_twice_are_refused(tmp_path):
         (tmp_path / "bad").write_bytes(
             len(twice).to_bytes(8, "little") + twice + whole[8 + length :]
         )
-        with pytest.raises(fb.FormatError, match="stands twice"):
+        with pytest.raises(fb.FormatError, match="occurs twice"):
             fb.load(tmp_path / "bad")
 
 
@@ -540,7 +540,7 @@ def test_settings_without_end_are_stored_as_words(tmp_path):
     assert fb.load(tmp_path / "t").made_by == {"table": "t", "most": "Infinity"}
     whole = (tmp_path / "t").read_bytes()
     (tmp_path / "bad").write_bytes(whole.replace(b'\\"Infinity\\"', b"  Infinity  "))
-    with pytest.raises(fb.FormatError, match="Infinity is no JSON"):
+    with pytest.raises(fb.FormatError, match="Infinity is not JSON"):
         fb.load(tmp_path / "bad")
 
 
@@ -618,7 +618,7 @@ HOSTILE_BOTH = {  # metadata and an array
     "block that ends at 2^63": ("ragged", widen, ("b0.codes.directory", second_block_at(2**63)), "directory"),
     "block that ends at 2^64 - 1": ("ragged", widen, ("b0.codes.directory", second_block_at(2**64 - 1)), "directory"),
     "one flipped bit of a count": ("ragged", None, ("b0.codes.counts", flip(3, 5)), "directory"),
-    "work for nothing": ("same", many_rows, None, "products in all"),
+    "work for nothing": ("same", many_rows, None, "products, a table"),
 }  # fmt: skip
 
 
@@ -776,7 +776,7 @@ def test_a_file_replaced_while_it_is_opened_is_read_whole(tmp_path, monkeypatch)
     old, new = (fb.DenseTable.from_dense(torch.full((n, 4), float(n))).pack() for n in (5, 9))
     path = tmp_path / "t"
     old.save(path)
-    real, calls = file._header, []
+    real, calls = file._read_file_header, []
 
     def replace_meanwhile(*arguments):
         found = real(*arguments)
@@ -785,7 +785,7 @@ def test_a_file_replaced_while_it_is_opened_is_read_whole(tmp_path, monkeypatch)
             new.save(path)
         return found
 
-    monkeypatch.setattr(file, "_header", replace_meanwhile)
+    monkeypatch.setattr(file, "_read_file_header", replace_meanwhile)
     assert fb.load(path)[:].tolist() == [[9.0] * 4] * 9
 
 
@@ -795,7 +795,7 @@ def test_numbers_of_a_header_are_whole(number, tmp_path):
     length = int.from_bytes(whole[:8], "little")
     text = whole[8 : 8 + length].replace(b'"data_offsets":[0,', b'"data_offsets":[' + number + b",")
     text += b" " * (-len(text) % 8)
-    with pytest.raises(fb.FormatError, match="whole numbers from 0 on"):
+    with pytest.raises(fb.FormatError, match="integers of at least 0"):
         file.from_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
 
 

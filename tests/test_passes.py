@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import featherbed as fb
-from featherbed.kernels.pool import set_threads
-from featherbed.tasks import passes as passes_file
-from featherbed.tasks.data import Ratings, planted_ratings, read_movielens
-from featherbed.tasks.passes import Passes
+from featherbed.apps.recommender import stream as passes_file
+from featherbed.apps.recommender.stream import StreamedFactorization, StreamSettings
+from featherbed.io.records import Ratings, make_ratings, read_movielens
+from featherbed.kernels.threads import set_threads
 
-SMALL = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
+SMALL = make_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def ratings_of(users, items, values):
 @pytest.mark.parametrize("biases", ["none", "column"])
 @pytest.mark.parametrize("dim", [1, 5, 16])
 def test_a_step_is_the_one_that_is_written(dim, biases):
-    passes = Passes(50, 50, dim, mean=3.0, biases=biases, lr=0.2, decay=0.1, share=0.5, init=0.7)
+    settings = StreamSettings(lr=0.2, weight_decay=0.1, falloff=0.5, init=0.7)
+    passes = StreamedFactorization(50, 50, dim, mean=3.0, biases=biases, settings=settings)
     left, right = passes.users[7].astype(np.float64), passes.items[3].astype(np.float64)
     one = ratings_of([7], [3], [5.0])
     for seen in range(3):  # each in a pass of its own
@@ -42,16 +43,16 @@ def test_a_step_is_the_one_that_is_written(dim, biases):
             left - step * ((score - 5) * add_right + 0.1 * left),
             right - step * ((score - 5) * add_left + 0.1 * right),
         )
-        assert passes.run(one) == pytest.approx((score - 5) ** 2, rel=1e-4, abs=1e-6)
+        assert passes.train_epoch(one) == pytest.approx((score - 5) ** 2, rel=1e-4, abs=1e-6)
     assert passes.users[7] == pytest.approx(left, abs=1e-5)
     assert passes.items[3] == pytest.approx(right, abs=1e-5)
     assert (
         passes.user_counts[7],
         passes.user_counts.sum(),
         passes.item_counts[3],
-        passes.done,
+        passes.epochs,
     ) == (3, 3, 3, 3)
-    untouched = Passes(50, 50, dim, biases=biases, init=0.7)
+    untouched = StreamedFactorization(50, 50, dim, biases=biases, settings=StreamSettings(init=0.7))
     assert np.array_equal(np.delete(passes.users, 7, axis=0), np.delete(untouched.users, 7, axis=0))
 
 
@@ -65,16 +66,18 @@ def test_every_rating_is_seen_once_a_pass(kind):
         SMALL.user_keys,
         SMALL.item_keys,
     )
-    passes = Passes(300, 200, 8, mean=3.0)
-    passes.run(data)
-    passes.run(data)
+    passes = StreamedFactorization(300, 200, 8, mean=3.0)
+    passes.train_epoch(data)
+    passes.train_epoch(data)
     assert np.array_equal(passes.user_counts, 2 * np.bincount(SMALL.users, minlength=300))
     assert np.array_equal(passes.item_counts, 2 * np.bincount(SMALL.items, minlength=200))
 
 
 @pytest.mark.parametrize("biases", ["none", "column"])
 def test_error_is_that_of_the_rows(biases):
-    passes = Passes(300, 200, 6, mean=3.3, biases=biases, init=0.5)
+    passes = StreamedFactorization(
+        300, 200, 6, mean=3.3, biases=biases, settings=StreamSettings(init=0.5)
+    )
     left, right = (
         rows.astype(np.float64) for rows in (passes.users[SMALL.users], passes.items[SMALL.items])
     )
@@ -85,8 +88,8 @@ def test_error_is_that_of_the_rows(biases):
 
 def test_passes_learn():
     train, validation, _ = SMALL.split(0)
-    passes = Passes(300, 200, 8, mean=float(train.values.mean()))
-    errors = [passes.run(train, 1 - number / 12) for number in range(12)]
+    passes = StreamedFactorization(300, 200, 8, mean=float(train.values.mean()))
+    errors = [passes.train_epoch(train, 1 - number / 12) for number in range(12)]
     assert errors[-1] < 0.5 * errors[0]
     assert passes.error(validation) < 0.6 * float(validation.values.var())
 
@@ -97,8 +100,8 @@ def test_neither_threads_nor_a_second_time_change_the_rows():
     try:
         for threads, seed in ((1, 0), (2, 0), (2, 0), (1, 1)):
             set_threads(threads)
-            passes = Passes(300, 200, 8, mean=3.0, seed=seed)
-            losses = [passes.run(SMALL) for _ in range(3)]
+            passes = StreamedFactorization(300, 200, 8, mean=3.0, seed=seed)
+            losses = [passes.train_epoch(SMALL) for _ in range(3)]
             ends.append((losses, passes.users, passes.items))
     finally:
         set_threads(None)
@@ -118,15 +121,15 @@ def test_ratings_may_lie_in_files(tmp_path):
     mapped = Ratings(*held, SMALL.user_keys, SMALL.item_keys)
     ends = []
     for data in (SMALL, mapped):
-        passes = Passes(300, 200, 8, mean=3.0)
-        ends.append((passes.run(data), passes.error(data)))
+        passes = StreamedFactorization(300, 200, 8, mean=3.0)
+        ends.append((passes.train_epoch(data), passes.error(data)))
     assert ends[0] == ends[1]
 
 
 def test_a_scale_of_zero_teaches_nothing():
-    passes = Passes(300, 200, 8, mean=3.0)
+    passes = StreamedFactorization(300, 200, 8, mean=3.0)
     before = passes.users.copy()
-    passes.run(SMALL, 0.0)
+    passes.train_epoch(SMALL, 0.0)
     assert np.array_equal(before, passes.users)
 
 
@@ -134,52 +137,63 @@ def test_a_scale_of_zero_teaches_nothing():
     ("settings", "message"),
     [
         ({"num_users": 0}, "num_users=0"),
-        ({"dim": 200}, "dim=200: passes take rows of at most 128"),
-        ({"biases": "apart"}, "biases='apart': passes take none or column"),
-        ({"lr": -1.0}, "lr=-1.0"),
-        ({"decay": float("nan")}, "decay=nan"),
+        ({"dim": 200}, "dim=200: streamed rows have at most 128"),
+        ({"biases": "apart"}, "biases='apart': use none or column"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(fb.ArgumentError, match=message):
-        Passes(**({"num_users": 5, "num_items": 5, "dim": 4} | settings))
+        StreamedFactorization(**({"num_users": 5, "num_items": 5, "dim": 4} | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"lr": -1.0}, "lr=-1.0"), ({"weight_decay": float("nan")}, "weight_decay=nan")],
+)
+def test_step_sizes_that_cannot_be(settings, message):
+    with pytest.raises(fb.ArgumentError, match=message):
+        StreamSettings(**settings)
 
 
 def test_data_that_cannot_be():
-    passes = Passes(10, 50, 4)
+    passes = StreamedFactorization(10, 50, 4)
     with pytest.raises(fb.IdError, match="user 10 has no row: ids go from 0 to 9"):
-        passes.run(ratings_of([3, 10], [1, 2], [1.0, 2.0]))
+        passes.train_epoch(ratings_of([3, 10], [1, 2], [1.0, 2.0]))
     with pytest.raises(fb.IdError, match="item -1 has no row"):
         passes.error(ratings_of([3], [-1], [1.0]))
     with pytest.raises(fb.ArgumentError, match="no ratings to train on"):
-        passes.run(ratings_of([], [], []))
+        passes.train_epoch(ratings_of([], [], []))
     with pytest.raises(fb.ArgumentError, match="no ratings to measure"):
         passes.error(ratings_of([], [], []))
     with pytest.raises(fb.ArgumentError, match="are all ratings finite"):
-        passes.run(ratings_of([3], [1], [np.nan]))
+        passes.train_epoch(ratings_of([3], [1], [np.nan]))
 
 
 def test_movielens_in_fifteen_passes(data):
     train, validation, _ = read_movielens(data / "ml-1m").split(0)
-    passes = Passes(train.num_users, train.num_items, 16, mean=float(train.values.mean()))
+    passes = StreamedFactorization(
+        train.num_users, train.num_items, 16, mean=float(train.values.mean())
+    )
     for number in range(15):
-        passes.run(train, 1 - number / 15)
+        passes.train_epoch(train, 1 - number / 15)
     assert passes.error(validation) < 0.735
 
 
 @pytest.mark.parametrize("biases", ["column", "none"])
 def test_the_scale_of_ratings_does_not_matter_where_the_unit_follows_it(biases):
-    ratings = planted_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
+    ratings = make_ratings(300, 200, 12_000, groups=4, dim=4, seed=1)
     wide = replace(ratings, values=ratings.values * 64)
     ends = []
     for part, unit in ((ratings, 1.0), (wide, 64.0)):
-        passes = Passes(300, 200, 8, mean=float(part.values.mean()), biases=biases, unit=unit)
+        passes = StreamedFactorization(
+            300, 200, 8, mean=float(part.values.mean()), biases=biases, unit=unit
+        )
         for _ in range(4):
-            passes.run(part)
+            passes.train_epoch(part)
         before = passes.error(part)
         passes.fold()
         assert passes.error(part) == pytest.approx(before, rel=1e-5)
         ends.append(before / unit**2)
     assert ends[0] == pytest.approx(ends[1], rel=1e-4)
     with pytest.raises(fb.ArgumentError, match="unit=0"):
-        Passes(3, 3, 2, unit=0)
+        StreamedFactorization(3, 3, 2, unit=0)

@@ -155,10 +155,11 @@ def test_lines_go_to_stderr(clock, capsys):
 
 
 def test_training_writes_lines_when_redirected(log, clock, monkeypatch):
-    from featherbed.tasks import ratings
-    from featherbed.tasks.data import planted_ratings
-    from featherbed.tasks.recipe import Recipe, fit
-    from featherbed.tasks.splits import make_split
+    from featherbed.apps.recommender import model as ratings
+    from featherbed.apps.recommender.data import make_split
+    from featherbed.apps.recommender.settings import RecommenderSettings
+    from featherbed.apps.recommender.tables import fit_tables
+    from featherbed.io.records import make_ratings
 
     whole = ratings.train_epoch
 
@@ -167,7 +168,9 @@ def test_training_writes_lines_when_redirected(log, clock, monkeypatch):
         return whole(*given, **named)
 
     monkeypatch.setattr(ratings, "train_epoch", slow)
-    fit(Recipe(dim=2, epochs=4), make_split(planted_ratings(40, 30, 400)))
+    values = {"table.dim": 2, "table.users": "dense", "training.epochs": 4}
+    settings = RecommenderSettings.from_values(values)
+    fit_tables(settings, make_split(make_ratings(40, 30, 400)))
     lines = log.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines] == [
         "ratings: 2 of 4 (50 %)",

@@ -3,15 +3,24 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.apps.recommender.ranking import (
+    BPR,
+    Interactions,
+    ranking_metrics,
+    sample_negatives,
+    split_interactions,
+    train_bpr,
+)
+from featherbed.io.opening import find_data
+from featherbed.io.records import make_ratings, read_movielens
 from featherbed.kernels.ranking import ranking_pass
-from featherbed.tasks.data import find_data, planted_ratings, read_movielens
-from featherbed.tasks.ranking import BPR, choices, draw_others, train_bpr
-from featherbed.tasks.ranking_metrics import Chosen, ranking_metrics
 
 
 def random_choices(users=30, items=40, count=300, seed=0):
     rng = np.random.default_rng(seed)
-    return Chosen.of(rng.integers(users, size=count), rng.integers(items, size=count), users, items)
+    return Interactions.of(
+        rng.integers(users, size=count), rng.integers(items, size=count), users, items
+    )
 
 
 def slow_metrics(scores, train, held_out):
@@ -40,7 +49,7 @@ def test_metrics_equal_whole_sorted_rankings():
     rows, columns = rng.normal(size=(30, 5)), rng.normal(size=(40, 5))
     train, held_out = random_choices(seed=1), random_choices(count=200, seed=2)
     only_new = ~np.isin(held_out.users * 40 + held_out.items, train.users * 40 + train.items)
-    held_out = Chosen.of(held_out.users[only_new], held_out.items[only_new], 30, 40)
+    held_out = Interactions.of(held_out.users[only_new], held_out.items[only_new], 30, 40)
     wanted = slow_metrics(rows @ columns.T, train, held_out)
     assert ranking_metrics(rows, columns, train, held_out) == pytest.approx(wanted)
 
@@ -49,7 +58,7 @@ def test_metrics_refuse_what_does_not_fit():
     chosen = random_choices()
     with pytest.raises(fb.ArgumentError, match="do not fit 30 users and 40 items"):
         ranking_metrics(np.ones((3, 2)), np.ones((40, 2)), chosen, chosen)
-    nothing = Chosen.of(np.zeros(0, int), np.zeros(0, int), 30, 40)
+    nothing = Interactions.of(np.zeros(0, int), np.zeros(0, int), 30, 40)
     with pytest.raises(fb.ArgumentError, match="nothing to measure"):
         ranking_metrics(np.ones((30, 2)), np.ones((40, 2)), chosen, nothing)
 
@@ -79,16 +88,16 @@ def test_a_compiled_step_is_a_gradient_step():
 def test_others_were_not_chosen_and_come_from_all_the_rest():
     train = random_choices()
     users = np.repeat(np.arange(30), 2000)
-    others = draw_others(train, users, np.random.default_rng(0))
+    others = sample_negatives(train, users, np.random.default_rng(0))
     for user in range(30):
         drawn = set(others[users == user].tolist())
         assert drawn == set(range(40)) - set(train[user].tolist())
 
 
 def test_ranking_learns_planted_tastes_and_is_the_same_again():
-    ratings = planted_ratings(200, 100, 12_000, seed=1)
+    ratings = make_ratings(200, 100, 12_000, seed=1)
     liked = ratings.take(np.flatnonzero(ratings.values > 4))
-    parts = choices(liked, train=12, validation=2, least=16)
+    parts = split_interactions(liked, train=12, validation=2, minimum=16)
     runs = [
         train_bpr(parts[0], parts[1], dim=8, epochs=25, lr=0.1, seed=seed, progress=False)
         for seed in (0, 0, 1)
@@ -114,7 +123,9 @@ def test_sharing_changes_training_and_spares_the_others():
     )
     assert not np.array_equal(plain.users, shared.users)
     model = BPR(
-        fb.SSE(fb.DenseTable(30, 4), 1.0), fb.SSE(items := fb.DenseTable(40, 4), 1.0), others=items
+        fb.SSE(fb.DenseTable(30, 4), 1.0),
+        fb.SSE(items := fb.DenseTable(40, 4), 1.0),
+        negatives=items,
     )
     assert len({id(p) for p in model.parameters()}) == 2
     model(torch.tensor([1]), torch.tensor([2]), torch.tensor([3])).backward()
@@ -134,13 +145,13 @@ def test_settings_are_checked(settings, message):
 
 
 def test_choices_need_enough_ratings():
-    ratings = planted_ratings(50, 30, 500)
+    ratings = make_ratings(50, 30, 500)
     with pytest.raises(fb.DataError, match="no user has 600 ratings"):
-        choices(ratings, least=600)
-    with pytest.raises(fb.ArgumentError, match="each user needs some of each"):
-        choices(ratings, train=10, validation=2, least=11)
-    with pytest.raises(fb.DataError, match="nobody chose"):
-        empty = Chosen.of(np.zeros(0, int), np.zeros(0, int), 3, 3)
+        split_interactions(ratings, minimum=600)
+    with pytest.raises(fb.ArgumentError, match="each user needs pairs in all three parts"):
+        split_interactions(ratings, train=10, validation=2, minimum=11)
+    with pytest.raises(fb.DataError, match="holds no interaction"):
+        empty = Interactions.of(np.zeros(0, int), np.zeros(0, int), 3, 3)
         train_bpr(empty, empty, progress=False)
 
 
@@ -149,7 +160,7 @@ def test_choices_of_movielens_are_as_many_as_published():
         ratings = read_movielens(find_data("ml-1m"))
     except fb.DataError as missing:
         pytest.skip(str(missing))
-    train, validation, test = choices(ratings)
+    train, validation, test = split_interactions(ratings)
     assert (train.num_users, len(train), len(validation) + len(test)) == (3938, 196_900, 727_153)
     assert not set((train.users * 3706 + train.items).tolist()) & set(
         (test.users * 3706 + test.items).tolist()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from featherbed.apps.recommender.data import check_ratings, note_counts
 from featherbed.errors import DataError
-from featherbed.tasks.data import Ratings
-from featherbed.tasks.rating_checks import check_values, count_notes
+from featherbed.io.records import Ratings
 
 RNG = np.random.default_rng(0)
 
@@ -31,18 +31,18 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", SCALES)
 def test_ratings_of_usual_scales_pass(name):
-    assert count_notes(ratings(SCALES[name])) == []
-    check_values(ratings(SCALES[name]))
+    assert note_counts(ratings(SCALES[name])) == []
+    check_ratings(ratings(SCALES[name]))
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_remarked_on(name):
-    (note,) = count_notes(ratings(COUNTS[name]))
+    (note,) = note_counts(ratings(COUNTS[name]))
     assert note.startswith("the ratings look like counts (whole numbers from 1 to ")
     assert "popularity" in note
 
 
 def test_equal_ratings_are_refused_and_one_other_is_enough():
     with pytest.raises(DataError, match=r"every rating is 1, .* need ranking"):
-        check_values(ratings([1, 1, 1]))
-    check_values(ratings([1, 1, 2]))
+        check_ratings(ratings([1, 1, 1]))
+    check_ratings(ratings([1, 1, 2]))

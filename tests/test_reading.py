@@ -17,12 +17,10 @@ import pytest
 
 import featherbed as fb
 from featherbed.errors import ArgumentError, DataError
+from featherbed.io import opening
+from featherbed.io.opening import find_data
+from featherbed.io.records import delimited, is_stored, read_movielens, read_ratings, read_titles
 from featherbed.packed.keys import IntegerKeys, Keys, TextKeys, crc32
-from featherbed.tasks import delimited, lines
-from featherbed.tasks.data import find_data, read_movielens
-from featherbed.tasks.reading import read_ratings
-from featherbed.tasks.spool import is_stored
-from featherbed.tasks.titles import read_titles
 
 ROWS = [("7", "a", 4.5, 100), ("12", "b", 3.0, 200), ("7", "b", 1.0, 50), ("-3", "c", 5.0, 75)]
 PLAIN = "user,item,rating,timestamp\n" + "".join(f"{u},{i},{r},{t}\n" for u, i, r, t in ROWS)
@@ -209,7 +207,7 @@ def test_movielens_reads_as_its_own_reader_does():
     titles = read_titles(folder / "movies.dat", reading.ratings.item_keys)
     assert titles.names[0] == "Toy Story (1995)"
     assert titles.groups[0] == ("Animation", "Children's", "Comedy")
-    assert titles.found == len(titles.names)
+    assert titles.count == len(titles.names)
 
 
 def test_keys_keep_their_text(tmp_path):
@@ -238,7 +236,7 @@ def test_keys_keep_their_text(tmp_path):
 
 
 def test_quotation_marks_after_backslashes(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK", 60)
+    monkeypatch.setattr(opening, "BLOCK", 60)
     monkeypatch.setattr(delimited, "PIECE", 30)
     names = ['"x"', '"y', "C:\\", "a b", "plain", "z"]
     cells = [name if name == "C:\\" else name.replace('"', '\\"') for name in names]
@@ -252,7 +250,7 @@ def test_quotation_marks_after_backslashes(tmp_path, monkeypatch):
 
 
 def test_the_order_of_lines_does_not_matter(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK", 64)
+    monkeypatch.setattr(opening, "BLOCK", 64)
     rng = random.Random(0)
     body = [
         f"{rng.choice(['x', ''])}{u},{i},{u % 5}.5,{u * 100 + i}"
@@ -263,7 +261,7 @@ def test_the_order_of_lines_does_not_matter(tmp_path, monkeypatch):
     for order in range(3):
         rng.shuffle(body)
         reading = read(
-            tmp_path, "user,item,rating,time\n" + "\n".join(body), long=10 if order else 10**6
+            tmp_path, "user,item,rating,time\n" + "\n".join(body), max_rows=10 if order else 10**6
         )
         found.append((sorted(triples(reading.ratings)), list(reading.ratings.user_keys)))
         assert reading.ratings.values.tolist() == [float(line.split(",")[2]) for line in body]
@@ -273,7 +271,7 @@ def test_the_order_of_lines_does_not_matter(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("quotes", [False, True])
 def test_lines_are_named_over_many_blocks(tmp_path, monkeypatch, quotes):
-    monkeypatch.setattr(lines, "BLOCK", 100)
+    monkeypatch.setattr(opening, "BLOCK", 100)
     cell = '"two\nlines"' if quotes else "text"
     body = [f"{n},{n % 7},3,{cell}" for n in range(50)]
     body[33] = "33,5,bad,text"
@@ -289,7 +287,7 @@ def test_lines_are_named_over_many_blocks(tmp_path, monkeypatch, quotes):
 @pytest.mark.parametrize("block", [1 << 26, 3000])
 @pytest.mark.parametrize("stray", [(2500,), (2500, 4000), (1,), (0, 2, 4999)])
 def test_marks_that_are_not_closed_swallow_no_lines(tmp_path, monkeypatch, block, stray):
-    monkeypatch.setattr(lines, "BLOCK", block)
+    monkeypatch.setattr(opening, "BLOCK", block)
     body = [
         f'u{n % 50},"i{n}",{n % 5}' if n % 9 == 0 else f"u{n % 50},i{n},{n % 5}"
         for n in range(5000)
@@ -321,7 +319,7 @@ TEXTS = {
 @pytest.mark.parametrize("block", [1 << 26, 100])
 @pytest.mark.parametrize("case", TEXTS)
 def test_texts_of_several_lines(tmp_path, monkeypatch, block, case):
-    monkeypatch.setattr(lines, "BLOCK", block)
+    monkeypatch.setattr(opening, "BLOCK", block)
     text, height = TEXTS[case]
     body = [f"u{n},i{n % 7},{n % 5},{text if n % 4 == 1 else 'text'}" for n in range(40)]
     path = write(tmp_path, "user,item,rating,review\n" + "\n".join([*body, "u,i,x,last"]))
@@ -453,7 +451,7 @@ def test_a_time_that_json_lines_have_late_is_noted(tmp_path, monkeypatch):
     reading = read(tmp_path, early + late[: late.index("\n") + 1], "a.jsonl", duplicates="keep")
     assert reading.ratings.times is None
     assert (
-        "'timestamp' was not taken for the time: few of the first lines have it" in reading.notes[0]
+        "'timestamp' was not used as the time: few of the first lines have it" in reading.notes[0]
     )
     assert (
         read(tmp_path, early + late, "a.jsonl", time="timestamp").ratings.times.tolist()
@@ -500,7 +498,7 @@ def test_bad_times_are_skipped_and_a_column_of_them_is_not_a_time(tmp_path):
     reading = read(tmp_path, "user,item,rating,time\n1,2,3,noon\n2,3,4,dusk\n")
     assert reading.ratings.times is None
     assert "time" not in reading.columns
-    assert "not taken for the time" in reading.notes[0]
+    assert "not used as the time" in reading.notes[0]
 
 
 def test_ratings_outside_a_declared_range_are_refused(tmp_path):
@@ -532,7 +530,7 @@ def test_duplicates(tmp_path, policy, value, timed):
     assert len(read(tmp_path, text, duplicates="keep").ratings) == 4
     with pytest.raises(DataError, match="user '1' and item '1' are rated more than once"):
         read(tmp_path, text, duplicates="refuse")
-    stored = read(tmp_path, text, duplicates=policy, long=1).ratings
+    stored = read(tmp_path, text, duplicates=policy, max_rows=1).ratings
     assert is_stored(stored.values)
     assert triples(stored) == triples(reading.ratings)
 
@@ -540,7 +538,8 @@ def test_duplicates(tmp_path, policy, value, timed):
 def test_columns_given_by_name_and_number(tmp_path):
     text = "a,b,c,user_id,item_id\n1,2,3,x,y\n4,5,6,z,w\n"
     with pytest.raises(
-        DataError, match=r"no column for rating; its columns are 'a', 'b', 'c', 'user_id'.*--rating"
+        DataError,
+        match=r"no column for rating; its columns are 'a', 'b', 'c', 'user_id'.*rating=NAME",
     ):
         read(tmp_path, text)
     assert triples(read(tmp_path, text, rating="C").ratings) == [("x", "y", 3.0), ("z", "w", 6.0)]
@@ -551,7 +550,7 @@ def test_columns_given_by_name_and_number(tmp_path):
     with pytest.raises(DataError, match="given for"):
         read(tmp_path, text, user="a", rating="a")
     with pytest.raises(
-        DataError, match="'user_id' and 'userId' may both hold the user: name one with --user"
+        DataError, match="'user_id' and 'userId' may both hold the user: name one with user=NAME"
     ):
         read(tmp_path, "user_id,userId,item,rating\n1,2,3,4\n2,3,4,5\n")
     with pytest.raises(DataError, match="header names 3 columns, but the lines have 4"):
@@ -621,7 +620,7 @@ def test_progress_ends_at_the_size_of_the_file(tmp_path):
 
 
 def test_nothing_is_left_in_the_workplace(tmp_path):
-    reading = read(tmp_path, PLAIN, workplace=tmp_path / "work", long=1)
+    reading = read(tmp_path, PLAIN, workplace=tmp_path / "work", max_rows=1)
     assert is_stored(reading.ratings.times)
     assert not list((tmp_path / "work").iterdir())
 
@@ -642,7 +641,7 @@ def test_keys_of_arrays_are_those_of_strings(tmp_path):
         assert stored[-1] == plain[-1]
         assert list(stored.take(np.array([4, 0]))) == [plain[4], plain[0]]
     assert len(crc32(*TextKeys.of([]).utf8())) == 0
-    with pytest.raises(ArgumentError, match="key '5' stands for more than one row"):
+    with pytest.raises(ArgumentError, match="key '5' is given to more than one row"):
         Keys.of(IntegerKeys(np.array([1, 5, 5])))
     table = fb.DenseTable(5, 3)
     fb.save(table, tmp_path / "a.safetensors", keys=IntegerKeys(numbers))
@@ -701,7 +700,7 @@ def test_titles(tmp_path, name):
     titles = read_titles(write(tmp_path, TITLES[name], name), ["1", "2", "3"])
     assert titles.names == ["Café (1995)", "Heat: Part 2", None]
     assert titles.groups == [("Drama", "Comedy"), ("Action",), ()]
-    assert titles.found == 2
+    assert titles.count == 2
 
 
 def test_titles_of_parquet_and_without_groups(tmp_path):

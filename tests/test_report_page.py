@@ -13,21 +13,22 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.apps.popularity import bin_edges, row_cost
+from featherbed.apps.recommender import insight as insights
+from featherbed.apps.recommender.insight import describe_recommender
 from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.io.records import ItemTitles, Ratings, make_ratings
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.graded import Graded
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.tasks import insight as insights
-from featherbed.tasks.data import Ratings, planted_ratings
-from featherbed.tasks.insight import edges_of, insight, row_cost
-from featherbed.view.page import plot
-from featherbed.view.ratings import ratings_page
+from featherbed.report.page import plot
+from featherbed.report.ratings import ratings_page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
-RATINGS = planted_ratings(120, 80, 3000, groups=4, dim=4, seed=1)
+RATINGS = make_ratings(120, 80, 3000, groups=4, dim=4, seed=1)
 PARTS = RATINGS.split(0)
 SPLIT = SimpleNamespace(train=PARTS[0], validation=PARTS[1], test=PARTS[2], how="random", seed=0)
 TITLES = [None if i == 3 else f"Film {i}" for i in range(80)]
@@ -45,13 +46,12 @@ def anchored(rows, seed=0, anchors=5, **storage):
 @pytest.fixture
 def found():
     guess = np.random.default_rng(0).uniform(1, 5, len(SPLIT.test)).astype(np.float32)
-    return insight(
+    return describe_recommender(
         anchored(120)[1],
         anchored(80, 1)[1],
         SPLIT,
         guess,
-        TITLES,
-        [("a", "b") if i % 2 else "b" for i in range(80)],
+        ItemTitles(TITLES, [("a", "b") if i % 2 else "b" for i in range(80)]),
     )
 
 
@@ -119,13 +119,13 @@ def test_the_page_says_it_all(report):
     page = ratings_page(report)
     text = read(page)
     assert (
-        "120 users and 80 items, rows of width 4: 90.0 KB in all, 410 KB with float32 rows, 4.6 times smaller"
+        "120 users and 80 items, rows of width 4: 90.0 KB in total, 410 KB with float32 rows, 4.6 times smaller"
         in text
     )
     assert "4.6 times smaller; test error 0.8000.</p>" in text
     assert "The tables alone take 80.0 KB, as float32 rows 400 KB, 5.0 times smaller." in text
     assert (
-        "0.8000: 50.0 % less than the 1.6000 of always answering the mean, and 20.0 % less than the 1.0000 of biases"
+        "0.8000: 50.0 % less than the 1.6000 of always predicting the mean, and 20.0 % less than the 1.0000 of biases"
         in text
     )
     assert (
@@ -133,24 +133,24 @@ def test_the_page_says_it_all(report):
         and "Training was interrupted" in text
         and "Stopped early." in text
     )
-    assert rows_of(page, "How good it is")[1:3] == [
+    assert rows_of(page, "Quality")[1:3] == [
         ["test ratings", "0.8944", "0.8000"],
         ["validation ratings", "0.9000", "0.8100"],
     ]
-    assert rows_of(page, "How large it is")[1:] == [
+    assert rows_of(page, "Size")[1:] == [
         ["users", "40.0 KB", "39.0 KB", "300 KB", "9,000"],
         ["items", "40.0 KB", "39.0 KB", "–", "9,000"],
         ["both", "80.0 KB", "78.0 KB", "–", "18,000"],
         ["float32 rows", "400 KB", "400 KB", "–", "100,000"],
         ["float16 rows", "200 KB", "200 KB", "–", "100,000"],
     ]
-    assert rows_of(page, "What was read")[1:4] == [
+    assert rows_of(page, "Data")[1:4] == [
         ["column of users", "uid"],
         ["lines read", "3,010"],
         ["lines kept", "3,000"],
     ]
     assert ["duplicate pairs", "10"] in rows_of(
-        page, "What was read"
+        page, "Data"
     ) and "<p class=soft>A note.</p>" in text
     assert "<td>0.01</td>" in text and "lambda1" not in text
     assert (
@@ -167,11 +167,11 @@ def test_the_drawings(report, found):
     cloud, mean = drawn(page, "cost0")
     assert cloud["y"] == found["sides"]["users"]["points"]["cost"]
     assert mean["y"] == [one["mean"] for one in found["sides"]["users"]["bins"]]
-    assert "Codes per row against popularity" in page
+    assert "Codes per row by popularity" in page
 
 
 def test_anchors_with_titles(report, found):
-    table = rows_of(ratings_page(report), "What the anchors stand for")
+    table = rows_of(ratings_page(report), "Anchors")
     shown = found["anchors"]["shown"]
     assert [row[0] for row in table[1:]] == [str(one["anchor"]) for one in shown]
     assert table[1][2] == "; ".join(top["name"] for top in shown[0]["top"])
@@ -216,13 +216,13 @@ def test_what_is_not_there_is_left_out(report):
     )
     assert "120 users and 80 items.</p>" in page and len(page) < 10_000, "no plot, no plotly"
     for title in (
-        "How good",
-        "How large",
+        "Quality",
+        "<h2>Size",
         "by epoch",
         "popularity",
-        "anchors",
-        "What was read",
-        "repeat",
+        "Anchors",
+        "Data",
+        "Command",
         "settings",
     ):
         assert title not in read(page)
@@ -246,12 +246,12 @@ def test_sizes_of_both_together_may_be_given(report):
         "ratio": 5.0,
     }
     page = ratings_page(report)
-    assert rows_of(page, "How large it is")[1:4] == [
+    assert rows_of(page, "Size")[1:4] == [
         ["users", "40.0 KB", "39.0 KB", "–", "–"],
         ["items", "40.0 KB", "39.0 KB", "–", "–"],
         ["both", "80.0 KB", "78.0 KB", "5.00 MB", "18,000"],
     ]
-    assert "80.0 KB in all, 400 KB with float32 rows, 5.0 times smaller" in page
+    assert "80.0 KB in total, 400 KB with float32 rows, 5.0 times smaller" in page
 
 
 def test_all_files_are_counted_and_warnings_are_shown(report):
@@ -259,7 +259,7 @@ def test_all_files_are_counted_and_warnings_are_shown(report):
     report["model"]["factors"] = 0
     report["warnings"] = ["stored no factors: a & b"]
     text = read(ratings_page(report))
-    assert "biases only: no factors are stored: 200 KB in all, 520 KB with float32 rows" in text
+    assert "biases only: no factors are stored: 200 KB in total, 520 KB with float32 rows" in text
     assert "rows of width" not in text
     assert "the items rated in training take 100 KB, the titles take 9.00 KB." in text
     assert "<b>Stored no factors: a &amp; b.</b>" in text
@@ -283,7 +283,7 @@ def test_without_plotly_the_error_tells_what_to_install(report, monkeypatch):
 
 
 def test_the_room_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import featherbed.view.ratings; print('plotly' in sys.modules)"
+    code = "import sys; sys.modules['torch'] = None; import featherbed.report.ratings; print('plotly' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 
@@ -345,9 +345,9 @@ def test_bits_of_rows():
 
 def test_the_cost_of_rows_is_counted_in_blocks(monkeypatch):
     packed, counts = anchored(120)[1], np.bincount(PARTS[0].users, minlength=120)
-    whole = insights._cost(packed, counts)
+    whole = insights._describe_cost(packed, counts)
     monkeypatch.setattr(insights, "ROWS", 7)
-    assert insights._cost(packed, counts) == whole
+    assert insights._describe_cost(packed, counts) == whole
     assert sum(one["rows"] for one in whole["bins"]) == 120
     cost = row_cost(packed, np.arange(120), coded=True)
     for one, following in zip(whole["bins"], [*whole["bins"][1:], {"low": math.inf}], strict=True):
@@ -367,7 +367,7 @@ def test_many_rows_make_no_long_report():
     users = np.random.default_rng(0).integers(rows, size=1000)
     ratings = Ratings(users, users, np.ones(1000, np.float32), range(rows), range(rows))
     split = SimpleNamespace(train=ratings, validation=ratings, test=ratings)
-    found = insight(packed, packed, split, np.zeros(1000))
+    found = describe_recommender(packed, packed, split, np.zeros(1000))
     assert len(json.dumps(found)) < 40_000 and found["anchors"] is None
     assert found["sides"]["users"]["unit"] == "bits" and found["sides"]["users"]["mean"] == 16
 
@@ -376,16 +376,16 @@ def test_what_fits_no_test_part():
     with pytest.raises(
         ArgumentError, match=r"predictions have shape \(3,\): give one for each of the"
     ):
-        insight(anchored(120)[1], anchored(80)[1], SPLIT, np.zeros(3))
+        describe_recommender(anchored(120)[1], anchored(80)[1], SPLIT, np.zeros(3))
 
 
 def test_edges():
     assert (
-        edges_of(0) == [0]
-        and edges_of(1) == [0, 1]
-        and edges_of(2999) == [0, 1, 3, 10, 30, 100, 300, 1000]
+        bin_edges(0) == [0]
+        and bin_edges(1) == [0, 1]
+        and bin_edges(2999) == [0, 1, 3, 10, 30, 100, 300, 1000]
     )
-    assert edges_of(20, (1, 2, 5)) == [0, 1, 2, 5, 10, 20]
+    assert bin_edges(20, (1, 2, 5)) == [0, 1, 2, 5, 10, 20]
 
 
 def test_an_item_without_title_goes_by_its_key():
@@ -394,10 +394,12 @@ def test_an_item_without_title_goes_by_its_key():
         packed.bands, 4, keys=Keys.of(f"k{i}" for i in range(80)), made_by=packed.made_by
     )
     names = {
-        top["name"] for one in insights._anchors(named, None, None)["shown"] for top in one["top"]
+        top["name"]
+        for one in insights._describe_anchors(named, None)["shown"]
+        for top in one["top"]
     }
     assert names and all(name.startswith("k") for name in names)
-    titled = insights._anchors(packed, TITLES, None)
+    titled = insights._describe_anchors(packed, ItemTitles(TITLES, None))
     weights = table.transform.detach().numpy()
     for one in titled["shown"]:
         best = np.argsort(-np.abs(weights[:, one["anchor"]]), kind="stable")[: len(one["top"])]

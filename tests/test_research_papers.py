@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
-from featherbed.tasks.data import find_data
+from featherbed.io.opening import find_data
 from research.harness import command
 from research.harness import run as running
 from research.harness.page import summary_page
@@ -34,7 +34,7 @@ from research.harness.summary import (
 )
 from research.runners.factorization import Factors, train_als, train_sgd
 from research.runners.factors import checked
-from research.runners.ratings import OWN, recipe_of, run_recipe
+from research.runners.ratings import OWN, run_recipe, settings_of
 from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
 
@@ -120,7 +120,7 @@ def test_settings_of_every_row_are_accepted(name):
         assert {*row.published} <= {*MEASURES}
         if paper.task == "ratings":
             own = {key: row.settings[key] for key in OWN if key in row.settings}
-            recipe = recipe_of(
+            recipe = settings_of(
                 {key: value for key, value in row.settings.items() if key not in OWN}, own
             )
             assert recipe.grows == bool(own.get("grows"))
@@ -326,7 +326,7 @@ def test_missing_data_says_where_to_put_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        ("ratings", {"speed": 3}, "speed: no setting of a recipe"),
+        ("ratings", {"speed": 3}, "speed: no setting of a recommender"),
         ("ratings", {"grows": True}, "prices"),
         ("factors", {"model": "deep", "epochs": 1}, "model='deep'"),
         ("factors", {"how": "magic"}, "factors are trained by"),

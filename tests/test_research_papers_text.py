@@ -7,23 +7,21 @@ import numpy as np
 import pytest
 
 from featherbed.errors import ArgumentError, DataError
+from featherbed.io.opening import find_data
 from featherbed.tables import AnchorTable, DenseTable, LowRankTable, SelectedTable, TensorTrainTable
 from featherbed.tables.spec import make_table
-from featherbed.tasks.data import find_data
-from featherbed.tasks.language_recipe import LanguageRecipe
-from featherbed.tasks.text import TextRecipe
 from research.harness import command
 from research.harness.page import summary_page
 from research.harness.records import Run, record_path
 from research.harness.run import Results, run_experiment
 from research.harness.settings import changed, experiment_names, parse_experiment, read_experiment
 from research.harness.summary import BESIDE, MEASURES, notes, summarise
-from research.runners.language import OWN, compressed, run_language, shortened
-from research.runners.text import PARTS, recipe_of, run_text, sized, table_sizes
+from research.runners.language import compressed, language_settings, run_language, shortened
+from research.runners.text import run_text, sized, table_sizes, text_settings
 from research.sources.texts import CORPORA, TEXTS, generated_texts, open_corpus, open_texts
 
 NAMES = ["ant/table1", "ant/table2", "ant/table11", "ant/table12", "ant/table15", "kd/text"]
-KINDS = {"text": (TextRecipe, PARTS, 41_796), "language": (LanguageRecipe, OWN, 10_000)}
+KINDS = {"text": (text_settings, 41_796), "language": (language_settings, 10_000)}
 MINE = {
     "title": "a table",
     "paper": "somebody",
@@ -100,7 +98,7 @@ def test_table_15_agrees_with_its_own_numbers():
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted_and_lead_to_the_published_size(name, size):
     paper = read_experiment(name, size=size)
-    kind, own, count = KINDS[paper.task]
+    settings_of, count = KINDS[paper.task]
     assert {*paper.measures} <= {*MEASURES}
     names = {row.name for row in paper.rows}
     for row in paper.rows:
@@ -111,7 +109,7 @@ def test_settings_of_every_row_are_accepted_and_lead_to_the_published_size(name,
             for key, value in row.settings.items()
             if key != "times" or "post" not in row.settings
         }
-        words = recipe_of(kind, settings, count, own).words
+        words = settings_of(settings, count).table
         elsewhere = name in ("ant/table2", "ant/table15") and row.beside == "lstm-200"
         assert row.beside in {*names, ""} or elsewhere, "a row stands beside one of its paper"
         if "times" in row.settings:
@@ -192,9 +190,9 @@ def test_sizes_of_tables_that_cannot_be_packed_are_parameters():
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        (run_text, {"speed": 3}, "speed: no setting of a recipe"),
+        (run_text, {"speed": 3}, "speed: no setting of a row"),
         (run_text, {"words": {"size": 3}}, "size: no setting of words"),
-        (run_language, {"depth": 3}, "depth: no setting of a recipe"),
+        (run_language, {"depth": 3}, "depth: no setting of a row"),
         (run_language, {"cut": 0, "words": {"dim": 4}, "hidden": 4}, "cut=0"),
     ],
 )
@@ -323,6 +321,10 @@ def test_real_sources():
         pytest.skip(str(error))
     if not (folders[0] / "train.csv").exists():
         source = open_texts("ag-news")
-        assert (len(source.train), len(source.test), len(source.train.names)) == (43_378, 7_600, 4)
+        assert (len(source.train), len(source.test), len(source.train.classes)) == (
+            43_378,
+            7_600,
+            4,
+        )
     corpus = open_corpus("ptb")
     assert (len(corpus.words), len(corpus.train)) == (10_000, 929_589)

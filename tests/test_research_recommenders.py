@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.tasks.data import planted_ratings
+from featherbed.io.records import make_ratings
 from research.harness import command
 from research.harness.records import load_record
 from research.harness.settings import read_experiment
@@ -19,7 +19,7 @@ from research.runners import competitors, recommenders, storing
 
 @pytest.fixture(scope="module")
 def source():
-    ratings = planted_ratings(120, 60, 3000, groups=3, dim=3)
+    ratings = make_ratings(120, 60, 3000, groups=3, dim=3)
     return Source(ratings, ratings.split)
 
 

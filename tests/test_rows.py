@@ -177,7 +177,8 @@ def test_adamw_rests_moments_and_decays_every_row():
 
 def moves(optimizer):
     group = optimizer.param_groups[0]
-    return optimizer.beta(group) > 0 or optimizer.coefficients(group, 1).decay != 1.0
+    c = optimizer.coefficients(group, 1)
+    return c.beta > 0 or c.decay != 1.0
 
 
 def test_a_forward_pass_writes_nothing():
@@ -661,4 +662,4 @@ def test_a_pass_without_a_step_does_not_stop_the_next():
     table._parameters["transform"].requires_grad_(False)
     for _ in range(5):
         table(torch.arange(3)).sum().backward()
-    assert len(table._slots._left) <= 1
+    assert len(table._slots.collected) <= 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import featherbed as fb
+from featherbed.apps.pipeline import _temporary_workplace, move_files
 from featherbed.locks import exclusive
 from featherbed.packed import writing
 from featherbed.packed.band import Band
@@ -19,7 +20,6 @@ from featherbed.packed.codes import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.packed.writing import remove_stale, replacing, temporary_folder
-from featherbed.tasks.jobs import move_folder, workplace
 
 
 def small(value=1.0, rows=4):
@@ -180,9 +180,9 @@ def test_training_removes_what_a_killed_run_left(tmp_path):
         (folder / ".featherbed-abcdefgh.tmp").mkdir()
         (folder / ".featherbed-abcdefgh.tmp" / "part").touch()
         (folder / ".featherbed-0123456789ab.tmp").touch()
-    with workplace(out) as place:
+    with _temporary_workplace(out) as place:
         assert [path.name for path in out.iterdir()] != []
-        assert not [path for path in tmp_path.rglob(".featherbed-*") if str(path) != place]
+        assert not [path for path in tmp_path.rglob(".featherbed-*") if path != place]
     assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == [
         "checkpoints",
         "checkpoints/stage",
@@ -196,7 +196,7 @@ def test_files_of_a_model_that_is_replaced_keep_their_modes(tmp_path):
         for name in ("mark.json", "rows"):
             (folder / name).write_text(folder.name)
             (folder / name).chmod(0o600 if folder is out else 0o644)
-    move_folder(made, out, "mark.json")
+    move_files(made, out, "mark.json")
     assert {path.read_text() for path in out.iterdir()} == {"made"}
     assert {mode(path) for path in out.iterdir()} == {0o600}
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.apps.recommender import serve as recommenders
+from featherbed.apps.recommender import store as folders
+from featherbed.apps.recommender.model import MatrixFactorization
+from featherbed.apps.recommender.serve import Recommender, ScoredItem, check_recommender
+from featherbed.apps.recommender.store import collect_rated, write_recommender
+from featherbed.cli.ratings import format_items, recommend
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
+from featherbed.io.arrays import read_arrays, write_arrays
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.serve import folder as folders
-from featherbed.serve import recommender as recommenders
-from featherbed.serve.arrays import read_arrays, write_arrays
-from featherbed.serve.command import as_lines, run
-from featherbed.serve.folder import seen_of, write_recommender
-from featherbed.serve.recommender import Recommender, Scored, check_recommender
-from featherbed.tasks.ratings import MatrixFactorization
 
 USERS, ITEMS, DIM = 40, 90, 6
 USER_KEYS, ITEM_KEYS = [f"user{i}" for i in range(USERS)], [f"item{i}" for i in range(ITEMS)]
@@ -55,7 +55,7 @@ def store(model, folder, **more):
     settings = {
         "mean": 3.5,
         "biases": model.biases,
-        "seen": seen_of(*PAIRS.T, USERS, ITEMS),
+        "seen": collect_rated(*PAIRS.T, USERS, ITEMS),
         "titles": TITLES,
         **apart,
         **more,
@@ -94,7 +94,7 @@ def test_scores_are_the_models_predictions(spec, biases, tmp_path):
         assert np.allclose(recommender.score(f"user{user}", ITEM_KEYS), wanted, atol=2e-5)
         found = {
             item.key: item.score
-            for item in recommender.recommend(f"user{user}", k=ITEMS, unseen=False)
+            for item in recommender.recommend(f"user{user}", k=ITEMS, include_rated=True)
         }
         assert len(found) == ITEMS
         assert np.allclose([found[key] for key in ITEM_KEYS], wanted, atol=2e-5)
@@ -113,9 +113,9 @@ def test_the_best_items_not_rated_in_training(place):
         assert [item.score for item in found] == sorted(
             (item.score for item in found), reverse=True
         )
-        assert recommender.seen(user).tolist() == sorted(seen)
+        assert recommender.rated_items(user).tolist() == sorted(seen)
     assert recommender.recommend("user3", k=500) == recommender.recommend(
-        "user3", k=ITEMS - len(recommender.seen(3))
+        "user3", k=ITEMS - len(recommender.rated_items(3))
     )
 
 
@@ -161,9 +161,9 @@ def test_equal_scores_go_by_id_and_the_padding_row_is_no_item(tmp_path):
     write_recommender(tmp_path, users, items, mean=0.0, biases="none", seen=([0, 1], [3]))
     recommender = Recommender.open(tmp_path)
     assert recommender.recommend("ann", k=9) == [
-        Scored("a", 2.0, None),
-        Scored("c", 2.0, None),
-        Scored("e", 2.0, None),
+        ScoredItem("a", 2.0, None),
+        ScoredItem("c", 2.0, None),
+        ScoredItem("e", 2.0, None),
     ]
     assert [item.key for item in recommender.similar("a", k=9)] == ["c", "d", "e"]
     write_recommender(
@@ -188,16 +188,16 @@ def test_unknown_keys_are_named_with_what_comes_near(place, monkeypatch):
     with pytest.raises(UnknownKeyError, match="there are 40, such as 'user0', 'user1', 'user2'"):
         recommender.recommend("usr12")
     for k in (0, -1, 2.5, True):
-        with pytest.raises(ArgumentError, match="at least one"):
+        with pytest.raises(ArgumentError, match="of at least 1"):
             recommender.recommend("user1", k=k)
-        with pytest.raises(ArgumentError, match="at least one"):
+        with pytest.raises(ArgumentError, match="of at least 1"):
             recommender.similar("item1", k=k)
 
 
 @pytest.mark.parametrize("held", [1 << 23, 50, 1])
 def test_what_users_have_seen(held, monkeypatch):
-    monkeypatch.setattr(folders, "HELD", held)
-    offsets, items = seen_of(
+    monkeypatch.setattr(folders, "PAIRS", held)
+    offsets, items = collect_rated(
         PAIRS[:, 0].astype(np.int32), PAIRS[:, 1].astype(np.int32), USERS + 2, ITEMS
     )
     assert offsets.dtype == items.dtype == np.uint32 and len(offsets) == USERS + 3
@@ -205,7 +205,7 @@ def test_what_users_have_seen(held, monkeypatch):
         assert items[offsets[user] : offsets[user + 1]].tolist() == sorted(
             set(PAIRS[PAIRS[:, 0] == user, 1].tolist())
         )
-    nothing = seen_of(np.empty(0, np.int64), np.empty(0, np.int64), 2, 3)
+    nothing = collect_rated(np.empty(0, np.int64), np.empty(0, np.int64), 2, 3)
     assert nothing[0].tolist() == [0, 0, 0] and len(nothing[1]) == 0
 
 
@@ -261,7 +261,9 @@ def test_written_again_it_forgets_what_it_had(place):
     assert (place / "biases.safetensors").exists()
     tables = place / "users.safetensors", place / "items.safetensors"
     stamp = tables[0].stat().st_mtime_ns
-    write_recommender(place, *tables, mean=0.0, biases="none", seen=seen_of(*PAIRS.T, USERS, ITEMS))
+    write_recommender(
+        place, *tables, mean=0.0, biases="none", seen=collect_rated(*PAIRS.T, USERS, ITEMS)
+    )
     assert tables[0].stat().st_mtime_ns == stamp, (
         "a file that is there already is not written again"
     )
@@ -370,7 +372,7 @@ def test_broken_titles_and_tables_of_another(place, tmp_path_factory):
     ends[20] += 10_000
     write_arrays(path, "titles", {"text": text, "ends": ends})
     with pytest.raises(FormatError, match=r"the title of item 2[01] lies outside"):
-        Recommender.open(place).recommend("user0", k=ITEMS, unseen=False)
+        Recommender.open(place).recommend("user0", k=ITEMS, include_rated=True)
     shutil.copy(place / "items.safetensors", place / "users.safetensors")
     with pytest.raises(
         FormatError,
@@ -398,13 +400,13 @@ def test_no_folder(tmp_path):
 
 
 def test_the_command(place, capsys):
-    run(place, "user2", 3)
+    recommend(place, "user2", 3)
     out, err = capsys.readouterr()
     lines = out.splitlines()
     best = Recommender.open(place).recommend("user2", k=3)
     assert lines[0].split() == ["rank", "score", "key", "title"] and len(lines) == 4 and err == ""
     assert lines[1].split(maxsplit=3)[:3] == ["1", f"{best[0].score:.3f}", best[0].key]
-    run(place, "user2", 200, json=True, all_items=True)
+    recommend(place, "user2", 200, json=True, all_items=True)
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert [row["rank"] for row in found] == list(range(1, ITEMS + 1)) and set(found[0]) == {
@@ -414,19 +416,19 @@ def test_the_command(place, capsys):
         "title",
     }
     assert err == f"note: there are only {ITEMS} items in all, 200 were asked for\n"
-    run(place, "user2", 200)
+    recommend(place, "user2", 200)
     assert "items this user has not rated, 200 were asked for" in capsys.readouterr().err
 
 
 def test_nothing_acts_on_the_terminal():
-    text = as_lines([Scored("a\x1b[2J", 1.0, "b\r\n\x07c"), Scored("日本", 0.5, None)])
+    text = format_items([ScoredItem("a\x1b[2J", 1.0, "b\r\n\x07c"), ScoredItem("日本", 0.5, None)])
     assert all(line.isprintable() for line in text.split("\n")) and len(text.split("\n")) == 3
 
 
 def test_it_needs_neither_torch_nor_numba(place):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.serve.command import run; run(sys.argv[1], 'user2', 3)\n"
+        "from featherbed.cli.ratings import recommend; recommend(sys.argv[1], 'user2', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy') if m in sys.modules])"
     )
     found = subprocess.run(
@@ -441,7 +443,7 @@ def test_few_items_do_not_wait_for_a_compiler(tmp_path):
         "from featherbed.packed.band import Band; from featherbed.packed.codes import Every\n"
         "from featherbed.packed.keys import Keys; from featherbed.packed.matrix import Matrix\n"
         "from featherbed.packed.table import PackedTable\n"
-        "from featherbed.serve.folder import write_recommender; from featherbed.serve.recommender import Recommender\n"
+        "from featherbed.apps.recommender import Recommender, write_recommender\n"
         "rows = np.random.default_rng(0).normal(size=(5000, 4)).astype(np.float32)\n"
         "band = Band(5000, Every(), values=Matrix.encode(rows, 'int4', scales='column'))\n"
         "table = PackedTable([band], 4, keys=Keys.of(map(str, range(5000))))\n"

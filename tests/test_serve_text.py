@@ -13,24 +13,28 @@ import torch
 from torch import nn
 
 import featherbed as fb
+from featherbed.apps.classifier import serve as classifiers
+from featherbed.apps.classifier.model import BagOfWords, TextCNN
+from featherbed.apps.classifier.serve import (
+    Classifier,
+    ClassProbability,
+    check_classifier,
+    write_classifier,
+)
+from featherbed.apps.language import serve as languages
+from featherbed.apps.language.fit import perplexity
+from featherbed.apps.language.model import AWDLSTMModel, LSTMModel
+from featherbed.apps.language.serve import LanguageModel, check_language, write_language
+from featherbed.apps.words import bundle as bundles
+from featherbed.apps.words.bundle import encode_weights, read_words, stored_bytes, write_words
+from featherbed.cli.texts import classify, continue_text, format_classes
 from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.io.arrays import write_arrays
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.serve import bundle as bundles
-from featherbed.serve import classifier as classifiers
-from featherbed.serve import language as languages
-from featherbed.serve.arrays import write_arrays
-from featherbed.serve.bundle import bytes_of, encode_weights, read_words, write_words
-from featherbed.serve.classifier import Classifier, Scored, check_classifier, write_classifier
-from featherbed.serve.language import LanguageServer, check_language, write_language
-from featherbed.serve.text_command import as_lines, run_classify, run_continue
-from featherbed.tasks.awd import AwdModel
-from featherbed.tasks.classifiers import BagClassifier, TextCNN
-from featherbed.tasks.lm import LanguageModel, perplexity
-from featherbed.tasks.text_store import arrays_of
 
 V, DIM, CLASSES, LENGTH = 60, 8, ("World", "Sports", "Sci/Tech"), 20
 WORDS = ["<pad>", "<unk>", *(f"word{i}" for i in range(V - 2))]
@@ -52,7 +56,7 @@ def model_of(kind="cnn", spec="dense", seed=0, hidden=None):
     if kind == "cnn":
         model = TextCNN(table, len(CLASSES), widths=(2, 3, 5), channels=7)
     else:
-        model = BagClassifier(table, len(CLASSES), dropout=0.1, hidden=hidden)
+        model = BagOfWords(table, len(CLASSES), dropout=0.1, hidden=hidden)
         for norm in (part for part in model.modules() if isinstance(part, nn.BatchNorm1d)):
             norm.running_mean.normal_()
             norm.running_var.uniform_(0.5, 2)
@@ -68,7 +72,7 @@ def store(model, folder, **more):
     settings = {"classes": CLASSES, "length": LENGTH, "words": WORDS, **more}
     kind, widths = ("cnn", model.widths) if isinstance(model, TextCNN) else ("bag", ())
     write_classifier(
-        folder, model.words.pack(), arrays_of(model), kind=kind, widths=widths, **settings
+        folder, model.words.pack(), model.arrays(), kind=kind, widths=widths, **settings
     )
     return folder
 
@@ -128,7 +132,7 @@ def test_blocks_of_documents_change_nothing(place, monkeypatch):
     texts = documents(lengths=[3, 20, 1, 7, 7, 40, 2])
     whole = asked(Classifier.open(place), texts)
     for held in (1, 9, 30):
-        monkeypatch.setattr(classifiers, "HELD", held)
+        monkeypatch.setattr(classifiers, "BLOCK", held)
         assert np.allclose(asked(Classifier.open(place), texts), whole, atol=1e-6)
     assert asked(Classifier.open(place), [np.empty(0, np.int64)]).shape == (1, 3)
     assert Classifier.open(place).probabilities([], [0]).shape == (0, 3)
@@ -152,7 +156,7 @@ def test_texts_become_classes(place):
         with pytest.raises(ArgumentError, match="text 2 of 2 holds no word"):
             classifier.classify_many(["word1", empty])
     for k in (0, -1, True):
-        with pytest.raises(ArgumentError, match="at least one class"):
+        with pytest.raises(ArgumentError, match="give at least 1"):
             classifier.classify("word1", k=k)
 
 
@@ -160,22 +164,22 @@ def test_texts_become_classes(place):
 def test_smaller_weights_are_close_and_small(weights, within, tmp_path):
     torch.manual_seed(0)
     model = TextCNN(fb.DenseTable(V, 64, padding_idx=0), 3, channels=50).eval()
-    exact = bytes_of(store(model, tmp_path / "exact"))
+    exact = stored_bytes(store(model, tmp_path / "exact"))
     place = store(model, tmp_path / "small", weights=weights)
     texts = documents()
     assert 0 < np.abs(asked(Classifier.open(place), texts) - predicted(model, texts)).max() < within
-    saved = exact - bytes_of(place)
+    saved = exact - stored_bytes(place)
     filters = sum(part.weight.numel() for part in model.windows)
     assert saved > filters * (1.95 if weights == "float16" else 2.9)
-    assert bytes_of(place) == sum(path.stat().st_size for path in place.iterdir())
+    assert stored_bytes(place) == sum(path.stat().st_size for path in place.iterdir())
 
 
 def test_words_as_keys_or_as_a_list(tmp_path):
     model = model_of()
     keyed = fb.save(model.words, tmp_path / "t.safetensors", keys=WORDS)
     common = {"kind": "cnn", "classes": CLASSES, "length": LENGTH, "widths": (2, 3, 5)}
-    write_classifier(tmp_path / "keys", keyed, arrays_of(model), **common)
-    write_classifier(tmp_path / "list", keyed, arrays_of(model), words=WORDS, **common)
+    write_classifier(tmp_path / "keys", keyed, model.arrays(), **common)
+    write_classifier(tmp_path / "list", keyed, model.arrays(), words=WORDS, **common)
     one, other = (Classifier.open(tmp_path / name) for name in ("keys", "list"))
     assert one.classify("word3 strange word9") == other.classify("word3 strange word9")
     assert one.unknown("word3 strange") == other.unknown("word3 strange") == ["strange"]
@@ -185,16 +189,16 @@ def test_words_as_keys_or_as_a_list(tmp_path):
         lzma.decompress((tmp_path / "list" / "words.txt.xz").read_bytes()).decode().split("\n")
         == WORDS
     )
-    write_classifier(tmp_path / "list", keyed, arrays_of(model), **common)
+    write_classifier(tmp_path / "list", keyed, model.arrays(), **common)
     assert not (tmp_path / "list" / "words.txt.xz").exists(), "written again it forgets what it had"
     assert Classifier.open(tmp_path / "list").classify("word3") == one.classify("word3")
 
 
 def test_pieces_of_words(tmp_path):
     pytest.importorskip("tokenizers")
-    from featherbed.tasks.documents import learn_subwords
+    from featherbed.io.texts import train_subwords
 
-    tokenizer = learn_subwords([f"{word} other{i % 3}" for i, word in enumerate(WORDS[2:])], V)
+    tokenizer = train_subwords([f"{word} other{i % 3}" for i, word in enumerate(WORDS[2:])], V)
     classifier = Classifier.open(store(model_of(), tmp_path, tokenizer=tokenizer, words=None))
     assert classifier.unknown("never seen") == [] and classifier.vocabulary is None
     ids = classifier.encoder.ids("word1 other2")
@@ -209,7 +213,7 @@ def test_pieces_of_words(tmp_path):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         Classifier.open(tmp_path)
-    large = learn_subwords([f"{word} {word[::-1]}x{i}" for i, word in enumerate(WORDS)], 2 * V)
+    large = train_subwords([f"{word} {word[::-1]}x{i}" for i, word in enumerate(WORDS)], 2 * V)
     with pytest.raises(ArgumentError, match=f"the table has {V} rows"):
         store(model_of(), tmp_path, tokenizer=large, words=None)
 
@@ -221,10 +225,10 @@ def bad_arguments():
     yield {"length": 4}, "none above the length 4"
     yield {"length": 0}, "length=0"
     yield {"weights": "int2"}, "use one of float32, float16, int8"
-    yield {"words": WORDS[:-1]}, "59 words were given for 60 rows"
-    yield {"words": [*WORDS[:-1], "word0"]}, "1 words stand twice"
-    yield {"words": [*WORDS[:-1], "a\nb"]}, "a line of its own"
-    yield {"words": [*WORDS[:-1], ""]}, "a line of its own"
+    yield {"words": WORDS[:-1]}, "59 words for 60 rows"
+    yield {"words": [*WORDS[:-1], "word0"]}, "1 words occur twice"
+    yield {"words": [*WORDS[:-1], "a\nb"]}, "cannot be a line"
+    yield {"words": [*WORDS[:-1], ""]}, "cannot be a line"
     yield {"words": [*WORDS[:-1], "\ud800"]}, "UTF-8"
     yield {"words": WORDS[::-1]}, "must be <pad> and <unk>"
     yield {"words": None}, "no keys"
@@ -253,7 +257,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
             write_classifier(tmp_path / "x", table, arrays, kind=kind, **common, **more)
     with pytest.raises(ArgumentError, match="padding_idx=None"):
         write_classifier(tmp_path / "x", fb.DenseTable(3, 4).pack(), arrays, kind="bag", **common)
-    with pytest.raises(ArgumentError, match="no finite numbers"):
+    with pytest.raises(ArgumentError, match="not finite"):
         write_classifier(
             tmp_path / "x", table, arrays | {"layer0.bias": [np.nan, 0]}, kind="bag", **common
         )
@@ -326,22 +330,22 @@ def test_json_that_is_no_object(text, place):
 
 def test_files_that_would_fill_the_memory(place, monkeypatch):
     good = (place / "words.txt.xz").read_bytes()
-    monkeypatch.setattr(bundles, "MOST_LIST", 1 << 16)
+    monkeypatch.setattr(bundles, "MAX_LIST", 1 << 16)
     for content in (
         lzma.compress(b"\0" * (1 << 17), preset=0),
         good + b"more",
         good + bytes(1 << 16),
     ):
         (place / "words.txt.xz").write_bytes(content)
-        with pytest.raises(FormatError, match=r"words\.txt\.xz is cut short, or holds more"):
+        with pytest.raises(FormatError, match=r"words\.txt\.xz is truncated, or holds more"):
             Classifier.open(place)
     (place / "words.txt.xz").write_bytes(
         lzma.compress(b"a\nb", preset=9)
     )  # its dictionary alone is above what is allowed
     with pytest.raises(FormatError, match=r"words\.txt\.xz"):
         Classifier.open(place)
-    monkeypatch.setattr(bundles, "MOST_JSON", 10)
-    with pytest.raises(FormatError, match="10 is the most"):
+    monkeypatch.setattr(bundles, "MAX_JSON", 10)
+    with pytest.raises(FormatError, match="the maximum is 10"):
         Classifier.open(place)
 
 
@@ -351,12 +355,12 @@ def test_lists_of_other_words(words, place):
     with pytest.raises(FormatError, match=r"words\.txt\.xz holds .* not 60"):
         Classifier.open(place)
     (place / "words.txt.xz").write_bytes(lzma.compress(b"\xff\xfe", preset=1))
-    with pytest.raises(FormatError, match="is no list of words"):
+    with pytest.raises(FormatError, match="is not a list of words"):
         Classifier.open(place)
 
 
 def test_broken_weights_and_tables_of_another(place):
-    arrays = encode_weights(arrays_of(model_of()), "float32")
+    arrays = encode_weights(model_of().arrays(), "float32")
     path = place / "model.safetensors"
     for change in (
         {"layer0.bias": arrays["layer0.bias"][:-1]},
@@ -376,7 +380,7 @@ def test_broken_weights_and_tables_of_another(place):
     PackedTable([Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM).save(
         place / "words.safetensors"
     )
-    with pytest.raises(FormatError, match="not a finite number"):
+    with pytest.raises(FormatError, match="a score is not finite"):
         Classifier.open(place).classify("word1")
     PackedTable(
         [Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM, keys=Keys.of(WORDS)
@@ -403,7 +407,7 @@ def test_a_list_of_words_is_small(tmp_path):
 def language_of(spec="dense", tied=True, hidden=DIM, layers=2, seed=0):
     torch.manual_seed(seed)
     table = fb.make_table(spec, V, DIM, generator=torch.Generator().manual_seed(seed))
-    model = LanguageModel(table, hidden=hidden, layers=layers, tied=tied)
+    model = LSTMModel(table, hidden=hidden, layers=layers, tied=tied)
     for part in model.parameters():
         if part is not getattr(table, "transform", None):
             with torch.no_grad():
@@ -412,7 +416,7 @@ def language_of(spec="dense", tied=True, hidden=DIM, layers=2, seed=0):
 
 
 def store_language(model, folder, **more):
-    cells = [[part.detach().numpy() for part in cell] for cell in model.cells()]
+    cells = [[part.detach().numpy() for part in cell] for cell in model.layer_weights()]
     output = None if model.output is None else model.output.weight.detach().numpy()
     settings = {"words": ["<eos>", "<unk>", *WORDS[2:]], "output": output, **more}
     write_language(folder, model.table.pack(), cells, model.bias.detach().numpy(), **settings)
@@ -432,7 +436,7 @@ def test_perplexities_are_the_trained_models(spec, tied, hidden, layers, tmp_pat
     ids = torch.tensor([[3], [9], [4]])
     with torch.no_grad():
         logits = model(ids)[0][:, 0].numpy()
-    state = server.start(1)
+    state = server.initial_state(1)
     for place, id_ in enumerate(ids[:, 0].tolist()):
         assert np.allclose(
             server.logits(server.step(np.array([id_]), state))[0], logits[place], atol=1e-5
@@ -441,26 +445,26 @@ def test_perplexities_are_the_trained_models(spec, tied, hidden, layers, tmp_pat
 
 def test_awd_models_are_served_too(tmp_path):
     torch.manual_seed(0)
-    model = AwdModel(fb.AnchorTable(V, DIM, anchors=4), hidden=13, layers=3).eval()
+    model = AWDLSTMModel(fb.AnchorTable(V, DIM, anchors=4), hidden=13, layers=3).eval()
     text = np.random.default_rng(1).integers(V, size=200)
-    server = LanguageServer.open(store_language(model, tmp_path))
+    server = LanguageModel.open(store_language(model, tmp_path))
     assert server.shape.hidden == (13, 13, DIM)
     assert abs(server.perplexity(text, batch=4) / perplexity(model, text, batch=4) - 1) < 1e-5
 
 
 def test_blocks_of_words_change_no_perplexity(tmp_path, monkeypatch):
-    server, text = LanguageServer.open(store_language(language_of(), tmp_path)), np.arange(120) % V
+    server, text = LanguageModel.open(store_language(language_of(), tmp_path)), np.arange(120) % V
     whole, many = server.perplexity(text, batch=3), server.logits(np.ones((2, DIM), np.float32))[:1]
-    monkeypatch.setattr(languages, "HELD", 1)
+    monkeypatch.setattr(languages, "MAX_LOGITS", 1)
     assert abs(server.perplexity(text, batch=3) / whole - 1) < 1e-6
-    monkeypatch.setattr(languages, "FEW", 1)
+    monkeypatch.setattr(languages, "FEW_WORDS", 1)
     assert np.allclose(server.logits(np.ones((1, DIM), np.float32)), many, atol=1e-6)
     with pytest.raises(ArgumentError, match="too few for 70 columns"):
         server.perplexity(text, batch=70)
 
 
 def test_texts_go_on(tmp_path):
-    server = LanguageServer.open(store_language(language_of(), tmp_path))
+    server = LanguageModel.open(store_language(language_of(), tmp_path))
     text = server.continue_text("Word3 strange", words=40, seed=3)
     assert (
         text
@@ -487,7 +491,7 @@ def test_texts_go_on(tmp_path):
     ):
         with pytest.raises(ArgumentError, match=next(iter(more))):
             server.continue_text("word1", **more)
-    assert repr(server) == "LanguageServer(60 words, layers 8 x 8, tied)"
+    assert repr(server) == "LanguageModel(60 words, layers 8 x 8, tied)"
 
 
 def test_words_follow_their_probabilities(tmp_path):
@@ -497,7 +501,7 @@ def test_words_follow_their_probabilities(tmp_path):
         tmp_path, fb.DenseTable(4, 2).pack(), [cell], bias, words=["<unk>", "a", "b", "c"]
     )
     words = (
-        LanguageServer.open(tmp_path)
+        LanguageModel.open(tmp_path)
         .continue_text("a", words=1500, seed=0, temperature=1.0)
         .split()[1:]
     )
@@ -507,13 +511,13 @@ def test_words_follow_their_probabilities(tmp_path):
     alone = fb.DenseTable(2, 2).pack()
     write_language(tmp_path, alone, [cell], np.zeros(2), words=["a", "b"])
     with pytest.raises(ArgumentError, match="'ale' is not known"):
-        LanguageServer.open(tmp_path).continue_text("ale")
+        LanguageModel.open(tmp_path).continue_text("ale")
 
 
 @pytest.mark.parametrize("weights", ["float16", "int8"])
 def test_smaller_language_models(weights, tmp_path):
     model, text = language_of(), np.random.default_rng(1).integers(V, size=200)
-    server = LanguageServer.open(store_language(model, tmp_path, weights=weights))
+    server = LanguageModel.open(store_language(model, tmp_path, weights=weights))
     assert 0 < abs(server.perplexity(text) / perplexity(model, text) - 1) < 0.02
 
 
@@ -530,7 +534,7 @@ def test_lies_about_a_language_model(change, tmp_path):
     said = json.loads((tmp_path / "language.json").read_text())
     (tmp_path / "language.json").write_text(json.dumps(said | change))
     with pytest.raises(FormatError) as caught:
-        LanguageServer.open(tmp_path)
+        LanguageModel.open(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -540,7 +544,7 @@ def test_language_models_that_do_not_fit(tmp_path):
     for cells, bias, more, message in (
         ([], np.zeros(3), {}, "0 layers"),
         ([cell], np.zeros(4), {}, "takes the arrays"),
-        ([cell], np.zeros(3), {"words": ["a"]}, "1 words were given"),
+        ([cell], np.zeros(3), {"words": ["a"]}, "1 words for 3 rows"),
         ([cell], np.zeros(3), {"output": np.zeros((3, 5))}, "takes the arrays"),
         (
             [(np.zeros((12, 2)), np.zeros((12, 3)), np.zeros(12), np.zeros(12))],
@@ -560,21 +564,21 @@ def test_a_folder_is_one_model(place):
         Classifier.open(place)
     store(model_of(), place)
     with pytest.raises(FileNotFoundError, match="holds no language model"):
-        LanguageServer.open(place)
-    for opener in (Classifier, LanguageServer):
+        LanguageModel.open(place)
+    for opener in (Classifier, LanguageModel):
         with pytest.raises(FileNotFoundError, match="no such folder"):
             opener.open(place / "nowhere")
-        with pytest.raises(FileNotFoundError, match="is no folder"):
+        with pytest.raises(FileNotFoundError, match="is not a folder"):
             opener.open(place / "model.safetensors")
 
 
 def test_classifying_from_the_command_line(place, capsys, monkeypatch, tmp_path):
-    run_classify(place, "Word3 strange word9")
+    classify(place, "Word3 strange word9")
     out, err = capsys.readouterr()
     best = Classifier.open(place).classify("word3 strange word9")
     assert out.splitlines() == [f"{item.probability:.4f}  {item.label}" for item in best]
     assert err == "note: not known to the model: strange\n"
-    run_classify(place, "word3", k=1, json=True)
+    classify(place, "word3", k=1, json=True)
     found = json.loads(capsys.readouterr().out)
     assert (
         found["text"] == "word3"
@@ -583,16 +587,16 @@ def test_classifying_from_the_command_line(place, capsys, monkeypatch, tmp_path)
     )
     for text, file, k, message in (
         ("", None, None, "holds no word"), ("...", None, None, "holds no word"), (None, None, None, "give one text"),
-        ("a", tmp_path, None, "give one text"), ("word3", None, 0, "at least one"),
+        ("a", tmp_path, None, "give one text"), ("word3", None, 0, "at least 1"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
-            run_classify(place, text, k, file=file)
+            classify(place, text, k, file=file)
     lines = tmp_path / "lines.txt"
     lines.write_text("word3\r\nword9 word4\n...\nword5")
     with pytest.raises(
         DataError, match=r"lines\.txt, line 3: the text holds no word; 1 of 4 lines have no class"
     ):
-        run_classify(place, None, file=lines)
+        classify(place, None, file=lines)
     rows = capsys.readouterr().out.splitlines()
     assert (
         len(rows) == 4
@@ -600,7 +604,7 @@ def test_classifying_from_the_command_line(place, capsys, monkeypatch, tmp_path)
         and rows[0].split("\t")[0] == Classifier.open(place).classify("word3")[0].label
     )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"word3\nword4\n")))
-    run_classify(place, None, k=2, json=True, file=lines.with_name("-").relative_to(tmp_path))
+    classify(place, None, k=2, json=True, file=lines.with_name("-").relative_to(tmp_path))
     assert [len(json.loads(line)["classes"]) for line in capsys.readouterr().out.splitlines()] == [
         2,
         2,
@@ -611,24 +615,24 @@ def test_classifying_from_the_command_line(place, capsys, monkeypatch, tmp_path)
     ):
         lines.write_bytes(content)
         with pytest.raises(DataError, match=message):
-            run_classify(place, None, file=lines)
+            classify(place, None, file=lines)
 
 
 def test_going_on_from_the_command_line(tmp_path, capsys):
     store_language(language_of(), tmp_path)
-    run_continue(tmp_path, "word3 strange", words=4, seed=1)
+    continue_text(tmp_path, "word3 strange", words=4, seed=1)
     out, err = capsys.readouterr()
-    assert out.rstrip("\n") == LanguageServer.open(tmp_path).continue_text(
+    assert out.rstrip("\n") == LanguageModel.open(tmp_path).continue_text(
         "word3 strange", words=4, seed=1
     )
     assert err == "note: not known to the model: strange\n"
-    run_continue(tmp_path, "word3", words=4, seed=1, json=True)
+    continue_text(tmp_path, "word3", words=4, seed=1, json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["continued"].startswith("word3 ") and found["seed"] == 1 and found["unknown"] == []
 
 
 def test_nothing_acts_on_the_terminal():
-    text = as_lines([Scored("a\x1b[2J", 0.7), Scored("日\r\n本", 0.3)])
+    text = format_classes([ClassProbability("a\x1b[2J", 0.7), ClassProbability("日\r\n本", 0.3)])
     assert all(line.isprintable() for line in text.split("\n")) and len(text.split("\n")) == 2
 
 
@@ -636,8 +640,8 @@ def test_serving_needs_neither_torch_nor_numba(place, tmp_path_factory):
     other = store_language(language_of(), tmp_path_factory.mktemp("lm"))
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.serve.text_command import run_classify, run_continue\n"
-        "run_classify(sys.argv[1], 'word3', 1); run_continue(sys.argv[2], 'word3', 3)\n"
+        "from featherbed.cli.texts import classify, continue_text\n"
+        "classify(sys.argv[1], 'word3', 1); continue_text(sys.argv[2], 'word3', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy', 'tokenizers') if m in sys.modules])"
     )
     found = subprocess.run(

@@ -589,7 +589,7 @@ def test_bad_p(p):
         ({"exclude": [0.5]}, r"exclude=\[0.5\]: give a list of ids"),
         ({"exclude": 1}, "exclude=1: give a list of ids"),
         ({"exclude": "12"}, "exclude='12': give a list of ids"),
-        ({"per": "batch"}, "per='batch': use occurrence or id"),
+        ({"per": "batch"}, "per='batch': use one of occurrence, id"),
         ({"mixture": True}, "give a graph and rho of at least 1"),
         (
             {"mixture": True, "rho": 0.5, "graph": fb.Graph.from_edges(3, [[0, 1]])},

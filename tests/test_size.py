@@ -802,7 +802,7 @@ def test_a_budget_over_slots():
         ({"steps": 0}, "steps=0"),
         ({"every": 0}, "every=0"),
         ({"every": 1.5}, "every=1.5"),
-        ({"how": "magic"}, "projection or penalty"),
+        ({"how": "magic"}, "use one of projection, penalty"),
         ({"warmup": 0.8}, "warmup=0.8"),
         ({"warmup": 0.9}, "warmup=0.9"),
         ({"warmup": -0.1}, "warmup=-0.1"),

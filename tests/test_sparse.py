@@ -9,8 +9,8 @@ import featherbed as fb
 from featherbed.codecs import sparse
 from featherbed.codecs.clusters import ClusterCodec
 from featherbed.codecs.codec import CodecJob
-from featherbed.codecs.pursuit import Coder, decode
-from featherbed.codecs.rows import Rows
+from featherbed.codecs.pursuit import SparseCoder, decode
+from featherbed.codecs.rows import WeightedRows
 from featherbed.codecs.sparse import SparseCodec
 from featherbed.packed.table import PackedTable
 
@@ -27,7 +27,7 @@ def clustered(rows=1500, dim=20, centres=30, seed=0):
 
 def job(matrix, importance=None, seed=0):
     importance = np.ones(len(matrix), np.float32) if importance is None else importance
-    return CodecJob(Rows(matrix), importance, np.random.default_rng(seed), matrix.shape[1])
+    return CodecJob(WeightedRows(matrix), importance, np.random.default_rng(seed), matrix.shape[1])
 
 
 def packed(fit, dim):
@@ -114,7 +114,7 @@ def test_pursuit_finds_planted_codes():
         np.float32
     )
     values /= np.linalg.norm(atoms[chosen], axis=2)
-    found, got = Coder(atoms, 3, "ksvd")(decode(chosen, values, atoms))
+    found, got = SparseCoder(atoms, 3, "ksvd")(decode(chosen, values, atoms))
     same = np.sort(found, axis=1) == np.sort(chosen, axis=1)
     assert same.all(axis=1).mean() > 0.97  # greedy choices may err where atoms are alike
     right = same.all(axis=1)
@@ -129,7 +129,7 @@ def test_pursuit_finds_planted_codes():
 
 def test_pursuit_is_that_of_the_definition():
     rows, atoms = clustered(40, 12), clustered(30, 12, seed=5)
-    found, values = Coder(atoms, 5, "ksvd")(rows)
+    found, values = SparseCoder(atoms, 5, "ksvd")(rows)
     for row, picked, given in zip(rows.astype(np.float64), found, values, strict=True):
         left, taken = row, []
         for _ in range(5):
@@ -146,7 +146,7 @@ def test_values_of_chosen_anchors_are_the_best_not_negative_ones():
     from scipy.optimize import nnls
 
     rows, atoms = clustered(60, 12), clustered(30, 12, seed=5)
-    found, values = Coder(atoms, 5, "anchors")(rows)
+    found, values = SparseCoder(atoms, 5, "anchors")(rows)
     for row, picked, given in zip(rows, found, values, strict=True):
         least = nnls(atoms[picked].T.astype(np.float64), row.astype(np.float64))[1]
         assert np.linalg.norm(row - given @ atoms[picked]) < 1.01 * least + 1e-3
@@ -175,7 +175,7 @@ def test_more_codes_are_never_worse(how):
     rows, atoms = clustered(), clustered(64, seed=3)
     lost = []
     for codes in range(1, 25):
-        left = rows - decode(*Coder(atoms, codes, how)(rows), atoms)
+        left = rows - decode(*SparseCoder(atoms, codes, how)(rows), atoms)
         lost.append(np.einsum("nd,nd->n", left, left))
     assert (np.diff([row.sum() for row in lost]) <= 1e-3 * lost[0].sum()).all()
     if how == "ksvd":
@@ -220,11 +220,11 @@ def test_importance_moves_the_error_to_rows_that_count_less(method):
 
 def test_rounding_with_the_others_in_view_beats_rounding_each_value():
     rows, atoms = clustered(), clustered(64, seed=3)
-    coder = Coder(atoms, 6, "ksvd")
+    coder = SparseCoder(atoms, 6, "ksvd")
     chosen, values = coder(rows)
-    levels = sparse.Levels.fit(values, "int4")
+    levels = sparse.ValueLevels.fit(values, "int4")
     plain = levels.decode(levels.encode(values))
-    together = coder.rounded(rows, chosen, values, levels)
+    together = coder.round(rows, chosen, values, levels)
     assert np.isin(together, levels.table).all()
     lost = [((rows - decode(chosen, v, atoms)) ** 2).sum() for v in (values, together, plain)]
     assert lost[0] <= lost[1] < lost[2]
@@ -236,12 +236,15 @@ def test_what_is_learnt_on_a_sample_codes_all_rows():
     whole.append(error(ClusterCodec().fit(job(matrix), clusters=32, kind="int8"), matrix))
     told = []
     for name, known in zip(NAMES, whole[:4], strict=True):
-        work = replace(job(matrix), learn=700)
-        work.tell = lambda what, share: told.append((what, share))
+        work = replace(job(matrix), training_rows=700)
+        work.progress = lambda what, share: told.append((what, share))
         assert error(SparseCodec(name).fit(work, **SMALL), matrix) < 1.5 * known
     assert ("coding", 0.0) in told
     assert (
-        error(ClusterCodec().fit(replace(job(matrix), learn=700), clusters=32, kind="int8"), matrix)
+        error(
+            ClusterCodec().fit(replace(job(matrix), training_rows=700), clusters=32, kind="int8"),
+            matrix,
+        )
         < 1.5 * whole[4]
     )
 

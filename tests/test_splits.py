@@ -5,19 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from featherbed.errors import ArgumentError, DataError, FormatError
-from featherbed.packed.keys import IntegerKeys, TextKeys
-from featherbed.tasks import spool
-from featherbed.tasks.data import Ratings
-from featherbed.tasks.splits import (
-    by_frequency,
-    checksum,
+from featherbed.apps.recommender.data import (
+    keep_known,
     load_split,
     make_split,
+    ratings_checksum,
     save_split,
-    seen_only,
+    sort_by_frequency,
 )
-from featherbed.tasks.spool import is_stored, new_array
+from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.io.records import Ratings, is_stored, new_array, spool
+from featherbed.packed.keys import IntegerKeys, TextKeys
 
 RNG = np.random.default_rng(0)
 COUNT = 3000
@@ -60,12 +58,12 @@ def test_random_is_that_of_the_ratings(seed, stored):
         assert is_stored(part.users) == stored
 
 
-@pytest.mark.parametrize("how", ["random", "time", "leave-out"])
-def test_parts_are_disjoint_complete_and_in_the_order_of_lines(how):
-    split = make_split(some_ratings(), how, leave=2)
+@pytest.mark.parametrize("method", ["random", "time", "leave-out"])
+def test_parts_are_disjoint_complete_and_in_the_order_of_lines(method):
+    split = make_split(some_ratings(), method, leave=2)
     assert sorted(line for part in parts(split) for line in part) == list(range(COUNT))
     assert all(part == sorted(part) for part in parts(split))
-    assert (split.how, split.seed) == (how, 0)
+    assert (split.method, split.seed) == (method, 0)
 
 
 def test_by_time():
@@ -85,7 +83,7 @@ def test_by_time():
 def test_leaving_out_the_last_of_every_user(leave, few, monkeypatch):
     ratings = some_ratings()
     if few:
-        monkeypatch.setattr(spool.by_user, "__defaults__", (500,))
+        monkeypatch.setattr(spool.group_by_user, "__defaults__", (500,))
     split = make_split(ratings, "leave-out", leave=leave)
     wanted = [], []
     for user in range(ratings.num_users):
@@ -121,7 +119,7 @@ def test_users_with_too_few_stay_in_training():
 def test_seen_only(tmp_path):
     ratings = some_ratings()
     split = make_split(ratings, "time", validation=0.3, test=0.67)
-    kept = seen_only(split)
+    kept = keep_known(split)
     users, items = set(split.train.users.tolist()), set(split.train.items.tolist())
     for old, new in ((split.validation, kept.validation), (split.test, kept.test)):
         wanted = [
@@ -138,7 +136,7 @@ def test_seen_only(tmp_path):
 @pytest.mark.parametrize("stored", [False, True])
 def test_by_frequency(stored):
     split = make_split(some_ratings(stored))
-    new = by_frequency(split)
+    new = sort_by_frequency(split)
     for side in ("users", "items"):
         ids = getattr(new.train, side)
         totals = np.bincount(ids, minlength=80 if side == "users" else 60)
@@ -163,7 +161,11 @@ def test_saved_splits(tmp_path):
     assert path.stat().st_size < COUNT / 4 + 600
     again = load_split(path, ratings)
     assert parts(again) == parts(split)
-    assert (again.how, again.seed, again.checksum) == (split.how, 7, checksum(ratings))
+    assert (again.method, again.seed, again.checksum) == (
+        split.method,
+        7,
+        ratings_checksum(ratings),
+    )
     other = Ratings(
         ratings.users[::-1].copy(),
         ratings.items,
@@ -189,11 +191,11 @@ def test_saved_splits(tmp_path):
 def test_settings_that_cannot_work():
     ratings = some_ratings()
     for settings, message in (
-        ({"how": "alphabet"}, "use one of"),
-        ({"validation": 0.5, "test": 0.5}, "leave something"),
-        ({"test": -0.1}, "shares from 0"),
-        ({"test": float("nan")}, "shares from 0"),
-        ({"how": "leave-out", "leave": 0}, "at least one"),
+        ({"method": "alphabet"}, "use one of"),
+        ({"validation": 0.5, "test": 0.5}, "leave ratings"),
+        ({"test": -0.1}, "fractions from 0"),
+        ({"test": float("nan")}, "fractions from 0"),
+        ({"method": "leave-out", "leave": 0}, "at least one"),
     ):
         with pytest.raises(ArgumentError, match=message):
             make_split(ratings, **settings)

@@ -193,7 +193,7 @@ def test_pursued_anchors_are_near_rows_of_few_anchors():
         lambda: fb.AnchorTable(400, 12, anchors=5, nonnegative=False),
         lambda: fb.LowRankTable(400, 12, rank=3),
         lambda: fb.KDTable(400, 12, choices=8, parts=3),
-        lambda: fb.KDTable(400, 12, choices=8, parts=3, shared=True),
+        lambda: fb.KDTable(400, 12, choices=8, parts=3, composer=fb.Composer(shared=True)),
         lambda: fb.ProductTable(400, 12, choices=8, parts=3),
         lambda: fb.ProductTable(400, 12, choices=8, parts=3, shared=True),
         lambda: fb.ProductTable(400, 12, choices=8, parts=3, additive=True),
@@ -398,17 +398,17 @@ CHANGES = {
         *(
             {"choices": 3},
             {"parts": 4},
-            {"code_dim": 5},
             {"composer": "mlp"},
-            {"pool": "sum"},
-            {"shared": True},
+            {"composer": fb.Composer(code_dim=5)},
+            {"composer": fb.Composer(pool="sum")},
+            {"composer": fb.Composer(shared=True)},
+            {"composer": fb.Composer(output_norm=True)},
             {"padding_idx": 1},
         ),
         *(
             {"relax": fb.Softmax()},
             {"guide": fb.Online()},
-            {"logit_norm": False},
-            {"output_norm": True},
+            {"relax": fb.StraightThrough(logit_norm=False)},
             {"unique": True},
         ),
     ],
@@ -422,7 +422,9 @@ CHANGES = {
             {"additive": True},
             {"padding_idx": 1},
         ),
-        *({"query_dim": 5}, {"temperature": 0.5}, {"normalise": False}),
+        {"variant": fb.Matching(query_dim=5)},
+        {"variant": fb.Matching(temperature=0.5)},
+        {"variant": fb.Matching(normalize=False)},
     ],
     fb.QuantizedTable: [{"bits": 2}, {"scales": "column"}, {"padding_idx": 1}],
     fb.RemainderTable: [{"divisor": 5}, {"combine": "sum"}, {"padding_idx": 1}],
@@ -488,8 +490,8 @@ def test_every_setting_changes_the_rows(method):
     if method is fb.AnchorTable:
         covered.add("scan_every")  # in test_rows: when anchors come in
     if method is fb.ProductTable:
-        assert not torch.equal(rows(variant="centroid"), rows(variant="centroid", commitment=0.5))
-        covered.add("commitment")
+        pulled = fb.Matching("centroid", commitment=0.5)
+        assert not torch.equal(rows(variant="centroid"), rows(variant=pulled))
     assert covered == set(inspect.signature(method.__init__).parameters)
 
 

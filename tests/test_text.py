@@ -1,27 +1,17 @@
 """Classifiers of texts: exact against plain convolutions, learning with every table, resumed and repeated runs."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import featherbed as fb
-from featherbed.tasks.checkpoints import Checkpoints
-from featherbed.tasks.classifiers import BagClassifier, TextCNN
-from featherbed.tasks.documents import Documents, prepare
-from featherbed.tasks.text import (
-    TextRecipe,
-    accuracy,
-    batches,
-    fit_text,
-    lexicon_of,
-    logits_of,
-    predictions,
-)
-from featherbed.tasks.texts import Texts
-from featherbed.tasks.word_tables import WordTable
+from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.classifier.data import Documents, prepare, text_lexicon
+from featherbed.apps.classifier.fit import accuracy, fit_classifier, predict, sample_batches
+from featherbed.apps.classifier.model import BagOfWords, TextCNN
+from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.io.texts import LabeledTexts
 
 COMMON = [f"common{n}" for n in range(30)]
 TELLING = [[f"kind{c}word{n}" for n in range(6)] for c in range(3)]
@@ -36,7 +26,7 @@ def planted_texts(count=400, seed=0):
         words = list(rng.choice(COMMON, size=rng.integers(4, 13)))
         words[1], words[-2] = rng.choice(TELLING[label], size=2)
         texts.append(" ".join(words))
-    return Texts(texts, labels, ("a", "b", "c"))
+    return LabeledTexts(texts, labels, ("a", "b", "c"))
 
 
 PLANTED = prepare(planted_texts())
@@ -51,10 +41,19 @@ SMALL = {
 }
 
 
-def fit(recipe=None, prepared=PLANTED, seed=0, checkpoints=None, **settings):
-    words = WordTable(**({"dim": 12} | settings.pop("words", {})))
-    recipe = TextRecipe(words=words, **(SMALL | settings)) if recipe is None else recipe
-    return fit_text(recipe, prepared, seed=seed, progress=False, checkpoints=checkpoints)
+NAMES = {line.name.rpartition(".")[2]: line.name for line in ClassifierSettings.describe()}
+
+
+def settings_of(words=None, model="cnn", **given):
+    """Settings by their last names; ``words`` are those of the table."""
+    values = {f"table.{name}": value for name, value in (words or {}).items()}
+    values |= {NAMES[name]: value for name, value in given.items()}
+    return ClassifierSettings.from_values({"table.spec": "dense", "model.kind": model} | values)
+
+
+def fit(data=PLANTED, seed=0, checkpoints=None, words=None, **given):
+    settings = settings_of({"dim": 12} | (words or {}), **(SMALL | given))
+    return fit_classifier(settings, data, seed=seed, progress=False, checkpoints=checkpoints)
 
 
 def plain_cnn(model, ids):
@@ -114,9 +113,9 @@ def test_padding_to_the_longest_text_is_padding_to_the_limit(tensors):
     with torch.no_grad():
         whole = plain_cnn(model, full)
         for row in range(100):
-            alone = logits_of(model, documents, np.array([row]), 100)
+            alone = model.logits(documents, np.array([row]), 100)
             assert torch.allclose(alone[0], whole[row], atol=1e-5), lengths[row]
-        together = logits_of(model, documents, np.array([2, 50, 30]), 100)
+        together = model.logits(documents, np.array([2, 50, 30]), 100)
         assert torch.allclose(together, whole[[2, 50, 30]], atol=1e-5)
 
 
@@ -128,10 +127,10 @@ def test_a_text_shorter_than_a_window(tensors):
 @pytest.mark.parametrize("hidden", [None, 5])
 def test_a_bag_is_the_mean_of_its_rows(hidden, tensors):
     table = fb.AnchorTable(30, 6, anchors=4, padding_idx=0, generator=tensors)
-    model = BagClassifier(table, 3, hidden=hidden).eval()
+    model = BagOfWords(table, 3, hidden=hidden).eval()
     ids = torch.tensor([[3, 4, 4, 0], [5, 0, 0, 0]])
     mean = torch.stack([table(torch.tensor([3, 4, 4])).mean(0), table(torch.tensor([5])).mean(0)])
-    expected = model.output(model.between(mean))
+    expected = model.output(model.hidden(mean))
     assert torch.allclose(model(ids), expected, atol=1e-6)
     assert torch.allclose(
         model.pooled(torch.tensor([3, 4, 4, 5]), torch.tensor([0, 3])), expected, atol=1e-6
@@ -145,10 +144,15 @@ def test_a_bag_is_the_mean_of_its_rows(hidden, tensors):
         {},
         {"sse": 0.05},
         {"spec": "anchor:anchors=4"},
-        {"spec": "anchor:anchors=6,slots=3", "by": "frequency"},
-        {"spec": "anchor:anchors=4", "by": "tfidf", "domain": ("cooccurrence",), "lam": 1e-3},
-        {"spec": "mixture:anchors=[3,3]", "by": "random", "domain": ("cooccurrence",)},
-        {"spec": "selected:keep=20", "by": "lasso"},
+        {"spec": "anchor:anchors=6,slots=3", "selection": "frequency"},
+        {
+            "spec": "anchor:anchors=4",
+            "selection": "tfidf",
+            "domain": ("cooccurrence",),
+            "lam": 1e-3,
+        },
+        {"spec": "mixture:anchors=[3,3]", "selection": "random", "domain": ("cooccurrence",)},
+        {"spec": "selected:keep=20", "selection": "lasso"},
         {"spec": "kd:choices=4,parts=6"},
         {"spec": "product:choices=4,parts=4"},
         {"spec": "hashed:buckets=30"},
@@ -166,21 +170,24 @@ def test_every_table_learns(model, words):
     )
     best = max(row["validation_accuracy"] for row in fitted.result.history)
     assert fitted.result.metrics["validation"]["accuracy"] == pytest.approx(best)
-    assert fitted.result.sizes["words"]["parameters"] == fitted.made.table.parameter_count()
+    table = fitted.words.table
+    assert table.pruned_parameter_count() == table.parameter_count()
 
 
 def test_a_budget_of_weights_is_kept():
-    fitted = fit(words={"spec": "anchor:anchors=4", "by": "frequency", "nonzeros": 60, "lam": 1e-4})
-    assert int(torch.count_nonzero(fitted.made.table.transform)) <= 60
+    fitted = fit(
+        words={"spec": "anchor:anchors=4", "selection": "frequency", "nonzeros": 60, "lam": 1e-4}
+    )
+    assert int(torch.count_nonzero(fitted.words.table.transform)) <= 60
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
 
 
 def test_group_lasso_empties_rows_and_trains_the_others_on():
-    fitted = fit(words={"by": "lasso", "lam": 2.0, "start": 0.05})
-    rows = fitted.made.table.weight.detach()
+    fitted = fit(words={"selection": "lasso", "lam": 2.0, "init_std": 0.05})
+    rows = fitted.words.table.weight.detach()
     kept = int(rows.any(1).sum())
     assert 3 <= kept < 40
-    assert fitted.result.sizes["words"]["parameters"] == (kept + 1) * 12  # with the padding
+    assert fitted.words.table.pruned_parameter_count() == (kept + 1) * 12  # with the padding
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
 
 
@@ -188,18 +195,19 @@ def test_group_lasso_empties_rows_and_trains_the_others_on():
 def test_variational_tables_learn_and_drop(noise):
     fitted = fit(words={"spec": f"variational:noise={noise}"}, epochs=20)
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
-    assert fitted.made.table.share == 1.0
-    assert fitted.result.sizes["words"]["parameters"] < len(PLANTED.words) * 12
+    assert fitted.words.table.share == 1.0
+    assert fitted.words.table.pruned_parameter_count() < len(PLANTED.vocabulary.words) * 12
 
 
 def test_a_tensor_train_learns_and_has_no_file():
     fitted = fit(words={"spec": "tensortrain:rank=4"})
     assert fitted.result.metrics["validation"]["accuracy"] > 0.8
-    assert fitted.result.sizes["words"]["parameters"] == fitted.made.table.parameter_count()
+    table = fitted.words.table
+    assert table.pruned_parameter_count() == table.parameter_count()
 
 
 def test_runs_repeat_and_depend_on_the_seed():
-    ends = [fit(epochs=2, seed=seed).made.table.weight for seed in (0, 0, 1)]
+    ends = [fit(epochs=2, seed=seed).words.table.weight for seed in (0, 0, 1)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
 
@@ -207,7 +215,7 @@ def test_runs_repeat_and_depend_on_the_seed():
 @pytest.mark.parametrize(
     "words",
     [
-        {"spec": "anchor:anchors=4", "by": "frequency", "nonzeros": 60},
+        {"spec": "anchor:anchors=4", "selection": "frequency", "nonzeros": 60},
         {"sse": 0.1},
         {"spec": "kd:choices=4,parts=4"},
     ],
@@ -228,12 +236,14 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(words, tmp_path, monkeypatc
     resumed = fit(**settings, checkpoints=Checkpoints(tmp_path))
     assert len(resumed.result.history) == 4
     assert resumed.result.metrics == whole.result.metrics
-    assert torch.equal(resumed.made.table.weight, whole.made.table.weight)
+    assert torch.equal(resumed.words.table.weight, whole.words.table.weight)
 
 
 def test_batches_hold_every_text_once_and_differ():
     def drawn(seed, by_length):
-        return list(batches(PLANTED.train, 16, torch.Generator().manual_seed(seed), by_length))
+        return list(
+            sample_batches(PLANTED.train, 16, torch.Generator().manual_seed(seed), by_length)
+        )
 
     for by_length in (True, False):
         assert sorted(np.concatenate(drawn(0, by_length))) == list(range(len(PLANTED.train)))
@@ -249,14 +259,16 @@ def test_batches_hold_every_text_once_and_differ():
 def test_predictions_do_not_depend_on_the_order_of_texts():
     fitted = fit(epochs=2)
     order = np.random.default_rng(0).permutation(len(PLANTED.validation))
-    there = predictions(fitted.model, PLANTED.validation.take(order))
-    assert np.array_equal(there, predictions(fitted.model, PLANTED.validation)[order])
+    there = predict(fitted.model, PLANTED.validation.take(order))
+    assert np.array_equal(there, predict(fitted.model, PLANTED.validation)[order])
 
 
 def test_the_lexicon_is_of_the_training_part():
-    lexicon = lexicon_of(PLANTED)
-    assert lexicon.documents().shape == (len(PLANTED.train), len(PLANTED.words))
-    assert np.array_equal(np.asarray(lexicon.documents().sum(axis=0)).reshape(-1), PLANTED.counts)
+    lexicon = text_lexicon(PLANTED, 5)
+    assert lexicon.documents().shape == (len(PLANTED.train), len(PLANTED.vocabulary.words))
+    assert np.array_equal(
+        np.asarray(lexicon.documents().sum(axis=0)).reshape(-1), PLANTED.vocabulary.counts
+    )
     near = lexicon.cooccurrence()
     first = PLANTED.train.ids[: PLANTED.train.offsets[1]]
     assert first[0] == first[1] or near[first[0], first[1]] > 0
@@ -266,19 +278,19 @@ def test_the_lexicon_is_of_the_training_part():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "tree"}, "use cnn or bag"),
-        ({"optimizer": "sgd"}, "use adam or yogi"),
+        ({"model": "tree"}, "use one of cnn, bag"),
+        ({"optimizer": "sgd"}, "use one of adam, yogi"),
         ({"epochs": 0}, "epochs=0"),
         ({"batch": 1.5}, "batch=1.5"),
         ({"lr": 0.0}, "lr=0.0"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"hidden": 5}, "a layer of the bag"),
-        ({"decay": 0.1, "optimizer": "yogi"}, "goes with optimizer='adam'"),
+        ({"hidden": 5}, "the cnn has no hidden layer"),
+        ({"decay": 0.1, "optimizer": "yogi"}, "yogi has no weight decay"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(fb.ArgumentError, match=message):
-        TextRecipe(**settings)
+        settings_of(**settings)
 
 
 def test_bad_shapes_of_classifiers_are_refused():
@@ -286,10 +298,10 @@ def test_bad_shapes_of_classifiers_are_refused():
     with pytest.raises(fb.ArgumentError, match="widths"):
         TextCNN(table, 2, widths=())
     with pytest.raises(fb.ArgumentError, match="hidden=0"):
-        BagClassifier(table, 2, hidden=0)
+        BagOfWords(table, 2, hidden=0)
 
 
 def test_settings_are_recorded():
     fitted = fit(epochs=1)
-    assert fitted.result.settings["words"] == dataclasses.asdict(WordTable(dim=12))
-    assert fitted.result.settings["vocabulary"] == len(PLANTED.words)
+    assert fitted.result.settings == settings_of({"dim": 12}, **(SMALL | {"epochs": 1})).values()
+    assert fitted.result.settings["table.dim"] == 12

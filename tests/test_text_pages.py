@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.apps.classifier.insight import prediction_insight
+from featherbed.apps.language.insight import loss_bands
+from featherbed.apps.words import insight as insights
+from featherbed.apps.words.insight import row_kind, word_insight
 from featherbed.errors import ArgumentError
-from featherbed.tasks import word_insight as insights
-from featherbed.tasks.word_insight import answers, kind_of, loss_bands, word_insight
-from featherbed.view.texts import language_page, text_page
+from featherbed.report.texts import language_page, text_page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
 WORDS = ["<pad>", "<unk>", *(f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(98))]
@@ -39,7 +41,7 @@ def found():
 
 @pytest.fixture
 def report(found):
-    told = answers(
+    told = prediction_insight(
         [0, 0, 1, 1],
         [0, 1, 1, 0],
         [3, 12, 14, 200],
@@ -131,7 +133,7 @@ def test_the_page_of_a_classifier(report):
     page = text_page(report)
     text = read(page)
     assert (
-        "91.20 % of test texts are classified right, by 1.00 MB in all: 40.0 times smaller than with float32 rows, 20.0"
+        "A text classifier with test accuracy 91.20 %, 1.00 MB in total: 40.0 times smaller than with float32 rows, 20.0"
         in text
     )
     assert "of 100 words, width 6, is <b>anchor:anchors=4</b> in a <b>bag</b> model" in text
@@ -139,17 +141,15 @@ def test_the_page_of_a_classifier(report):
         "1,000 parameters, 50.0 times fewer than the 50,000" in text
         and "Training was interrupted" in text
     )
-    assert rows_of(page, "How good it is")[1:3] == [
+    assert rows_of(page, "Quality")[1:3] == [
         ["test", "91.20 %"],
-        ["test, by the files as they are served", "91.10 %"],
+        ["test, from the stored files", "91.10 %"],
     ]
-    assert ["with float16 rows", "20.0 MB", "20.0 times as large"] in rows_of(
-        page, "How large it is"
-    )
-    assert rows_of(page, "What is taken for what")[1:] == [["sport", "1", "1"], ["trade", "1", "1"]]
+    assert ["with float16 rows", "20.0 MB", "20.0 times as large"] in rows_of(page, "Size")
+    assert rows_of(page, "Confusion matrix")[1:] == [["sport", "1", "1"], ["trade", "1", "1"]]
     assert rows_of(page, "Accuracy by class")[1] == ["sport", "2", "50.00 %", "50.00 %"]
-    assert ["10 to 19", "2", "50.00 %"] in rows_of(page, "Accuracy by length of the text")
-    assert [row[:2] for row in rows_of(page, "Most confidently wrong")[1:]] == [
+    assert ["10 to 19", "2", "50.00 %"] in rows_of(page, "Accuracy by text length")
+    assert [row[:2] for row in rows_of(page, "Most confident errors")[1:]] == [
         ["trade", "sport"],
         ["sport", "trade"],
     ]
@@ -171,7 +171,7 @@ def test_many_classes_are_told_by_pairs(report):
     page = text_page(
         report | {"classes": [f"c{n}" for n in range(40)], "confusion": counts.tolist()}
     )
-    assert rows_of(page, "What is taken for what")[1:] == [["c7", "5", "c3"]]
+    assert rows_of(page, "Most frequent confusions")[1:] == [["c7", "5", "c3"]]
     assert (
         len(rows_of(page, "Accuracy by class")) == 31
         and rows_of(page, "Accuracy by class")[1][0] == "c7"
@@ -181,16 +181,16 @@ def test_many_classes_are_told_by_pairs(report):
 def test_the_page_of_a_language_model(report):
     page = language_page(language(report))
     text = read(page)
-    assert "A language model with test perplexity 90.00, by 1.00 MB in all" in text
+    assert "A language model with test perplexity 90.00, 1.00 MB in total" in text
     assert "<b>the stock</b> fell by N points" in text and "classified" not in text
-    assert ["this model", "5,000"] in rows_of(page, "How fast it trains")
+    assert ["this model", "5,000"] in rows_of(page, "Training speed")
     assert rows_of(page, "Perplexity by frequency")[-1] == ["1,000 and more", "66.7 %", "4.5"]
     assert drawn(page, "curve2")[0]["y"] == [900, 450, 300]
 
 
 def test_the_look_inside_is_shown(report, found):
     for page in (text_page(report), language_page(language(report))):
-        shown = rows_of(page, "What the anchors stand for")[1:]
+        shown = rows_of(page, "Anchors")[1:]
         assert [row[0] for row in shown] == [
             one["word"] or str(one["anchor"]) for one in found["anchors"]["shown"]
         ]
@@ -244,7 +244,7 @@ def test_what_is_not_there_is_left_out(report):
             make({"name": "a", "metrics": {}})
     for key in report.keys() - {"name", "metrics", "sizes"}:
         less = {name: value for name, value in report.items() if name != key}
-        assert "<h2>How good it is</h2>" in text_page(less), key
+        assert "<h2>Quality</h2>" in text_page(less), key
 
 
 def test_bands_add_up():
@@ -291,8 +291,8 @@ def test_words_of_anchors(monkeypatch):
         ]
     best = np.unravel_index(weights.argmax(), weights.shape)
     assert (found["pairs"][0]["word"], found["pairs"][0]["anchor"]) == (WORDS[best[0]], best[1])
-    monkeypatch.setattr("featherbed.packed.inside.HELD", 50)
-    monkeypatch.setattr(insights, "ROWS", 7)
+    monkeypatch.setattr("featherbed.packed.anchor_weights.HELD", 50)
+    monkeypatch.setattr(insights, "BLOCK", 7)
     assert word_insight(packed, WORDS, COUNTS, anchor_ids=[2, 3, -1, -1]) == found, "in blocks too"
 
 
@@ -312,7 +312,7 @@ def test_tables_of_codes(report):
     for other in first["others"]:
         assert other["same"] == np.sum(codes[ids[first["word"]]] == codes[ids[other["word"]]])
     assert (
-        rows_of(text_page(report | {"insight": found}), "Words with nearly the same codes")[1][0]
+        rows_of(text_page(report | {"insight": found}), "Words with similar codes")[1][0]
         == first["word"]
     )
 
@@ -340,7 +340,7 @@ def test_plain_rows_have_neighbours():
         and found["neighbours"][0]["nearest"][0]["word"] == WORDS[9]
     )
     assert found["neighbours"][0]["nearest"][0]["cosine"] == pytest.approx(1)
-    assert kind_of(fb.LowRankTable(9, 4, rank=2).pack()) == "rows"
+    assert row_kind(fb.LowRankTable(9, 4, rank=2).pack()) == "rows"
 
 
 def test_function_words_and_markers_are_no_neighbours():
@@ -371,7 +371,7 @@ def test_losses_by_band():
 
 
 def test_the_page_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import featherbed.view.texts, featherbed.tasks.word_insight\n"
+    code = "import sys; sys.modules['torch'] = None; import featherbed.report.texts, featherbed.apps.words.insight\n"
     code += "print('plotly' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -11,22 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featherbed.apps.classifier import data as made
+from featherbed.apps.classifier.data import Documents, cooccurrence_graph
+from featherbed.apps.classifier.settings import TextVocabularySettings
 from featherbed.errors import ArgumentError, DataError, FormatError
-from featherbed.packed.keys import Keys
-from featherbed.serve.words import (
+from featherbed.io.texts import (
+    LabeledTexts,
     SubwordEncoder,
     WordEncoder,
-    has_words,
-    learn_subwords,
+    build_vocabulary,
     open_tokenizer,
-    pieces_of,
+    read_corpus,
+    read_ptb,
+    read_texts,
+    subwords_of,
     tokenize,
-    vocabulary,
+    train_subwords,
 )
-from featherbed.tasks import documents as made
-from featherbed.tasks.data import read_ptb
-from featherbed.tasks.documents import Documents, cooccurring, prepare
-from featherbed.tasks.texts import Texts, read_sentences, read_texts
+from featherbed.io.texts.tokenizer import has_words
+from featherbed.packed.keys import Keys
+
+
+def prepare(train, test=None, **given):
+    """Prepare texts; settings of the vocabulary are given by name."""
+    own = {key: given.pop(key) for key in ("validation", "seed", "cache") if key in given}
+    return made.prepare(train, test, TextVocabularySettings(**given), **own)
+
 
 ROWS = [
     ("pos", "A good film, really"),
@@ -85,8 +95,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form, tmp_path):
     texts = read(tmp_path, *FORMS[form])
-    assert list(zip([texts.names[at] for at in texts.labels], texts.texts, strict=True)) == ROWS
-    assert texts.names == ("neg", "pos")
+    assert list(zip([texts.classes[at] for at in texts.labels], texts.texts, strict=True)) == ROWS
+    assert texts.classes == ("neg", "pos")
     assert len(texts.notes) == 1
 
 
@@ -100,7 +110,7 @@ def test_columns_by_name_and_number(tmp_path):
         "second text",
     ]
     assert list(read(tmp_path, "1,One,first\n2,,second\n").texts) == ["One first", "second"]
-    assert read(tmp_path, "1,a b\n2,c d\n", label="1", text="2").names == ("1", "2")
+    assert read(tmp_path, "1,a b\n2,c d\n", label="1", text="2").classes == ("1", "2")
 
 
 def test_title_and_body_are_joined(tmp_path):
@@ -109,21 +119,21 @@ def test_title_and_body_are_joined(tmp_path):
 
 def test_a_header_of_unusual_names_is_seen(tmp_path):
     texts = read(tmp_path, "ton,avis\n" + "bon,tres bien\nmal,trop long\n" * 2)
-    assert texts.names == ("bon", "mal")
-    assert "taken for a header" in texts.notes[0]
+    assert texts.classes == ("bon", "mal")
+    assert "taken as a header" in texts.notes[0]
     assert read(
         tmp_path, "ton,avis\n" + "bon,tres bien\nmal,trop long\n" * 2, header=False
-    ).names == ("bon", "mal", "ton")
+    ).classes == ("bon", "mal", "ton")
 
 
 def test_classes_are_sorted_and_can_be_given(tmp_path):
     content = "".join(f"{label},some text {label}\n" for label in (10, 9, 1, 10, 9, 1))
     texts = read(tmp_path, content)
-    assert texts.names == ("1", "9", "10")
-    assert read(tmp_path, content, names=("10", "9", "1")).labels.tolist() == [0, 1, 2, 0, 1, 2]
-    assert read(tmp_path, "9,only one class here\n", names=texts.names).labels.tolist() == [1]
+    assert texts.classes == ("1", "9", "10")
+    assert read(tmp_path, content, classes=("10", "9", "1")).labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert read(tmp_path, "9,only one class here\n", classes=texts.classes).labels.tolist() == [1]
     with pytest.raises(DataError, match=r"line 1: unknown label '11', known are '1', '9', '10'"):
-        read(tmp_path, "11,text\n9,text\n", names=texts.names)
+        read(tmp_path, "11,text\n9,text\n", classes=texts.classes)
 
 
 def test_a_cell_may_go_over_lines(tmp_path):
@@ -137,7 +147,7 @@ def test_json_values(tmp_path):
     content = (
         '{"text": "a", "label": 1.0}\n{"text": "b", "label": 0}\n{"label": true, "text": "c"}\n'
     )
-    assert read(tmp_path, content).names == ("0", "1", "true")
+    assert read(tmp_path, content).classes == ("0", "1", "true")
 
 
 BAD = {
@@ -158,18 +168,21 @@ BAD = {
     "quote inside": ('label,text\na,"x" y\nb,y\n', "line 2: .*double the quotation marks"),
     "undecodable": (
         b"label,text\na,caf\xe9\n",
-        r"line 2: byte 0xe9 at offset 16 is no UTF-8 text: give --encoding",
+        r"line 2: byte 0xe9 at offset 16 is not UTF-8 text: give --set data.encoding",
     ),
     "zero byte": (b"label,text\na,x\nb,\0\n", "line 3: a zero byte"),
-    "utf-16": ("label,text\na,x\n".encode("utf-16"), "UTF-16 text: give --encoding utf-16"),
+    "utf-16": (
+        "label,text\na,x\n".encode("utf-16"),
+        "UTF-16 text: give --set data.encoding=utf-16",
+    ),
     "zip": (b"PK\x03\x04\0\0", "zip archive: unpack it"),
     "png": (b"\x89PNG\r\n\x1a\n\0\0", "line 1: byte 0x89 at offset 0"),
-    "cut gzip": (gzip.compress(CSV.encode())[:-12], "packed and not complete"),
-    "cut xz": (lzma.compress(CSV.encode())[:-20], "packed and not complete"),
-    "broken gzip": (gzip.compress(CSV.encode())[:20] + b"\xff" * 40, "packed and not complete"),
+    "cut gzip": (gzip.compress(CSV.encode())[:-12], "is not a complete"),
+    "cut xz": (lzma.compress(CSV.encode())[:-20], "is not a complete"),
+    "broken gzip": (gzip.compress(CSV.encode())[:20] + b"\xff" * 40, "is not a complete"),
     "json list": (
         '{"text": "x", "label": "a"}\n["y", "b"]\n',
-        r"line 2: found .*write one object a line",
+        r"line 2: found .*write one object per line",
     ),
     "json nested": ('{"text": ["x"], "label": "a"}\n', "line 1: a list or an object"),
     "fasttext": ("__label__a __label__b x\n", "line 1: found .*write one __label__"),
@@ -211,7 +224,7 @@ def test_encoding_is_an_option(tmp_path):
 
 
 def test_empty_texts_are_skipped_when_asked(tmp_path):
-    texts = read(tmp_path, "label,text\na,x\nb,...\nb,y\n", strict=False)
+    texts = read(tmp_path, "label,text\na,x\nb,...\nb,y\n", skip_empty=True)
     assert list(texts.texts) == ["x", "y"]
     assert texts.lines.tolist() == [2, 4]
     assert "1 texts without a word were left out, the first on line 3" in texts.notes
@@ -252,7 +265,7 @@ def test_the_beginning_of_a_text_is_cut_as_the_whole(text, most):
     )
 )
 def test_encoding_what_was_decoded_agrees(lines):
-    words, ids = vocabulary([word for line in lines for word in line])
+    words, ids = build_vocabulary([word for line in lines for word in line])
     encoder = WordEncoder({word: number for number, word in enumerate(words)}, length=50)
     assert [words[at] for at in ids] == [word for line in lines for word in line]
     for line in lines:
@@ -282,7 +295,7 @@ SENTENCES = [
 def some_texts(count=60, seed=0):
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(SENTENCES, size=rng.integers(1, 4))) for _ in range(count)]
-    return Texts(
+    return LabeledTexts(
         texts,
         rng.integers(2, size=count),
         ("no", "yes"),
@@ -295,19 +308,26 @@ def test_prepared_parts():
     texts, test = some_texts(), some_texts(20, seed=1)
     prepared = prepare(texts, test)
     assert (len(prepared.train), len(prepared.validation), len(prepared.test)) == (51, 9, 20)
-    assert prepared.words[:2] == ("<pad>", "<unk>")
+    assert prepared.vocabulary.words[:2] == ("<pad>", "<unk>")
     assert (
-        prepared.counts.tolist()
-        == np.bincount(prepared.train.ids, minlength=len(prepared.words)).tolist()
+        prepared.vocabulary.counts.tolist()
+        == np.bincount(prepared.train.ids, minlength=len(prepared.vocabulary.words)).tolist()
     )
-    assert np.all(np.diff(prepared.counts[2:]) <= 0)
-    kept = np.setdiff1d(np.arange(60), prepared.held)
+    assert np.all(np.diff(prepared.vocabulary.counts[2:]) <= 0)
+    kept = np.setdiff1d(np.arange(60), prepared.validation_index)
     counted = Counter(word for at in kept for word in tokenize(texts.texts[at]))
-    assert dict(zip(prepared.words[2:], prepared.counts[2:].tolist(), strict=True)) == counted
-    encoder = WordEncoder({word: at for at, word in enumerate(prepared.words)}, prepared.length)
+    assert (
+        dict(
+            zip(prepared.vocabulary.words[2:], prepared.vocabulary.counts[2:].tolist(), strict=True)
+        )
+        == counted
+    )
+    encoder = WordEncoder(
+        {word: at for at, word in enumerate(prepared.vocabulary.words)}, prepared.vocabulary.length
+    )
     for part, source, index in (
         (prepared.train, texts, kept),
-        (prepared.validation, texts, prepared.held),
+        (prepared.validation, texts, prepared.validation_index),
     ):
         assert part.labels.tolist() == source.labels[index].tolist()
         for at, place in enumerate(index):
@@ -321,19 +341,21 @@ def test_ids_are_stable_and_the_split_goes_by_the_seed():
     one, same, other = (prepare(texts, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(one.train.ids, same.train.ids)
     assert one.checksum == same.checksum != other.checksum
-    assert not np.array_equal(one.held, other.held)
+    assert not np.array_equal(one.validation_index, other.validation_index)
 
 
 def test_the_vocabulary_can_be_bounded():
     texts = some_texts()
     whole = prepare(texts)
-    fewer = prepare(texts, most=6)
-    assert fewer.words == whole.words[:6]
-    assert fewer.counts[1] == whole.counts[6:].sum()
-    rare = int(whole.counts[-1])
+    fewer = prepare(texts, max_words=6)
+    assert fewer.vocabulary.words == whole.vocabulary.words[:6]
+    assert fewer.vocabulary.counts[1] == whole.vocabulary.counts[6:].sum()
+    rare = int(whole.vocabulary.counts[-1])
     common = prepare(texts, min_count=rare + 1)
-    assert common.words == tuple(
-        word for at, word in enumerate(whole.words) if at < 2 or whole.counts[at] > rare
+    assert common.vocabulary.words == tuple(
+        word
+        for at, word in enumerate(whole.vocabulary.words)
+        if at < 2 or whole.vocabulary.counts[at] > rare
     )
 
 
@@ -351,22 +373,22 @@ def test_texts_are_cut_or_refused():
 
 def test_settings_that_cannot_work():
     texts = some_texts()
-    two = Texts(["word", "word", "word"], np.array([0, 1, 0]), ("a", "b"))
+    two = LabeledTexts(["word", "word", "word"], np.array([0, 1, 0]), ("a", "b"))
     with pytest.raises(DataError, match="has 1 different words"):
         prepare(two)
     with pytest.raises(DataError, match="text 3: the text holds no word"):
-        prepare(Texts(["a b", "c d", "..."], np.array([0, 1, 0]), ("a", "b")))
+        prepare(LabeledTexts(["a b", "c d", "..."], np.array([0, 1, 0]), ("a", "b")))
     with pytest.raises(DataError, match="holds 1 text"):
-        prepare(Texts(["a b"], np.array([0]), ("a", "b")))
+        prepare(LabeledTexts(["a b"], np.array([0]), ("a", "b")))
     with pytest.raises(ArgumentError, match="other classes"):
         prepare(texts, two)
     for wrong in (
         {"validation": 1.0},
         {"min_count": 0},
-        {"most": 3},
+        {"max_words": 3},
         {"long": "wrap"},
         {"length": 0},
-        {"subwords": 9, "most": 9},
+        {"subwords": 9, "max_words": 9},
     ):
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
             prepare(texts, **wrong)
@@ -380,8 +402,8 @@ def test_documents():
     assert documents.take(index).ids.tolist() == [4, 4, 4, 2, 3]
     ids, offsets = documents.bags(index)
     assert (ids.tolist(), offsets.tolist()) == ([4, 4, 4, 2, 3], [0, 3])
-    assert documents.padded(index, slack=1).tolist() == [[4, 4, 4, 0, 0], [2, 3, 0, 0, 0]]
-    assert documents.padded(index, least=1, length=2).tolist() == [[4, 4], [2, 3]]
+    assert documents.padded(index, extra=1).tolist() == [[4, 4, 4, 0, 0], [2, 3, 0, 0, 0]]
+    assert documents.padded(index, minimum=1, length=2).tolist() == [[4, 4], [2, 3]]
     assert documents.padded(index).shape == (2, 8)
     assert documents.counts(5).toarray().tolist() == [
         [0, 0, 1, 1, 0],
@@ -392,15 +414,15 @@ def test_documents():
 
 
 def same(one, other):
-    assert (one.words, one.classes, one.length, one.tokenizer) == (
-        other.words,
+    assert (one.vocabulary.words, one.classes, one.vocabulary.length, one.vocabulary.tokenizer) == (
+        other.vocabulary.words,
         other.classes,
-        other.length,
-        other.tokenizer,
+        other.vocabulary.length,
+        other.vocabulary.tokenizer,
     )
     assert (one.notes, one.checksum) == (other.notes, other.checksum)
-    assert one.counts.tolist() == other.counts.tolist()
-    assert one.held.tolist() == other.held.tolist()
+    assert one.vocabulary.counts.tolist() == other.vocabulary.counts.tolist()
+    assert one.validation_index.tolist() == other.validation_index.tolist()
     for part in ("train", "validation", "test"):
         ours, theirs = getattr(one, part), getattr(other, part)
         assert (ours is None) == (theirs is None)
@@ -413,15 +435,19 @@ def same(one, other):
 @pytest.mark.parametrize("test", [None, some_texts(20, seed=1)])
 def test_what_was_stored_is_the_same(test, tmp_path, monkeypatch):
     fresh = prepare(some_texts(), test, cache=tmp_path / "new")
-    monkeypatch.setattr(made, "vocabulary", None)  # nothing is counted again
+    monkeypatch.setattr(made, "build_vocabulary", None)  # nothing is counted again
     assert same(prepare(some_texts(), test, cache=tmp_path / "new"), fresh)
     with pytest.raises(TypeError):
         prepare(some_texts(), test, cache=tmp_path / "new", length=9)
 
 
+def related(data, **given):
+    return cooccurrence_graph(data.train, len(data.vocabulary.words), **given)
+
+
 def test_damaged_files_are_made_again(tmp_path):
     fresh = prepare(some_texts(), cache=tmp_path)
-    graph = cooccurring(fresh, least=3, cache=tmp_path)
+    graph = related(fresh, min_count=3, cache=tmp_path)
     for path in sorted(tmp_path.iterdir()):
         whole = path.read_bytes()
         damaged = bytearray(whole)
@@ -430,7 +456,7 @@ def test_damaged_files_are_made_again(tmp_path):
             path.write_bytes(content)
             assert same(prepare(some_texts(), cache=tmp_path), fresh)
             assert np.array_equal(
-                cooccurring(fresh, least=3, cache=tmp_path).pairs(), graph.pairs()
+                related(fresh, min_count=3, cache=tmp_path).pairs(), graph.pairs()
             )
             assert path.read_bytes() == whole
 
@@ -443,7 +469,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 def test_cooccurrence_stays_inside_texts(tmp_path, monkeypatch):
     prepared = prepare(some_texts())
-    graph = cooccurring(prepared, window=2, least=4, cache=tmp_path)
+    graph = related(prepared, window=2, min_count=4, cache=tmp_path)
     pairs = Counter()
     for at in range(len(prepared.train)):
         ids = prepared.train.take(np.array([at])).ids.tolist()
@@ -458,36 +484,35 @@ def test_cooccurrence_stays_inside_texts(tmp_path, monkeypatch):
     }
     monkeypatch.setattr(made, "cooccurrence", None)
     assert np.array_equal(
-        cooccurring(prepared, window=2, least=4, cache=tmp_path).pairs(), graph.pairs()
+        related(prepared, window=2, min_count=4, cache=tmp_path).pairs(), graph.pairs()
     )
-    with pytest.raises(ArgumentError, match="objects=None"):
-        cooccurring(prepared.train)
 
 
 def test_subwords(tmp_path):
     texts, test = some_texts(), some_texts(20, seed=1)
     prepared = prepare(texts, test, subwords=40, cache=tmp_path)
-    assert len(prepared.words) <= 40
-    assert prepared.words[:2] == ("<pad>", "<unk>")
-    assert prepared.words == pieces_of(prepared.tokenizer)
-    assert np.all(np.diff(prepared.counts[2:]) <= 0)
-    encoder = SubwordEncoder(prepared.tokenizer, prepared.length)
-    for at, place in enumerate(prepared.held):
+    assert len(prepared.vocabulary.words) <= 40
+    assert prepared.vocabulary.words[:2] == ("<pad>", "<unk>")
+    assert prepared.vocabulary.words == subwords_of(prepared.vocabulary.tokenizer)
+    assert np.all(np.diff(prepared.vocabulary.counts[2:]) <= 0)
+    encoder = SubwordEncoder(prepared.vocabulary.tokenizer, prepared.vocabulary.length)
+    for at, place in enumerate(prepared.validation_index):
         ids = encoder.ids(texts.texts[place])
         assert prepared.validation.take(np.array([at])).ids.tolist() == ids.tolist()
         assert (
-            "".join(prepared.words[n] for n in ids).replace("▁", " ").strip() == texts.texts[place]
+            "".join(prepared.vocabulary.words[n] for n in ids).replace("▁", " ").strip()
+            == texts.texts[place]
         )
-        assert encoder.tokens(texts.texts[place]) == [prepared.words[n] for n in ids]
+        assert encoder.tokens(texts.texts[place]) == [prepared.vocabulary.words[n] for n in ids]
     assert 1 in encoder.ids("Ωmega").tolist()
     assert same(prepare(texts, test, subwords=40, cache=tmp_path), prepared)
-    assert learn_subwords(texts.texts, 40) == learn_subwords(texts.texts, 40)
+    assert train_subwords(texts.texts, 40) == train_subwords(texts.texts, 40)
 
 
 def test_tokenizers_of_others_are_refused():
     with pytest.raises(FormatError, match="cannot be read"):
         open_tokenizer("{}")
-    strange = json.loads(learn_subwords(SENTENCES, 40))
+    strange = json.loads(train_subwords(SENTENCES, 40))
     strange["model"]["vocab"] |= {"<pad>": 1, "<unk>": 0}
     strange["added_tokens"] = []
     with pytest.raises(FormatError, match="<pad> as token 0"):
@@ -496,25 +521,25 @@ def test_tokenizers_of_others_are_refused():
 
 def test_sentences(tmp_path):
     path = write(tmp_path, "".join(f"the cat sat {n % 3} .\n" for n in range(20)), "all.txt")
-    corpus = read_sentences([path])
+    corpus = read_corpus([path])
     assert (len(corpus.train), len(corpus.validation), len(corpus.test)) == (96, 12, 12)
     assert corpus.counts.tolist() == np.bincount(corpus.train, minlength=len(corpus.words)).tolist()
-    fewer = read_sentences([path], most=5, cut=tokenize)
+    fewer = read_corpus([path], max_words=5, tokenizer=tokenize)
     assert set(fewer.words) == {"<eos>", "<unk>", "the", "cat", "sat"}
     assert fewer.counts[fewer.words.index("<unk>")] == 16
     with pytest.raises(ArgumentError, match="2 files"):
-        read_sentences([path, path])
+        read_corpus([path, path])
     with pytest.raises(DataError, match="fewer than two different words"):
-        read_sentences([write(tmp_path, "a\n" * 9, "one.txt")])
+        read_corpus([write(tmp_path, "a\n" * 9, "one.txt")])
     with pytest.raises(DataError, match=r"none\.txt holds no words"):
-        read_sentences([path, write(tmp_path, "\n\n", "none.txt"), path])
+        read_corpus([path, write(tmp_path, "\n\n", "none.txt"), path])
     with pytest.raises(DataError, match="byte 0xff at offset 0"):
-        read_sentences([write(tmp_path, b"\xff\n", "bytes.txt")])
+        read_corpus([write(tmp_path, b"\xff\n", "bytes.txt")])
 
 
 def test_penn_treebank_reads_as_its_own_reader_does(data):
     paths = [data / "ptb" / f"ptb.{part}.txt" for part in ("train", "valid", "test")]
-    corpus, wanted = read_sentences(paths), read_ptb(data / "ptb")
+    corpus, wanted = read_corpus(paths), read_ptb(data / "ptb")
     assert corpus.words == wanted.words
     for name in ("counts", "train", "validation", "test"):
         assert np.array_equal(getattr(corpus, name), getattr(wanted, name))
@@ -530,12 +555,12 @@ def test_penn_treebank_reads_as_its_own_reader_does(data):
 )
 def test_published_sets(data, names, rows, classes):
     train = read_texts(data / names[0])
-    test = read_texts(data / names[1], names=train.names)
-    assert (len(train), len(test), len(train.names)) == (*rows, classes)
+    test = read_texts(data / names[1], classes=train.classes)
+    assert (len(train), len(test), len(train.classes)) == (*rows, classes)
     assert min(np.bincount(train.labels)) > 10_000
-    few = Texts(
+    few = LabeledTexts(
         train.texts[:2000] + train.texts[-2000:],
         np.append(train.labels[:2000], train.labels[-2000:]),
-        train.names,
+        train.classes,
     )
     assert len(prepare(few).train) == 3400

@@ -467,7 +467,9 @@ def code_sets(codes, vectors):
 def test_compositional_codes_are_sets_with_one_anchor_a_row():
     generator = torch.Generator().manual_seed(18)
     shape = {"choices": 4, "parts": 3, "dtype": torch.float64, "generator": generator}
-    summed = fb.KDTable(40, 6, pool="sum", logit_norm=False, **shape).eval()
+    summed = fb.KDTable(
+        40, 6, composer=fb.Composer(pool="sum"), relax=fb.StraightThrough(logit_norm=False), **shape
+    ).eval()
     vectors = summed.dictionary.detach()
     sets = code_sets(summed.codes_of(), vectors)
     whole = sum(table.weight for table in sets)
@@ -499,8 +501,8 @@ def test_trained_with_one_free_entry_a_row_a_set_becomes_a_codebook():
         6,
         choices=4,
         parts=3,
-        pool="sum",
-        logit_norm=False,
+        composer=fb.Composer(pool="sum"),
+        relax=fb.StraightThrough(logit_norm=False),
         dtype=torch.float64,
         generator=generator,
     ).eval()

@@ -15,12 +15,11 @@ from safetensors.numpy import load_file
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.tasks import bayes, recommender
-from featherbed.tasks import ratings as loop
-from featherbed.tasks.data import planted_ratings
-from featherbed.tasks.passes import Passes
-from featherbed.tasks.reading import read_ratings
-from featherbed.tasks.splits import load_split
+from featherbed.apps.recommender import bayes, fit
+from featherbed.apps.recommender import model as loop
+from featherbed.apps.recommender.data import load_split
+from featherbed.apps.recommender.stream import StreamedFactorization
+from featherbed.io.records import make_ratings, read_ratings
 
 USERS, ITEMS = 60, 40
 HEADER = "userId,movieId,rating,timestamp"
@@ -40,13 +39,20 @@ EXACT = (
     "seen.safetensors",
     "recommender.json",
 )  # the same bytes every time
-DENSE = ("--users", "dense", "--items", "dense", "--epochs", "2")
-ANCHORS = ("--nonzeros", "200", "--epochs", "4")
+
+
+def sets(*assignments):
+    """Return the options that change settings."""
+    return tuple(word for assignment in assignments for word in ("--set", assignment))
+
+
+DENSE = ("--users", "dense", "--items", "dense", *sets("training.epochs=2"))
+ANCHORS = sets("anchors.nonzeros=200", "training.epochs=4")
 
 
 def made_rows():
     """(user, item, rating, time) with ratings 1 to 5, times in no order of users."""
-    found = planted_ratings(USERS, ITEMS, 1500, seed=0)
+    found = make_ratings(USERS, ITEMS, 1500, seed=0)
     values = np.clip(np.round(3.5 + 1.2 * (found.values - found.values.mean())), 1, 5)
     times = 978_300_000 + 60 * np.random.default_rng(0).permutation(len(values))
     return [
@@ -221,7 +227,9 @@ def test_lines_that_cannot_be_used_are_counted_or_refused(train, run, tmp_path):
     out, said = train(path)
     assert "lines skipped: 2 missing, 1 unparsable" in said
     assert metrics_of(out)["train"]["ratings"] == int(len(ROWS) * 0.8)
-    code, _, said = run("train", "ratings", path, "--strict", "--out", tmp_path / "strict")
+    code, _, said = run(
+        "train", "ratings", path, *sets("reading.strict=true"), "--out", tmp_path / "strict"
+    )
     assert code == 2
     assert f"{path}, line 2: no rating" in said
 
@@ -236,7 +244,9 @@ def test_lines_that_cannot_be_used_are_counted_or_refused(train, run, tmp_path):
     ],
 )
 def test_pairs_rated_twice(policy, count, said, train, tmp_path):
-    out, told = train(write_csv(tmp_path / "r.csv", LINES + LINES[:30]), "--duplicates", policy)
+    out, told = train(
+        write_csv(tmp_path / "r.csv", LINES + LINES[:30]), *sets(f"reading.duplicates={policy}")
+    )
     assert "30 ratings of pairs that were rated before" in told
     assert said in told
     assert "left out" not in told
@@ -247,7 +257,13 @@ def test_pairs_rated_twice(policy, count, said, train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [("time",), ("leave-out",), ("leave-out", "--leave", "2"), ("time", "--seen-only")]
+    "words",
+    [
+        ("time",),
+        ("leave-out",),
+        ("leave-out", *sets("split.leave=2")),
+        ("time", *sets("split.known_only=true")),
+    ],
 )
 def test_splits(words, train, file):
     out, said = train(file, "--split", *words)
@@ -257,9 +273,9 @@ def test_splits(words, train, file):
     split = load_split(out / "split.safetensors", read_ratings(file).ratings)
     if words[0] == "time":
         assert split.train.times.max() <= split.validation.times.min() <= split.test.times.min()
-        assert ("not seen in training" in said) == ("--seen-only" in words)
+        assert ("not seen in training" in said) == ("split.known_only=true" in words)
     else:
-        leave = int(words[-1]) if "--leave" in words else 1
+        leave = 2 if "split.leave=2" in words else 1
         assert set(np.bincount(split.test.users, minlength=USERS)) <= {0, leave}
     assert metrics["test"]["ratings"] == len(split.test)
 
@@ -268,7 +284,14 @@ def test_columns_by_name_and_by_number(train, tmp_path):
     swapped = [",".join((r, u, i)) for u, i, r, _ in (line.split(",") for line in LINES)]
     path = write_csv(tmp_path / "r.csv", swapped, "alpha,beta,gamma")
     out, said = train(
-        path, "--user", "beta", "--item", "3", "--rating", "alpha", "--low", "1", "--high", "5"
+        path,
+        *sets(
+            "columns.user=beta",
+            "columns.item=3",
+            "columns.rating=alpha",
+            "reading.low=1",
+            "reading.high=5",
+        ),
     )
     assert "(user = beta, item = gamma, rating = alpha)" in said
     assert "u0" in fb.load(out / "users.safetensors")
@@ -295,7 +318,7 @@ def test_columns_by_name_and_by_number(train, tmp_path):
     ],
 )
 def test_tables_of_every_kind(spec, train, run, file):
-    out, _ = train(file, "--users", spec, "--items", "dense", "--epochs", "1")
+    out, _ = train(file, "--users", spec, "--items", "dense", *sets("training.epochs=1"))
     assert names(out) == FILES
     metrics = metrics_of(out)
     for part, error in errors_of(out, file).items():
@@ -315,7 +338,7 @@ def needs_counts(spec):
 
 @pytest.mark.parametrize("biases", ["none", "column", "apart"])
 def test_biases(biases, train, run, file):
-    out, _ = train(file, *DENSE, "--biases", biases, "--no-mean")
+    out, _ = train(file, *DENSE, *sets(f"table.biases={biases}", "table.mean=false"))
     assert names(out) == FILES | ({"biases.safetensors"} if biases == "apart" else set())
     assert metrics_of(out)["test"]["mse"] == pytest.approx(errors_of(out, file)["test"], rel=1e-4)
     assert json.loads((out / "recommender.json").read_text())["mean"] == 0
@@ -326,14 +349,12 @@ def test_a_number_of_weights_and_shared_rows(train, file):
     out, said = train(
         file,
         *ANCHORS,
-        "--sse-users",
-        "0.1",
-        "--sse-items",
-        "0.05",
-        "--values",
-        "int8",
-        "--dictionary",
-        "float16",
+        *sets(
+            "training.sse_users=0.1",
+            "training.sse_items=0.05",
+            "storage.weights=int8",
+            "storage.dictionary=float16",
+        ),
     )
     assert metrics_of(out)["nonzeros"] <= 200
     assert f"{metrics_of(out)['nonzeros']} weights" in said
@@ -343,7 +364,7 @@ def test_a_number_of_weights_and_shared_rows(train, file):
 
 
 def test_the_number_of_anchors_is_found(train, file):
-    out, _ = train(file, "--auto", "--epochs", "3")
+    out, _ = train(file, *sets("table.auto=true", "training.epochs=3"))
     assert metrics_of(out)["nonzeros"] > 0
     assert "anchors" in pl.read_parquet(out / "history.parquet").columns
 
@@ -360,7 +381,11 @@ def test_bytes(words, most, train, file):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--nonzeros", "200", "--epochs", "2", "--sse-users", "0.1")]
+    "words",
+    [
+        (),
+        (*sets("anchors.nonzeros=200", "training.epochs=2", "training.sse_users=0.1"),),
+    ],
 )
 def test_the_same_seed_gives_the_same_files(words, train, file, tmp_path):
     one, other = (train(file, *words, "--seed", 3, out=tmp_path / name)[0] for name in "ab")
@@ -398,11 +423,11 @@ def control_c():
 
 
 def test_many_ratings_are_trained_in_passes(train, run, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(recommender, "STREAM", 100)
-    out, _ = train(file, *DENSE, "--dictionary", "int4")
+    monkeypatch.setattr(fit, "STREAM", 100)
+    out, _ = train(file, *DENSE, *sets("storage.dictionary=int4"))
     for part, error in errors_of(out, file).items():
         assert metrics_of(out)[part]["mse"] == pytest.approx(error, rel=1e-4)
-    after_epochs(monkeypatch, 1, control_c, Passes, "run")
+    after_epochs(monkeypatch, 1, control_c, StreamedFactorization, "train_epoch")
     stopped, said = train(file, *DENSE, out=tmp_path / "stopped")
     assert "interrupted" in said
     assert len(pl.read_parquet(stopped / "history.parquet")) == 1
@@ -463,7 +488,7 @@ def test_a_run_that_died_goes_on_where_it_was(train, run, file, tmp_path, monkey
     assert "holds no recommender" in said
     for words, changed in (
         (("--seed", 5), "seed"),
-        (("--lambda", "1e-3"), "lam"),
+        (sets("anchors.lam=1e-3"), "anchors.lam"),
         (("--split", "time"), "split"),
     ):
         code, _, said = run(
@@ -543,33 +568,33 @@ def test_files_that_cannot_be_learnt_from(what, run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--low 2", "outside the range 2 to any"),
-        ("--high 4", "outside the range any to 4"),
-        ("--high nan", "give a number"),
-        ("--low 5 --high 1", "low must not be above high"),
-        ("--duplicates refuse", "are rated more than once"),
-        ("--duplicates some", "use one of last"),
+        ("--set reading.low=2", "outside the range 2 to any"),
+        ("--set reading.high=4", "outside the range any to 4"),
+        ("--set reading.high=nan", "give a finite number"),
+        ("--set reading.low=5 --set reading.high=1", "low must not be above high"),
+        ("--set reading.duplicates=refuse", "are rated more than once"),
+        ("--set reading.duplicates=some", "use one of last"),
         ("--split other", "use one of random"),
-        ("--split leave-out --leave 100", "too few"),
-        ("--user nope", "no column 'nope'"),
+        ("--split leave-out --set split.leave=100", "too few"),
+        ("--set columns.user=nope", "no column 'nope'"),
         ("--titles nosuch.csv", "nosuch.csv: no such file"),
         ("--users nosuch", "is no table"),
         ("--users anchor", "needs anchors="),
-        ("--users dense --biases some", "use one of none"),
-        ("--users dense --nonzeros 30 --items dense", "has anchors"),
-        ("--nonzeros 1000000", "only"),
+        ("--users dense --set table.biases=some", "use one of none"),
+        ("--users dense --set anchors.nonzeros=30 --items dense", "has anchors"),
+        ("--set anchors.nonzeros=1000000", "only"),
         ("--users dense --budget 1KB", "leave one of them out"),
-        ("--epochs 3", "leave one of them out"),
+        ("--set training.epochs=3", "leave one of them out"),
         ("--budget 1KB --ratio 3", "not both"),
         ("--budget 10", "headers"),
         ("--budget lots", "give bytes"),
         ("--ratio nan", "above 0"),
-        ("--users dense --lr nan", "above 0"),
-        ("--users dense --values int99", "storage kind"),
-        ("--users dense --dictionary int99", "storage kind"),
-        ("--users anchor:anchors=4 --lr 1e20", "lower the learning rate"),
-        ("--lambda1 3 --users dense", "--auto"),
-        ("--auto --users dense", "growinganchor"),
+        ("--users dense --set training.lr=nan", "above 0"),
+        ("--users dense --set storage.weights=int99", "storage kind"),
+        ("--users dense --set storage.dictionary=int99", "storage kind"),
+        ("--users anchor:anchors=4 --set training.lr=1e20", "lower the learning rate"),
+        ("--set anchors.lambda1=3 --users dense", "table.auto"),
+        ("--set table.auto=true --users dense", "growinganchor"),
         ("--resume", "no checkpoints"),
     ],
 )
@@ -596,7 +621,14 @@ def test_folders_that_cannot_be_written(run, file, tmp_path):
 
 def test_a_batch_larger_than_the_ratings(train, file):
     assert (
-        metrics_of(train(file, "--users", "dense", "--epochs", "1", "--batch", 10**12)[0])["epochs"]
+        metrics_of(
+            train(
+                file,
+                "--users",
+                "dense",
+                *sets("training.epochs=1", f"training.batch={10**12}"),
+            )[0]
+        )["epochs"]
         == 1
     )
 

@@ -8,15 +8,25 @@ import pytest
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.serve.bundle import bytes_of
-from featherbed.serve.classifier import Classifier
-from featherbed.serve.language import LanguageServer
+from featherbed.apps.classifier.serve import Classifier
+from featherbed.apps.language.serve import LanguageModel
+from featherbed.apps.words.bundle import stored_bytes
 
 GOOD, BAD = ("good", "fine", "lovely", "witty"), ("dull", "bad", "boring", "weak")
 PLAIN = ("film", "story", "a", "the", "actor", "and", "scene", "of")
-SMALL = ("--dim", "12", "--epochs", "3", "--batch", "16", "--lr", "0.03", "--quiet")
-BAG = (*SMALL, "--model", "bag", "--dropout", "0")
-CNN = (*SMALL, "--model", "cnn", "--channels", "6", "--length", "20")
+SMALL = (
+    "--dim",
+    "12",
+    "--epochs",
+    "3",
+    "--set",
+    "training.batch=16",
+    "--set",
+    "training.lr=0.03",
+    "--quiet",
+)
+BAG = (*SMALL, "--model", "bag", "--set", "model.dropout=0")
+CNN = (*SMALL, "--model", "cnn", "--set", "model.channels=6", "--set", "vocabulary.length=20")
 MODEL = {"words.safetensors", "words.txt.xz", "model.safetensors"}
 REPORTS = {"metrics.json", "history.parquet", "report.html"}
 
@@ -77,7 +87,7 @@ def test_a_classifier_is_trained_stored_and_asked(run, file, tmp_path, options):
     assert metrics["test"]["accuracy"] > 0.8 and metrics["test"]["texts"] == 16
     assert f"accuracy: test {metrics['test']['accuracy']:.2%}" in printed
     sizes = metrics["sizes"]
-    assert sizes["whole"] == bytes_of(out) == sizes["table"] + sizes["words"] + sizes["rest"]
+    assert sizes["whole"] == stored_bytes(out) == sizes["table"] + sizes["words"] + sizes["rest"]
     assert sizes["parameters"] < sizes["dense_parameters"]
     code, printed, _ = run("classify", out, "a lovely story", "--json")
     assert code == 0 and json.loads(printed)
@@ -90,7 +100,7 @@ def test_accuracies_are_those_of_the_files(run, file, tmp_path):
     test.write_text(
         "\n".join(["label,text", *(f"{label},{text}" for label, text in made_texts(60, seed=1))])
     )
-    coarse = ("--dictionary", "int2", "--weights", "int8")
+    coarse = ("--set", "storage.dictionary=int2", "--set", "storage.weights=int8")
     assert (
         run("train", "text", file, "--test", test, "--table", "dense", "--out", out, *BAG, *coarse)[
             0
@@ -108,21 +118,21 @@ def test_accuracies_are_those_of_the_files(run, file, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ("anchor:anchors=3", "--by", "frequency", "--nonzeros", "12"),
+        ("anchor:anchors=3", "--set", "table.selection=frequency", "--set", "table.nonzeros=12"),
         (
             "anchor:anchors=3",
-            "--by",
-            "tfidf",
-            "--domain",
-            "cooccurrence",
-            "--least",
-            "3",
-            "--lambda",
-            "0.001",
+            "--set",
+            "table.selection=tfidf",
+            "--set",
+            "table.domain=cooccurrence",
+            "--set",
+            "vocabulary.min_cooccurrence=3",
+            "--set",
+            "table.lam=0.001",
         ),
-        ("mixture:anchors=2,sets=2", "--sse", "0.05"),
-        ("selected:keep=5", "--by", "vvd"),
-        ("dense", "--by", "lasso", "--lambda", "0.001"),
+        ("mixture:anchors=2,sets=2", "--set", "table.sse=0.05"),
+        ("selected:keep=5", "--set", "table.selection=vvd"),
+        ("dense", "--set", "table.selection=lasso", "--set", "table.lam=0.001"),
         ("variational:noise=row",),
         ("kd:choices=4,parts=2",),
         ("product:choices=4,parts=2",),
@@ -149,7 +159,18 @@ def test_a_table_that_cannot_be_packed_leaves_reports_only(run, file, tmp_path):
 def test_sub_words(run, file, tmp_path):
     out = tmp_path / "out"
     assert (
-        run("train", "text", file, "--out", out, "--table", "dense", "--subwords", "300", *BAG)[0]
+        run(
+            "train",
+            "text",
+            file,
+            "--out",
+            out,
+            "--table",
+            "dense",
+            "--set",
+            "vocabulary.subwords=300",
+            *BAG,
+        )[0]
         == 0
     )
     assert (
@@ -178,16 +199,20 @@ def test_the_cache_changes_nothing(run, file, tmp_path):
     words = (
         "--table",
         "anchor:anchors=4",
-        "--by",
-        "frequency",
-        "--domain",
-        "cooccurrence",
-        "--least",
-        "3",
-        "--lambda",
-        "0.01",
+        "--set",
+        "table.selection=frequency",
+        "--set",
+        "table.domain=cooccurrence",
+        "--set",
+        "vocabulary.min_cooccurrence=3",
+        "--set",
+        "table.lam=0.01",
     )
-    for out, kept in (("none", ()), ("first", ("--cache", cache)), ("second", ("--cache", cache))):
+    for out, kept in (
+        ("none", ()),
+        ("first", ("--set", f"data.cache={cache}")),
+        ("second", ("--set", f"data.cache={cache}")),
+    ):
         assert run("train", "text", file, "--out", tmp_path / out, *words, *kept, *BAG)[0] == 0
     assert {path.name.partition("-")[0] for path in cache.iterdir()} == {"texts", "cooccurrence"}
     stored = {
@@ -202,7 +227,7 @@ BAD_TEXTS = {
     "empty text": (b"label,text\nyes,good film\nno, \nyes,fine\n", "line 3"),
     "one class": (b"label,text\n" + b"yes,good film\n" * 20, "class"),
     "empty label": (b"label,text\nyes,good film\n,bad film\n", "label"),
-    "undecodable": (b"label,text\nyes,good \xff\xfe film\nno,bad film\n", "--encoding"),
+    "undecodable": (b"label,text\nyes,good \xff\xfe film\nno,bad film\n", "data.encoding"),
     "one word": (b"label,text\n" + b"yes,film\nno,film\n" * 20, "word"),
 }
 
@@ -224,13 +249,13 @@ def test_bad_files_are_refused_and_leave_nothing(run, tmp_path, name):
     ("options", "hint"),
     [
         (("--label", "mood"), "mood"),
-        (("--long", "error", "--length", "2"), "line 2"),
+        (("--set", "vocabulary.long=error", "--set", "vocabulary.length=2"), "line 2"),
         (("--table", "anchors=10"), "spec"),
-        (("--table", "dense", "--nonzeros", "5"), "nonzeros"),
-        (("--table", "dense", "--by", "magic"), "magic"),
-        (("--domain", "astrology"), "astrology"),
+        (("--table", "dense", "--set", "table.nonzeros=5"), "nonzeros"),
+        (("--table", "dense", "--set", "table.selection=magic"), "magic"),
+        (("--set", "table.domain=astrology"), "astrology"),
         (("--model", "rnn"), "rnn"),
-        (("--weights", "int3"), "int3"),
+        (("--set", "storage.weights=int3"), "int3"),
         (("--resume",), "resume"),
         (("--test", "nothing.csv"), "nothing.csv"),
     ],
@@ -242,11 +267,26 @@ def test_bad_options_are_refused_and_leave_nothing(run, file, tmp_path, options,
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--model", "awd", "--layers", "2"), ("--softmax", "sampled", "--samples", "5")]
+    "options",
+    [
+        (),
+        ("--model", "awd", "--set", "model.layers=2"),
+        ("--set", "model.softmax=sampled", "--set", "model.samples=5"),
+    ],
 )
 def test_a_language_model_is_trained_stored_and_goes_on(run, corpus, tmp_path, options):
     out = tmp_path / "out"
-    shared = ("--dim", "8", "--epochs", "2", "--batch", "4", "--length", "10", "--quiet")
+    shared = (
+        "--dim",
+        "8",
+        "--epochs",
+        "2",
+        "--set",
+        "training.batch=4",
+        "--set",
+        "training.length=10",
+        "--quiet",
+    )
     code, printed, said = run(
         "train",
         "lm",
@@ -265,7 +305,7 @@ def test_a_language_model_is_trained_stored_and_goes_on(run, corpus, tmp_path, o
     assert f"perplexity: test {metrics['test']['perplexity']:.2f}" in printed
     code, printed, _ = run("continue", out, "a witty", "--words", "4", "--seed", "3")
     assert code == 0 and printed.startswith("a witty")
-    assert LanguageServer.open(out).shape.dim == 8
+    assert LanguageModel.open(out).shape.dim == 8
 
 
 def test_three_files_in_any_order(run, corpus, tmp_path):
@@ -274,7 +314,7 @@ def test_three_files_in_any_order(run, corpus, tmp_path):
         with gzip.open(tmp_path / f"my.{name}.txt.gz", "wt") as file:
             file.write("\n".join(some))
     files = [tmp_path / f"my.{name}.txt.gz" for name in ("test", "train", "valid")]
-    shared = ("--dim", "8", "--epochs", "1", "--batch", "4", "--quiet")
+    shared = ("--dim", "8", "--epochs", "1", "--set", "training.batch=4", "--quiet")
     code, _, said = run(
         "train", "lm", *files, "--out", tmp_path / "out", "--table", "dense", *shared
     )
@@ -286,7 +326,7 @@ def test_three_files_in_any_order(run, corpus, tmp_path):
     [
         (b"", "empty"),
         (b"word\n" * 50, "two different words"),
-        (b"a b\xff c\n" * 9, "--encoding"),
+        (b"a b\xff c\n" * 9, "data.encoding"),
         (b"a b c\n", "lines"),
     ],
 )
@@ -302,7 +342,16 @@ def test_bad_texts_of_language_models(run, tmp_path, content, hint):
 def test_two_files_and_a_wrong_width_are_refused(run, corpus, tmp_path):
     assert run("train", "lm", corpus, corpus, "--out", tmp_path / "out", "--quiet")[0] == 2
     code, _, said = run(
-        "train", "lm", corpus, "--out", tmp_path / "out", "--hidden", "9", "--dim", "8", "--quiet"
+        "train",
+        "lm",
+        corpus,
+        "--out",
+        tmp_path / "out",
+        "--set",
+        "model.hidden=9",
+        "--dim",
+        "8",
+        "--quiet",
     )
     assert code == 2 and "hidden=9" in said
     assert names(tmp_path) == {corpus.name}

@@ -11,7 +11,7 @@ import pytest
 
 import featherbed as fb
 from featherbed.graphs import edges
-from featherbed.serve import words
+from featherbed.io.texts import files
 
 nets = importlib.import_module(
     "featherbed.graphs.wordnet"
@@ -22,10 +22,10 @@ PACKERS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
 
 @pytest.mark.parametrize("packer", PACKERS)
 def test_a_text_that_unpacks_to_too_much_is_refused(packer, tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "LARGE", 1 << 20)
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb"
     path.write_bytes(PACKERS[packer](b"a " * (10 << 20)))
-    unpacked, real = [], words._read_all
+    unpacked, real = [], files.open_compressed
 
     class Watched:
         def __init__(self, stream):
@@ -35,11 +35,13 @@ def test_a_text_that_unpacks_to_too_much_is_refused(packer, tmp_path, monkeypatc
             unpacked.append(self.stream.read(size))
             return unpacked[-1]
 
-    monkeypatch.setattr(
-        words, "_read_all", lambda path, stream, most: real(path, Watched(stream), most)
-    )
-    with pytest.raises(fb.DataError, match="unpacks to more than") as error:
-        words.read_text(path)
+    def watch(raw):
+        stream, name = real(raw)
+        return Watched(stream), name
+
+    monkeypatch.setattr(files, "open_compressed", watch)
+    with pytest.raises(fb.DataError, match="decompresses to more than") as error:
+        files.read_text(path)
     assert "\n" not in str(error.value)
     assert sum(map(len, unpacked)) < 10 << 20, "it stopped before all was unpacked"
 
@@ -48,7 +50,7 @@ def test_a_text_that_unpacks_to_too_much_is_refused(packer, tmp_path, monkeypatc
 def test_texts_that_pack_well_are_read(packer, tmp_path):
     path = tmp_path / "text"
     path.write_bytes(PACKERS[packer](b"the cat sat\n" * 100_000))
-    assert words.read_text(path) == "the cat sat\n" * 100_000
+    assert files.read_text(path) == "the cat sat\n" * 100_000
 
 
 def test_a_text_that_does_not_fit_into_memory_is_a_named_error(tmp_path, monkeypatch):
@@ -56,9 +58,9 @@ def test_a_text_that_does_not_fit_into_memory_is_a_named_error(tmp_path, monkeyp
         raise MemoryError
 
     (tmp_path / "text").write_text("the cat sat")
-    monkeypatch.setattr(words, "_read_all", fail)
+    monkeypatch.setattr(files, "_read_bytes", fail)
     with pytest.raises(fb.DataError, match="does not fit into memory"):
-        words.read_text(tmp_path / "text")
+        files.read_text(tmp_path / "text")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])

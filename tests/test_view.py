@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.view.compression import _ticks, compression_page, compression_text
-from featherbed.view.figures import as_bytes
+from featherbed.report.compression import _ticks, compression_page, compression_text
+from featherbed.report.figures import as_bytes
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
 POINTS = [
@@ -127,7 +127,7 @@ def rows_of(page, title):
 def test_the_page_says_it_all(report):
     page = compression_page(report)
     assert (
-        "60,000 × 50: 12.0 MB → 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbours kept"
+        "60,000 × 50: 12.0 MB → 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbors preserved"
         in page
     )
     assert (
@@ -137,13 +137,13 @@ def test_the_page_says_it_all(report):
     assert "Against float16 rows it is 10.0 times smaller" in page
     assert "<pre><code>featherbed compress glove.npz --ratio 20</code></pre>" in page
     assert "Made by featherbed 0.3.0 in 42.3 s from float16." in page
-    assert rows_of(page, "How good it is")[1:] == [
+    assert rows_of(page, "Quality")[1:] == [
         ["recall", "58.3 %"],
         ["error", "0.2131"],
         ["cosine", "0.8860"],
         ["overlap", "0.9731"],
     ]
-    assert rows_of(page, "Where the bytes are")[1:] == [
+    assert rows_of(page, "Size by part")[1:] == [
         ["codes", "540,000", "90.3 %"],
         ["dictionary", "46,080", "7.7 %"],
         ["scales", "11,732", "2.0 %"],
@@ -153,18 +153,18 @@ def test_the_page_says_it_all(report):
         *("rows 1,000 to 59,999", "59,000", "38.8 %"),
         *("0.220", "0.880", "57.1 %"),
     ]
-    assert rows_of(page, "As word vectors")[1:] == [
+    assert rows_of(page, "Word vectors")[1:] == [
         ["ws353.txt", "349 of 353", "0.520", "0.501"],
         ["questions.txt", "14,877 of 19,544", "49.7 %", "39.1 %"],
     ]
-    assert rows_of(page, "What was tried")[1] == [
+    assert rows_of(page, "Candidates")[1] == [
         "residual chosen",
         "refined",
         "597,812",
         "58.3 %",
         "0.2131",
     ]
-    assert "Neighbours kept: of the ten rows nearest" in page and "recall by use" not in page
+    assert "Share of the ten nearest neighbors" in page and "weighted recall" not in page
 
 
 def test_keys_are_part_of_the_file_and_counted_apart(report):
@@ -176,10 +176,10 @@ def test_keys_are_part_of_the_file_and_counted_apart(report):
         "Keys take 520 KB. Without them it is 20.1 times smaller than float32 rows; against float16 rows it is 10.0 times smaller."
         in page
     )
-    assert "Keys, the names of the rows, take 520,000 bytes more." in page
+    assert "Keys, the names of the rows, take another 520,000 bytes." in page
     assert (
         lines[1]
-        == "60,000 x 50 with keys: 12.5 MB -> 1.12 MB, 11.2 times smaller; 58 % of ten neighbours kept"
+        == "60,000 x 50 with keys: 12.5 MB -> 1.12 MB, 11.2 times smaller; 58 % of ten neighbors preserved"
     )
     assert (
         lines[4]
@@ -189,11 +189,11 @@ def test_keys_are_part_of_the_file_and_counted_apart(report):
 
 def test_weighted_figures_where_there_are_any(report):
     report["quality"] |= {"weighted_recall": 0.6512, "weighted_error": 0.1831}
-    assert rows_of(compression_page(report), "How good it is")[-2:] == [
-        ["recall by use", "65.1 %"],
-        ["error by use", "0.1831"],
+    assert rows_of(compression_page(report), "Quality")[-2:] == [
+        ["weighted recall", "65.1 %"],
+        ["weighted error", "0.1831"],
     ]
-    assert "by use      recall 65.1 %, error 0.1831" in compression_text(report).splitlines()
+    assert "weighted    recall 65.1 %, error 0.1831" in compression_text(report).splitlines()
 
 
 def test_the_curve(report):
@@ -279,17 +279,17 @@ def test_figures_that_are_not_there(report):
         "12.0 MB → 598 KB, 20.1 times smaller</p>" in page
         and "as the only candidate. Against" in page
     )
-    assert rows_of(page, "How good it is")[1:] == [["recall", "–"], ["error", "–"]]
+    assert rows_of(page, "Quality")[1:] == [["recall", "–"], ["error", "–"]]
     for title in (
-        "What was tried",
+        "Candidates",
         "Frequent and rare rows",
-        "As word vectors",
-        "How to repeat it",
+        "Word vectors",
+        "Command",
     ):
         assert title not in page
     assert len(page) < 10_000, "no plot, no plotly"
     assert "ratio=20; chosen as the only candidate in 42.3 s" in compression_text(report)
-    assert "rows  " not in compression_text(report) and "again" not in compression_text(report)
+    assert "rows  " not in compression_text(report) and "command  " not in compression_text(report)
 
 
 def test_figures_that_are_missing_in_places(report):
@@ -306,7 +306,7 @@ def test_figures_that_are_missing_in_places(report):
         "0.910",
         "–",
     ]
-    assert rows_of(page, "As word vectors")[1][-1] == "–"
+    assert rows_of(page, "Word vectors")[1][-1] == "–"
 
 
 @pytest.mark.parametrize("show", [compression_page, compression_text])
@@ -328,9 +328,9 @@ def test_without_plotly_the_error_tells_what_to_install(report, monkeypatch):
 def test_the_lines(report):
     assert compression_text(report).splitlines() == [
         "glove.npz (float16)",
-        "60,000 x 50: 12.0 MB -> 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbours kept",
+        "60,000 x 50: 12.0 MB -> 598 KB, 20.1 times smaller; 58 % of the ten nearest neighbors preserved",
         "method      residual(books=9)",
-        "asked for   ratio=20; chosen by recall among 3 candidates in 42.3 s",
+        "target      ratio=20; chosen by recall among 3 candidates in 42.3 s",
         "table       598 KB, 20.1 times smaller than float32 (12.0 MB), 10.0 times than float16",
         "quality     recall 58.3 %, error 0.2131, cosine 0.8860, overlap 0.9731",
         "bytes       codes 540 KB, dictionary 46.1 KB, 1 more",
@@ -340,7 +340,7 @@ def test_the_lines(report):
         "words                                       used   before    after",
         "  ws353.txt                           349 of 353    0.520    0.501",
         "  questions.txt                 14,877 of 19,544   49.7 %   39.1 %",
-        "again       featherbed compress glove.npz --ratio 20",
+        "command     featherbed compress glove.npz --ratio 20",
     ]
 
 
@@ -379,6 +379,6 @@ def test_ticks_are_round_and_few():
 
 
 def test_the_room_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import featherbed.view.compression; print('plotly' in sys.modules)"
+    code = "import sys; sys.modules['torch'] = None; import featherbed.report.compression; print('plotly' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -6,8 +6,9 @@ import torch
 from scipy.sparse import csr_array
 
 import featherbed as fb
-from featherbed.tasks.word_choice import choose_words, glove_vectors
-from featherbed.tasks.word_tables import Lexicon, WordTable, make_word_table, rescale
+from featherbed.apps.words.selection import Lexicon, glove_vectors, select_words
+from featherbed.apps.words.settings import WordTableSettings
+from featherbed.apps.words.table import build_word_table
 
 WORDS = (
     "<pad>",
@@ -34,7 +35,7 @@ DOCUMENTS = [
 ] * 5  # 3 and 4 tell the class
 
 
-def lexicon(**changes):
+def lexicon(min_cooccurrence=5, **changes):
     counts = np.zeros((len(DOCUMENTS), len(WORDS)), dtype=np.int64)
     for row, document in enumerate(DOCUMENTS):
         counts[row, document] += 1
@@ -44,6 +45,7 @@ def lexicon(**changes):
         "documents": lambda: csr_array(counts),
         "labels": np.arange(len(DOCUMENTS)) % 2,
         "cooccurrence": lambda: csr_array(near),
+        "related": lambda: fb.Graph(csr_array(near) >= min_cooccurrence),
         "padding_idx": 0,
     }
     return Lexicon(WORDS, COUNTS, **(settings | changes))
@@ -95,10 +97,13 @@ BY = [
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("spec", ["anchor:anchors=3", "mixture:anchors=[2,1]", "selected:keep=3"])
 def test_every_choice_makes_a_table(by, spec, sources):
-    words = WordTable(
-        spec, dim=8, by=by, domain=() if spec.startswith("selected") else ("cooccurrence",)
+    words = WordTableSettings(
+        spec=spec,
+        dim=8,
+        selection=by,
+        domain=() if spec.startswith("selected") else ("cooccurrence",),
     )
-    made, again, other = (make_word_table(words, lexicon(), seed) for seed in (0, 0, 1))
+    made, again, other = (build_word_table(words, lexicon(), seed) for seed in (0, 0, 1))
     assert torch.equal(made.table.weight, again.table.weight)
     assert not torch.equal(made.table.weight, other.table.weight)
     assert torch.equal(made.table(torch.tensor([0])), torch.zeros(1, 8))
@@ -117,21 +122,22 @@ def test_every_choice_makes_a_table(by, spec, sources):
 
 
 def test_choices_without_anchors_that_are_words():
-    made = make_word_table(WordTable("anchor:anchors=3", dim=8), lexicon(), 0)
+    made = build_word_table(WordTableSettings(spec="anchor:anchors=3", dim=8), lexicon(), 0)
     assert made.table.anchor_ids is None
     assert made.notes == ()
-    kept = make_word_table(WordTable("selected:keep=2", dim=8), lexicon(), 0).table
+    kept = build_word_table(WordTableSettings(spec="selected:keep=2", dim=8), lexicon(), 0).table
     assert torch.nonzero(kept.index < 2)[:, 0].tolist() == [2, 3]
 
 
 def test_domains_relate_words_to_anchors(sources):
-    def exempt(*domain, least=5):
-        words = WordTable(
-            "anchor:anchors=9", dim=8, by="frequency", domain=domain, least=least, lam=0.1
+    def exempt(*domain, minimum=5):
+        settings = WordTableSettings(
+            spec="anchor:anchors=9", dim=8, selection="frequency", domain=domain, lam=0.1
         )
-        (penalty,) = make_word_table(words, lexicon(), 0).penalties.values()
+        words = build_word_table(settings, lexicon(minimum), 0)
+        (penalty,) = words.penalties.values()
         rows, columns = penalty.exempt.places(None)
-        anchors = make_word_table(words, lexicon(), 0).table.anchor_ids
+        anchors = words.table.anchor_ids
         return {
             (WORDS[i], WORDS[anchors[k]])
             for i, k in zip(rows.tolist(), columns.tolist(), strict=True)
@@ -143,14 +149,18 @@ def test_domains_relate_words_to_anchors(sources):
     assert ("film", "good") in near
     assert ("good", "bad") not in near
     assert exempt("wordnet", "cooccurrence") == exempt("wordnet") | near
-    assert exempt("cooccurrence", least=11) < near
+    assert exempt("cooccurrence", minimum=11) < near
 
 
 def test_a_domain_of_a_mixture_spares_its_weights(sources):
-    words = WordTable(
-        "mixture:anchors=[3,2]", dim=8, by="frequency", domain=("cooccurrence",), lam=1.0
+    words = WordTableSettings(
+        spec="mixture:anchors=[3,2]",
+        dim=8,
+        selection="frequency",
+        domain=("cooccurrence",),
+        lam=1.0,
     )
-    made = make_word_table(words, lexicon(), 0)
+    made = build_word_table(words, lexicon(), 0)
     (parameter, penalty), *_ = made.penalties.items()
     anchors = torch.cat(made.table.anchor_ids)
     near = lexicon().cooccurrence().toarray() >= 5
@@ -158,15 +168,17 @@ def test_a_domain_of_a_mixture_spares_its_weights(sources):
     assert np.array_equal(shrunk.numpy() > 0, near[:, anchors.numpy()])
 
 
-def test_a_graph_in_place_of_counts_is_taken_as_it_is():
+def test_related_words_are_those_of_the_graph():
     graph = fb.Graph.from_edges(len(WORDS), [[2, 11]])
-    words = WordTable("anchor:anchors=2", dim=8, by="frequency", domain=("cooccurrence",))
-    (penalty,) = make_word_table(words, lexicon(cooccurrence=lambda: graph), 0).penalties.values()
+    settings = WordTableSettings(
+        spec="anchor:anchors=2", dim=8, selection="frequency", domain=("cooccurrence",)
+    )
+    words = build_word_table(settings, lexicon(related=lambda: graph), 0)
+    (penalty,) = words.penalties.values()
     assert [part.tolist() for part in penalty.exempt.places(None)] == [[11], [0]]
-    by = WordTable("anchor:anchors=2", dim=8, by="kmeans-cooccurrence")
-    assert sorted(
-        make_word_table(by, lexicon(cooccurrence=lambda: graph), 0).table.anchor_ids.tolist()
-    ) == [2, 11]
+    clusters = WordTableSettings(spec="anchor:anchors=2", dim=8, selection="kmeans-cooccurrence")
+    counts = lexicon(cooccurrence=lambda: graph.matrix.astype(np.int64))
+    assert sorted(build_word_table(clusters, counts, 0).table.anchor_ids.tolist()) == [2, 11]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +193,8 @@ def test_a_graph_in_place_of_counts_is_taken_as_it_is():
     ],
 )
 def test_rows_start_with_the_spread_asked_for(spec):
-    table = make_word_table(
-        WordTable(spec, dim=64, start=0.03), lexicon(padding_idx=None), 0
+    table = build_word_table(
+        WordTableSettings(spec=spec, dim=64, init_std=0.03), lexicon(padding_idx=None), 0
     ).table.eval()
     assert float(table.weight.detach().std()) == pytest.approx(0.03, rel=0.01)
 
@@ -192,8 +204,10 @@ def test_rows_start_with_the_spread_asked_for(spec):
 )
 @pytest.mark.parametrize("by", [None, "frequency"])
 def test_anchors_are_scaled_for_rows_of_the_spread_asked_for(spec, by):
-    table = make_word_table(
-        WordTable(spec, dim=64, by=by, start=0.2, spread=0.03), lexicon(padding_idx=None), 0
+    table = build_word_table(
+        WordTableSettings(spec=spec, dim=64, selection=by, init_std=0.2, row_std=0.03),
+        lexicon(padding_idx=None),
+        0,
     ).table.eval()
     assert float(table.weight.detach().std()) == pytest.approx(0.03, rel=1e-3)
 
@@ -202,57 +216,65 @@ def test_rows_that_do_not_depend_on_a_dictionary_are_left_as_they_are():
     table = fb.KDTable(12, 8, choices=4, parts=3, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         table.atoms.zero_()
-    rescale(table, 0.5)
+    table.scale_initial_rows(0.5)
     assert torch.count_nonzero(table.atoms) == 0
     assert table.training
 
 
 def test_what_is_penalised():
-    lasso = make_word_table(WordTable(by="lasso", lam=0.1, dim=8), lexicon(), 0)
+    lasso = build_word_table(WordTableSettings(selection="lasso", lam=0.1, dim=8), lexicon(), 0)
     assert isinstance(lasso.penalties[lasso.table.weight], fb.GroupL1)
-    signed = make_word_table(
-        WordTable("anchor:anchors=3,nonnegative=false", dim=8, lam=0.1), lexicon(), 0
+    signed = build_word_table(
+        WordTableSettings(spec="anchor:anchors=3,nonnegative=false", dim=8, lam=0.1), lexicon(), 0
     )
     assert type(signed.penalties[signed.table.transform]) is fb.L1
-    assert make_word_table(WordTable("hashed:buckets=4", dim=8), lexicon(), 0).penalties == {}
-    anchors = make_word_table(WordTable("anchor:anchors=3", dim=8), lexicon(), 0)
+    assert (
+        build_word_table(WordTableSettings(spec="hashed:buckets=4", dim=8), lexicon(), 0).penalties
+        == {}
+    )
+    anchors = build_word_table(WordTableSettings(spec="anchor:anchors=3", dim=8), lexicon(), 0)
     assert anchors.penalties[anchors.table.transform].lam == 0
     assert torch.count_nonzero(anchors.table.transform[0]) == 0  # the padding costs no weight
 
 
 def test_sharing_and_row_sparse_gradients():
-    made = make_word_table(WordTable(dim=8, sse=0.2), lexicon(), 0, sparse=True)
+    made = build_word_table(WordTableSettings(dim=8, sse=0.2), lexicon(), 0, sparse=True)
     assert isinstance(made.module, fb.SSE)
     assert made.module.table is made.table
     assert made.table.sparse
-    assert not make_word_table(WordTable(dim=8), lexicon(), 0).table.sparse
-    assert not make_word_table(
-        WordTable("anchor:anchors=3", dim=8), lexicon(), 0, sparse=True
+    assert not build_word_table(WordTableSettings(dim=8), lexicon(), 0).table.sparse
+    assert not build_word_table(
+        WordTableSettings(spec="anchor:anchors=3", dim=8), lexicon(), 0, sparse=True
     ).table.sparse
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"by": "length"}, "use one of random, frequency"),
-        ({"spec": "anchor:anchors=3", "domain": ("thesaurus",)}, "use wordnet or cooccurrence"),
+        ({"selection": "length"}, "use one of random, frequency"),
+        (
+            {"spec": "anchor:anchors=3", "domain": ("thesaurus",)},
+            "use one of wordnet, cooccurrence",
+        ),
         ({"dim": 0}, "dim=0"),
-        ({"least": 0}, "least=0"),
-        ({"start": 0.0}, "start=0.0"),
-        ({"spec": "anchor:anchors=3", "spread": -1.0}, "spread=-1.0"),
-        ({"spread": 0.1}, "'dense' has no anchors; start is the spread of its rows"),
+        ({"init_std": 0.0}, "init_std=0.0"),
+        ({"spec": "anchor:anchors=3", "row_std": -1.0}, "row_std=-1.0"),
+        ({"row_std": 0.1}, "row_std=0.1: 'dense' has no anchors"),
         ({"nonzeros": 5}, "has no anchors"),
-        ({"domain": ("wordnet",)}, "has no anchors that words could relate to"),
-        ({"lam": 0.1}, "nothing of 'dense' is penalised"),
-        ({"spec": "hashed:buckets=4", "by": "frequency"}, "chooses no words"),
-        ({"spec": "anchor:anchors=3,init=xavier", "by": "frequency"}, "both say how anchors start"),
-        ({"by": "lasso"}, "takes lam"),
+        ({"domain": ("wordnet",)}, "domain=wordnet: 'dense' has no anchors"),
+        ({"lam": 0.1}, "'dense' has no penalized weights"),
+        ({"spec": "hashed:buckets=4", "selection": "frequency"}, "selects no words"),
+        (
+            {"spec": "anchor:anchors=3,init=xavier", "selection": "frequency"},
+            "initializes anchors too",
+        ),
+        ({"selection": "lasso"}, "needs lam"),
         ({"spec": "nothing"}, "is no table"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(fb.ArgumentError, match=message):
-        WordTable(**settings)
+        WordTableSettings(**settings)
 
 
 def test_what_a_text_cannot_tell_is_said():
@@ -263,16 +285,27 @@ def test_what_a_text_cannot_tell_is_said():
         ("kmeans-cooccurrence", "co-occurrence counts"),
     ):
         with pytest.raises(fb.ArgumentError, match=f"needs {missing}"):
-            make_word_table(WordTable("anchor:anchors=2", dim=8, by=by), bare, 0)
+            build_word_table(
+                WordTableSettings(spec="anchor:anchors=2", dim=8, selection=by), bare, 0
+            )
     with pytest.raises(fb.ArgumentError, match="needs labels"):
-        make_word_table(WordTable("anchor:anchors=2", dim=8, by="vvd"), lexicon(labels=None), 0)
-    with pytest.raises(fb.ArgumentError, match="11 to choose among"):
-        make_word_table(WordTable("anchor:anchors=12", dim=8, by="frequency"), bare, 0)
-    with pytest.raises(fb.ArgumentError, match="keeps them above 0"):
-        words = WordTable(
-            "anchor:anchors=2,nonnegative=false", dim=8, by="frequency", domain=("cooccurrence",)
+        build_word_table(
+            WordTableSettings(spec="anchor:anchors=2", dim=8, selection="vvd"),
+            lexicon(labels=None),
+            0,
         )
-        make_word_table(words, lexicon(), 0)
+    with pytest.raises(fb.ArgumentError, match="the vocabulary has 11"):
+        build_word_table(
+            WordTableSettings(spec="anchor:anchors=12", dim=8, selection="frequency"), bare, 0
+        )
+    with pytest.raises(fb.ArgumentError, match="a non-negative penalty"):
+        words = WordTableSettings(
+            spec="anchor:anchors=2,nonnegative=false",
+            dim=8,
+            selection="frequency",
+            domain=("cooccurrence",),
+        )
+        build_word_table(words, lexicon(), 0)
 
 
 def test_glove_knows_some_words(sources, tmp_path):
@@ -280,8 +313,8 @@ def test_glove_knows_some_words(sources, tmp_path):
     assert ids.tolist() == [2, 3]
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
     few = Lexicon(("<pad>", "zzz", "film"), np.array([0, 3, 2]), padding_idx=0)
-    with pytest.raises(fb.ArgumentError, match="only 1 words have what it goes by"):
-        choose_words("kmeans-glove", few, 2, 8, torch.Generator().manual_seed(0))
+    with pytest.raises(fb.ArgumentError, match="only 1 words have the statistics"):
+        select_words("kmeans-glove", few, 2, 8, torch.Generator().manual_seed(0))
     (tmp_path / "glove" / "glove.6B.50d.top60k.npz").write_bytes(b"nothing")
     with pytest.raises(fb.DataError, match="cannot be read as GloVe"):
         glove_vectors(WORDS)
@@ -291,8 +324,10 @@ def test_glove_and_wordnet_as_they_are(data, monkeypatch):
     if not (data / "glove").is_dir() or not (data / "wordnet").is_dir():
         pytest.skip("no GloVe vectors or WordNet in the data folder")
     monkeypatch.setenv("FEATHERBED_DATA", str(data))
-    words = WordTable("anchor:anchors=4", dim=50, by="kmeans-glove", domain=("wordnet",), lam=1e-5)
-    made = make_word_table(words, lexicon(), 0)
+    words = WordTableSettings(
+        spec="anchor:anchors=4", dim=50, selection="kmeans-glove", domain=("wordnet",), lam=1e-5
+    )
+    made = build_word_table(words, lexicon(), 0)
     assert made.notes[0].startswith("anchors: ")
     assert "related by wordnet" in made.notes[1]
     assert torch.allclose(

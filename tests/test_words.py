@@ -71,9 +71,9 @@ def test_analogies(write):
 @pytest.mark.parametrize("read", [read_pairs, read_analogies, is_analogies])
 def test_files_that_cannot_be_read(write, tmp_path, read):
     for path in (tmp_path / "absent.txt", tmp_path, write(b"\xff\xfe\x00caf\xe9", "bytes.txt")):
-        with pytest.raises(DataError, match="cannot be read as text"):
+        with pytest.raises(DataError, match="cannot be read as UTF-8 text"):
             read(path)
-    with pytest.raises(DataError, match="holds no line that counts"):
+    with pytest.raises(DataError, match="has no lines of data"):
         read(write("# nothing\n\n"))
 
 
@@ -188,7 +188,7 @@ def test_blocks_do_not_matter(write, monkeypatch):
         lines.append(" ".join(keys[n] for n in (a, b, c, d)))
     path = write("\n".join(lines))
     monkeypatch.setattr(words, "READ", 7)
-    monkeypatch.setattr(words, "ASK", 11)
+    monkeypatch.setattr(words, "BATCH", 11)
     assert score_words(rows.__getitem__, keys, [path])[0]["score"] == pytest.approx(right / 60)
 
 
@@ -202,7 +202,7 @@ def test_rows_that_cannot_be(write):
     path = write("east north 1\neast west 2\n")
     with pytest.raises(ArgumentError, match="not finite"):
         score_words((ROWS * np.float32("nan")).__getitem__, KEYS, [path])
-    with pytest.raises(ArgumentError, match=r"gave shape \(3,\) for 3 ids"):
+    with pytest.raises(ArgumentError, match=r"returned shape \(3,\) for 3 ids"):
         score_words(lambda ids: ROWS[ids, 0], KEYS, [path])
 
 

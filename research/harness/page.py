@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from featherbed.report.figures import as_html
+from featherbed.report.page import page, table
 from featherbed.version import __version__
-from featherbed.view.figures import as_html
-from featherbed.view.page import page, table
 from research.harness.plots import drawing
 from research.harness.run import Results
 from research.harness.settings import Experiment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from featherbed.view.figures import as_html
-from featherbed.view.page import AXIS, COLOURS, PAPER, plot
+from featherbed.report.figures import as_html
+from featherbed.report.page import AXIS, COLORS, LAYOUT, plot
 from research.harness.run import Results
 from research.harness.settings import Row
 from research.harness.summary import MEASURES, mean_and_error
@@ -29,7 +29,7 @@ def drawing(results: Results) -> str:
     if not traces:
         return ""
     heading, x, y = TITLES[kind] if kind != "front" else _front_titles(results)
-    layout = PAPER | {
+    layout = LAYOUT | {
         "xaxis": AXIS | {"title": {"text": x}},
         "yaxis": AXIS | {"title": {"text": y}},
     }
@@ -84,9 +84,9 @@ def _front(results: Results) -> list[Trace]:
                     as_html(row.label),
                 )
             )
-    traces = [_marks("ours", ours, {"size": 10, "color": COLOURS[0]})] if ours else []
+    traces = [_marks("ours", ours, {"size": 10, "color": COLORS[0]})] if ours else []
     return traces + (
-        [_marks("published", theirs, {"size": 10, "color": COLOURS[1], "symbol": "cross"})]
+        [_marks("published", theirs, {"size": 10, "color": COLORS[1], "symbol": "cross"})]
         if theirs
         else []
     )
@@ -100,8 +100,8 @@ def _objective(results: Results) -> list[Trace]:
     """Return the objective of runs with as many anchors as given, and of those that found it."""
     traces = []
     for name, grown, look in (
-        ("K given", False, {"size": 8, "color": COLOURS[0]}),
-        ("NBANT", True, {"size": 16, "color": COLOURS[1], "symbol": "star"}),
+        ("K given", False, {"size": 8, "color": COLORS[0]}),
+        ("NBANT", True, {"size": 16, "color": COLORS[1], "symbol": "star"}),
     ):
         points = []
         for row in results.experiment.rows:
@@ -159,7 +159,7 @@ def _lines(results: Results, x: str, y: str) -> list[Trace]:
         points = [(one[x], one[y]) for one in history if x in one and y in one]
         if points:
             thin = points[:: -(-len(points) // MOST)]
-            line = {"color": COLOURS[len(traces) % len(COLOURS)]}
+            line = {"color": COLORS[len(traces) % len(COLORS)]}
             shown = {
                 "x": [point[0] for point in thin],
                 "y": [point[1] for point in thin],

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from featherbed.apps.results import Result, finite, made_by
 from featherbed.errors import ArgumentError, DataError
 from featherbed.packed.writing import replacing
-from featherbed.tasks.results import Result, finite, made_by
 from research.harness.legacy import converted, is_legacy
 from research.harness.measures import flattened, table_sizes
 from research.harness.settings import RESULTS, WORK, Row

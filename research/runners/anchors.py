@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import featherbed as fb
-from featherbed.tasks import ratings
-from featherbed.tasks.checkpoints import Checkpoints
+from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.recommender import model as ratings
 from research.harness.records import Outcome, Run, outcome_of
 from research.sources.ratings import Source
 
@@ -33,7 +33,7 @@ def run_anchors(settings: Mapping[str, Any], seed: int, source: Source, run: Run
     steps = settings["epochs"] * math.ceil(len(train) / settings["batch"])
     prices = {key: settings[key] for key in ("lambda1", "lambda2") if key in settings}
     growth = fb.Growth(tables, optimizer, **prices) if settings.get("grows") else None
-    result = ratings.train(
+    result = ratings.fit_model(
         model,
         optimizer,
         train,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from featherbed.view.clouds import clouds_page, mean_distance, principal_axes
+from research.harness.clouds import clouds_page, mean_distance, principal_axes
 from research.harness.records import Outcome, Run
 from research.runners.factorization import Factors, shared_ids
 from research.sources.ratings import Source

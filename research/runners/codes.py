@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 import featherbed as fb
+from featherbed.apps.language.fit import perplexity
+from featherbed.apps.language.model import LSTMModel
 from featherbed.errors import DataError
+from featherbed.io.texts import Corpus
 from featherbed.tables.spec import parse_spec
-from featherbed.tasks import lm
-from featherbed.tasks.checkpoints import Checkpoints
-from featherbed.tasks.data import Corpus
 from research.harness.records import Outcome, Run, outcome_of
+from research.runners.tables import train_lstm
 
 
 def run_codes(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) -> Outcome:
@@ -27,26 +28,14 @@ def run_codes(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) 
     generator = torch.Generator().manual_seed(seed)
     table = make_coded(settings, len(corpus.words), generator, run.work, seed)
     torch.manual_seed(seed)
-    model = lm.LanguageModel(
+    model = LSTMModel(
         table, hidden=settings["dim"], tied=settings["tied"], dropout=settings["dropout"]
     )
-    result = lm.train(
-        model,
-        make_optimizer(model, settings),
-        corpus,
-        epochs=settings["epochs"],
-        batch=settings["batch"],
-        length=settings["length"],
-        clip=settings["clip"],
-        seed=seed,
-        checkpoints=Checkpoints(run.work / f"{run.row}-seed-{seed}"),
-        settings=dict(settings),
-        name=run.title,
-        progress=run.shown,
-    )
-    result.metrics["test"] = {"perplexity": lm.perplexity(model, corpus.test)}
-    if isinstance(table, fb.KDTable):
-        health = table.health()
+    optimizer = make_optimizer(model, settings)
+    result = train_lstm(model, optimizer, corpus, settings, seed, run)
+    result.metrics["test"] = {"perplexity": perplexity(model, corpus.test)}
+    health = table.health()
+    if health is not None:
         result.metrics["codes"] = {
             "utilisation": health.utilisation,
             "duplicates": health.duplicates,

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 import featherbed as fb
+from featherbed.apps.recommender import model as ratings
+from featherbed.apps.recommender.online import train_online
 from featherbed.tables.spec import table_from_dense
-from featherbed.tasks import ratings
-from featherbed.tasks.online import train_online
 from research.runners.storing import Stored, in_all_kinds
 
 SPREAD = 0.1  # of the rows tables start near
 DIM = 16
-ROUNDS = 30  # of variational Bayes, at most
+ROUNDS = 30  # of fit_posterior Bayes, at most
 
 
 # learning
@@ -66,7 +66,7 @@ def learn(
         "progress": False,
     }
     schedulers += [] if budget is None else [budget]
-    ratings.train(
+    ratings.fit_model(
         model, optimizer, task.train, task.validation, schedulers=schedulers, growth=growth, **loop
     )
     if budget is not None:
@@ -120,12 +120,12 @@ def dense(dim, task, settings):
 
 def bayes(task, settings):
     """Variational Bayes in closed form; stops by validation as the others do; turned to its main axes before it is rounded."""
-    from featherbed.tasks.bayes import balanced, variational
+    from featherbed.apps.recommender.bayes import balance, fit_posterior
 
-    found = variational(
+    found = fit_posterior(
         task.train, settings["dim"], iterations=ROUNDS, validation=task.validation, seed=task.seed
     )
-    found = balanced(found, *(counts.numpy() for counts in task.counts))
+    found = balance(found, *(counts.numpy() for counts in task.counts))
     tables = (
         fb.DenseTable.from_dense(torch.from_numpy(rows.astype(np.float32)))
         for rows in (found.users, found.items)
@@ -332,10 +332,10 @@ def hot_tail(task, settings):
 
 
 def graded(task, settings):
-    from featherbed.tasks.levels import graded_tables
+    from featherbed.apps.recommender.graded import fit_graded
 
     budget, dim = settings["budget"], settings["dim"]
-    users, items, mean, _ = graded_tables(
+    users, items, mean, _ = fit_graded(
         task.train, task.validation, dim=dim, budget=budget, seed=task.seed
     )
     return [Stored("graded", users, items, float(mean), dim * sum(task.shape))]

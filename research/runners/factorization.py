@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featherbed.io.records import Ratings
 from featherbed.kernels.compiled import compiled
 from featherbed.sharing import share
-from featherbed.tasks.data import Ratings
 
 MODELS = {
     "plain": (False, False),
@@ -92,8 +92,8 @@ def als_side(
 class Factors:
     """Rows of users and items (columns), their biases and the mean; rows start normal with spread 1/sqrt(d).
 
-    >>> from featherbed.tasks.data import planted_ratings
-    >>> ratings = planted_ratings(40, 30, 500)
+    >>> from featherbed.io.records import make_ratings
+    >>> ratings = make_ratings(40, 30, 500)
     >>> Factors(ratings, 4, "biases", seed=0).rmse(ratings) > 1
     True
     """

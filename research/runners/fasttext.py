@@ -18,10 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from featherbed.apps.classifier.data import prepare
+from featherbed.apps.classifier.settings import TextVocabularySettings
 from featherbed.errors import DataError, MissingExtra
-from featherbed.serve.words import tokenize
-from featherbed.tasks.documents import prepare
-from featherbed.tasks.texts import Texts, read_texts
+from featherbed.io.texts import LabeledTexts, read_texts, tokenize
 from research.harness.records import Outcome, Run, load_record
 from research.sources.texts import TextFiles
 
@@ -56,16 +56,17 @@ class Trainer:
 
     def _parts(self, source: TextFiles) -> dict[str, Path]:
         texts, length = read_texts(source.train), self.settings["length"]
-        held = prepare(texts, length=length, seed=0).held.tolist()
+        vocabulary = TextVocabularySettings(length=length)
+        held = prepare(texts, settings=vocabulary, seed=0).validation_index.tolist()
         kept = sorted(set(range(len(texts))) - set(held))
         parts = {"train": (texts, kept), "validation": (texts, held)}
         parts["all"] = texts, [*range(len(texts))]
         if self.settings["test"]:
-            test = read_texts(source.test, names=texts.names)
+            test = read_texts(source.test, classes=texts.classes)
             parts["test"] = test, [*range(len(test))]
         return {name: self._written(name, *part) for name, part in parts.items()}
 
-    def _written(self, name: str, texts: Texts, index: Iterable[int]) -> Path:
+    def _written(self, name: str, texts: LabeledTexts, index: Iterable[int]) -> Path:
         path = self.folder / f"{name}.txt"
         with path.open("w", encoding="utf-8") as file:
             for at in index:

@@ -1,9 +1,10 @@
-"""Rows that are language models, trained as ``featherbed train lm`` does it.
+"""Rows that are language models, trained as ``featherbed train lm`` trains them.
 
-Settings are those of a ``LanguageRecipe``, with ``words`` a table of those of a ``WordTable``; ``times`` as for texts; ``cut``:
-the number of words of the training text that are read; ``lambda2``: the price of a weight by which NBANT's objective is
-measured; ``post``, such as ``hash:anchors=500``: how plain rows are compressed once they are trained; and ``packed``, such as
-``float16``: the type of the stored values, for the bytes of the whole file.
+Settings have the short names of ``LANGUAGE_NAMES``, with a table ``words`` as for texts; ``times``
+as for texts; ``cut``: the number of words of the training text that are read; ``lambda2``: the price
+of a weight in NBANT's objective; ``post``, such as ``hash:anchors=500``: how dense rows are
+compressed after training; and ``packed``, such as ``float16``: the type of the stored values, for
+the bytes of the whole file.
 """
 
 from __future__ import annotations
@@ -16,19 +17,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from featherbed.compression.run import compress
+from featherbed.apps.language.fit import fit_language, perplexity
+from featherbed.apps.language.settings import LanguageSettings
+from featherbed.codecs.compress import compress
 from featherbed.errors import ArgumentError
+from featherbed.io.texts import Corpus
 from featherbed.packed.report import file_size
-from featherbed.tables import AnchorTable, DenseTable, Table
-from featherbed.tasks.data import Corpus
-from featherbed.tasks.language import fit_language
-from featherbed.tasks.language_recipe import LanguageRecipe
-from featherbed.tasks.lm import perplexity
+from featherbed.tables import Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run
-from research.runners.text import recipe_of, table_sizes
+from research.runners.text import named_values, table_sizes
 
 OWN = ("cut", "lambda2", "post", "packed")
+LANGUAGE_NAMES = {
+    "model": "model.kind",
+    **{
+        name: f"model.{name}"
+        for name in ("hidden", "layers", "tied", "softmax", "samples", "precision")
+    },
+    **{
+        name: f"training.{name}"
+        for name in ("epochs", "dense_epochs", "batch", "length", "random_length", "patience")
+    },
+    "optimizer": "optimizer.kind",
+    "weights_lr": "optimizer.transform_lr",
+    **{
+        name: f"optimizer.{name}"
+        for name in ("lr", "code_lr", "cosine", "decay", "clip", "averaging")
+    },
+    "dropout": "dropout.output",
+    **{f"drop_{name}": f"dropout.{name}" for name in ("words", "input", "layers", "weights")},
+    "ar": "dropout.ar",
+    "tar": "dropout.tar",
+}
 ROOM = (
     1 << 20
 )  # bytes beyond those of plain rows: settings, not bytes, say how small a compressed table is
@@ -40,12 +61,12 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Ru
     """Train a language model, measure its perplexity on the test part once, the size of its table and its objective."""
     own = {key: settings[key] for key in OWN if key in settings}
     asked = {key: value for key, value in settings.items() if key != "times" or "post" not in own}
-    recipe = recipe_of(LanguageRecipe, asked, len(source.words), OWN)
+    chosen = language_settings(asked, len(source.words))
     corpus = shortened(source, own["cut"]) if "cut" in own else source
-    fitted = fit_language(recipe, corpus, seed=seed, progress=run.shown, name=run.title)
-    if fitted.result.interrupted:
+    fitted = fit_language(chosen, corpus, seed=seed, progress=run.shown, name=run.title)
+    if fitted.interrupted:
         raise KeyboardInterrupt
-    table = fitted.made.table
+    table = fitted.words.table
     sizes = (
         compressed(table, own["post"], settings["times"], seed)
         if "post" in own
@@ -56,20 +77,26 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Ru
     if "packed" in own and "bytes" in sizes:
         kind = own["packed"]
         measures["bytes"] = file_size(table.eval().pack(values=kind, dictionary=kind), keys=False)
-    if isinstance(table, AnchorTable):
+    if table.sparse_codes:
         measures |= objectives(table, measures["perplexity"], own.get("lambda2"))
     details = {
         "words": len(corpus.words),
         "tokens": len(corpus.train),
-        "notes": [*fitted.made.notes],
+        "notes": [*fitted.notes],
     }
-    return Outcome(measures, [dict(row) for row in fitted.result.history], details)
+    return Outcome(measures, [dict(row) for row in fitted.history], details)
 
 
-def objectives(table: AnchorTable, test: float, lambda2: float | None) -> dict[str, float]:
+def language_settings(settings: Mapping[str, Any], rows: int) -> LanguageSettings:
+    """Return the settings of a row, for a table of ``rows`` rows."""
+    values = named_values(settings, rows, LANGUAGE_NAMES, "corpus.min_cooccurrence", OWN)
+    return LanguageSettings.from_values({"table.dim": 200, "model.hidden": 200} | values)
+
+
+def objectives(table: Table, test: float, lambda2: float | None) -> dict[str, float]:
     """Return how many weights and anchors there are, and the objective of a test perplexity at each price of an anchor."""
-    anchors = len(table.atoms)
-    weights = table.parameter_count() - table.atoms.numel()
+    anchors = table.anchor_count
+    weights = sum(int(torch.count_nonzero(weights)) for weights in table.penalized)
     found = {"nonzeros": float(weights), "word_anchors": float(anchors)}
     if lambda2 is None:
         return found
@@ -84,7 +111,7 @@ def compressed(table: Table, method: str, times: float, seed: int) -> dict[str, 
 
     A row becomes so many atoms, each times a value, as fit the size: parameters are K d + V s.
     """
-    if not isinstance(table, DenseTable):
+    if not table.is_dense:
         raise ArgumentError(f"post={method!r} compresses plain rows: give words the spec 'dense'")
     rows, dim = table.num_embeddings, table.embedding_dim
     atoms = int(method.partition("anchors=")[2].partition(",")[0] or 0)

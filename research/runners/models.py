@@ -17,8 +17,8 @@ from torch import Tensor
 
 import featherbed as fb
 from featherbed.errors import DataError
+from featherbed.io.texts import Corpus
 from featherbed.progress import show_progress
-from featherbed.tasks.data import Corpus
 from research.harness.measures import flattened
 from research.harness.records import Outcome, Run
 
@@ -81,7 +81,7 @@ def run_gpt(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) ->
     untuned = fb.measure_model(model, original, test)
     draw = torch.Generator().manual_seed(seed)
     tuned = fb.tune_model(
-        model, original, train, held=validation, generator=draw, **settings["tuning"]
+        model, original, train, validation=validation, generator=draw, **settings["tuning"]
     )
     folder = run.work / f"{run.row}-seed-{seed}"
     model.save_pretrained(folder)

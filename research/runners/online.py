@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featherbed.anchors import HalfNormal
+from featherbed.apps.recommender.model import MatrixFactorization
+from featherbed.apps.recommender.online import train_online
 from featherbed.errors import ArgumentError
+from featherbed.io.records import Ratings
 from featherbed.optim import NonNegativeL1, Yogi
 from featherbed.progress import show_progress
 from featherbed.tables import GrowingAnchorTable
 from featherbed.tables.arrivals import Arrivals
 from featherbed.tables.growth import Growth
-from featherbed.tasks.data import Ratings
-from featherbed.tasks.online import train_online
-from featherbed.tasks.ratings import MatrixFactorization
 from research.harness.records import Outcome, Run
 from research.sources.ratings import Source
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import featherbed as fb
-from featherbed.tasks import ratings
+from featherbed.apps.recommender import model as ratings
 from featherbed.theory.sharing import Factors, Transition, bias_term, rademacher_draws
 from research.harness.records import Outcome, Run
 from research.sources.ratings import Source

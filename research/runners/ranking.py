@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from featherbed.apps.recommender.ranking import (
+    Interactions,
+    ranking_metrics,
+    split_interactions,
+    train_bpr,
+)
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.tasks.ranking import choices, train_bpr
-from featherbed.tasks.ranking_metrics import Chosen, ranking_metrics
 from research.harness.records import Outcome, Run
 from research.sources.ratings import Source
 
-PARTS = (
-    "train",
-    "validation",
-    "least",
-)  # choices of each user, and how many ratings a user must have
+PARTS = ("train", "validation", "minimum")  # interactions per user, minimum number of ratings
+OLD_NAMES = {"least": "minimum", "fall": "lr_decay", "decay": "weight_decay"}  # of earlier runs
 LOOP = tuple(
     name
     for name in inspect.signature(train_bpr).parameters
@@ -30,10 +31,11 @@ LOOP = tuple(
 
 
 def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
-    """Train by BPR, stop on the validation choices, and rank all other items for the test part.
+    """Train by BPR, stop on the validation interactions, and rank all other items for the test part.
 
     With ``yardstick`` (als or bpr) the model is one of the ``implicit`` package instead.
     """
+    settings = {OLD_NAMES.get(key, key): value for key, value in settings.items()}
     if "yardstick" in settings:
         return run_implicit(settings, seed, source, run)
     unknown = sorted(set(settings) - {*PARTS, *LOOP})
@@ -42,7 +44,7 @@ def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run
             f"{', '.join(unknown)}: no setting of a ranking, which takes {', '.join([*PARTS, *LOOP])}"
         )
     parts = {key: settings[key] for key in PARTS if key in settings}
-    train, validation, test = choices(source.ratings, **parts, seed=seed)
+    train, validation, test = split_interactions(source.ratings, **parts, seed=seed)
     loop = {key: settings[key] for key in LOOP if key in settings}
     ranked = train_bpr(train, validation, **loop, seed=seed, progress=run.shown, name=run.title)
     known = both(train, validation)
@@ -57,7 +59,7 @@ def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run
 def run_implicit(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Fit a model of the ``implicit`` package; lists in the settings are swept on validation."""
     parts = {key: settings[key] for key in PARTS if key in settings}
-    train, validation, test = choices(source.ratings, **parts, seed=seed)
+    train, validation, test = split_interactions(source.ratings, **parts, seed=seed)
     swept = {key: value for key, value in settings.items() if isinstance(value, list)}
     shape = train.num_users, train.num_items
     matrix = csr_matrix((np.ones(len(train), np.float32), train.items, train.starts), shape=shape)
@@ -96,12 +98,12 @@ def implicit_model(name: str) -> Any:
         raise MissingExtra("implicit", "yardsticks", "a comparison with implicit") from None
 
 
-def both(first: Chosen, second: Chosen) -> Chosen:
+def both(first: Interactions, second: Interactions) -> Interactions:
     """Return what users chose in either part.
 
-    >>> one = Chosen.of(np.array([0]), np.array([2]), 1, 4)
-    >>> both(one, Chosen.of(np.array([0]), np.array([1]), 1, 4))[0].tolist()
+    >>> one = Interactions.of(np.array([0]), np.array([2]), 1, 4)
+    >>> both(one, Interactions.of(np.array([0]), np.array([1]), 1, 4))[0].tolist()
     [1, 2]
     """
     users, items = np.append(first.users, second.users), np.append(first.items, second.items)
-    return Chosen.of(users, items, first.num_users, first.num_items)
+    return Interactions.of(users, items, first.num_users, first.num_items)

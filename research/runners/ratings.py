@@ -1,6 +1,7 @@
-"""Rows that are recipes: matrix factorisation with any tables, trained as ``featherbed train ratings`` does it.
+"""Matrix factorization with any tables, trained as ``featherbed train ratings`` does it.
 
-Besides the settings of a ``Recipe`` a row may have ``prices`` [lambda1, lambda2], by which NBANT's objective is measured;
+Besides settings of ``RecommenderSettings`` (by the last part of their names) a row may have
+``prices`` [lambda1, lambda2], by which the objective of NBANT is measured;
 ``grows``, whether the number of anchors is found by them; ``clusters``, how many titles of each anchor are kept; and
 ``l1``, the weight of |E| on plain rows, lowered by subgradients (Sparse CBOW, Sun et al. 2016).
 """
@@ -8,25 +9,26 @@ Besides the settings of a ``Recipe`` a row may have ``prices`` [lambda1, lambda2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from featherbed.apps.recommender.data import Split
+from featherbed.apps.recommender.model import MatrixFactorization, fit_model, mean_squared_error
+from featherbed.apps.recommender.settings import ADAM_LR, RecommenderSettings
+from featherbed.apps.recommender.tables import INIT_STD, FittedTables, check_tables, fit_tables
 from featherbed.errors import ArgumentError
 from featherbed.optim import AdamW
-from featherbed.packed.inside import objects_of, purity, zero_rows
-from featherbed.tables import AnchorTable, DenseTable, Table
-from featherbed.tasks.ratings import MatrixFactorization, mean_squared_error, train
-from featherbed.tasks.recipe import ADAM, SPREAD, Recipe, Trained, fit
-from featherbed.tasks.splits import Split
+from featherbed.packed.anchor_weights import objects_of, purity, zero_rows
+from featherbed.tables import DenseTable, Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run
 from research.sources.ratings import Source
 
 OWN = ("prices", "grows", "clusters", "l1")
+OLD_NAMES = {"start": "init_std", "decay": "weight_decay"}  # in settings of earlier runs
 NEAR = 1.01  # an epoch is near the best when its error is at most so many times the lowest
 
 
@@ -49,21 +51,17 @@ class PulledRows(DenseTable):
 def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Train a recipe, measure its error on the test part once, its size and, with prices, its objective."""
     own = {key: settings[key] for key in OWN if key in settings}
-    recipe = recipe_of({key: value for key, value in settings.items() if key not in OWN}, own)
-    split = Split(*source.split(seed), how="random", seed=seed)
+    recipe = settings_of({key: value for key, value in settings.items() if key not in OWN}, own)
+    split = Split(*source.split(seed), method="random", seed=seed)
     trained = _trained(recipe, split, seed, own, run)
-    users, items = trained.tables
+    users, items = trained.model.tables
     measures = {
         "mse": mean_squared_error(trained.model, split.test),
         "validation": trained.result.metrics["validation"]["mse"],
     }
     measures["parameters"] = float(users.parameter_count() + items.parameter_count())
-    if (
-        isinstance(users, AnchorTable)
-        and isinstance(items, AnchorTable)
-        and trained.nonzeros is not None
-    ):
-        counts = len(users.atoms), len(items.atoms)
+    if users.sparse_codes and items.sparse_codes and trained.nonzeros is not None:
+        counts = users.anchor_count, items.anchor_count
         measures |= {
             "nonzeros": float(trained.nonzeros),
             "user_anchors": counts[0],
@@ -81,30 +79,35 @@ def run_recipe(settings: Mapping[str, Any], seed: int, source: Source, run: Run)
     return Outcome(measures, history, details)
 
 
-def _trained(recipe: Recipe, split: Split, seed: int, own: Mapping[str, Any], run: Run) -> Trained:
+def _trained(
+    recipe: RecommenderSettings, split: Split, seed: int, own: Mapping[str, Any], run: Run
+) -> FittedTables:
     if "l1" in own:
         found = pulled(recipe, split, seed, own["l1"], run)
     else:
-        found = fit(recipe, split, seed=seed, progress=run.shown, name=run.title)
+        found = fit_tables(recipe, split, seed=seed, progress=run.shown, name=run.title)
     if found.result.interrupted:
         raise KeyboardInterrupt
     return found
 
 
-def recipe_of(settings: Mapping[str, Any], own: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a row's settings, or say which setting is unknown."""
-    known = [one.name for one in fields(Recipe)]
-    unknown = sorted(set(settings) - set(known))
+def settings_of(settings: Mapping[str, Any], own: Mapping[str, Any]) -> RecommenderSettings:
+    """Return the settings of a row, or say which one is unknown."""
+    names = {line.name.rpartition(".")[2]: line.name for line in RecommenderSettings.describe()}
+    names |= {old: names[new] for old, new in OLD_NAMES.items()}
+    unknown = sorted(set(settings) - set(names))
     if unknown:
-        raise ArgumentError(
-            f"{', '.join(unknown)}: no setting of a recipe, which takes {', '.join([*known, *OWN])}"
-        )
+        known = ", ".join([*sorted(names), *OWN])
+        raise ArgumentError(f"{', '.join(unknown)}: no setting of a recommender, use {known}")
     if own.get("grows") and len(own.get("prices", ())) != 2:
         raise ArgumentError("grows needs prices = [lambda1, lambda2], of an anchor and of a weight")
-    lambdas = (
-        dict(zip(("lambda1", "lambda2"), own["prices"], strict=True)) if own.get("grows") else {}
-    )
-    return Recipe(**settings, **lambdas)
+    values = {"table.users": "dense", "table.items": "dense"}
+    values |= {names[name]: value for name, value in settings.items()}
+    if own.get("grows"):
+        values |= dict(zip(("anchors.lambda1", "anchors.lambda2"), own["prices"], strict=True))
+    resolved = RecommenderSettings.from_values(values).resolve()
+    check_tables(resolved)
+    return resolved
 
 
 def epochs_to_near(errors: list[float]) -> int:
@@ -116,26 +119,29 @@ def epochs_to_near(errors: list[float]) -> int:
     return next(count for count, error in enumerate(errors, 1) if error <= NEAR * min(errors))
 
 
-def pulled(recipe: Recipe, split: Split, seed: int, l1: float, run: Run) -> Trained:
+def pulled(
+    recipe: RecommenderSettings, split: Split, seed: int, l1: float, run: Run
+) -> FittedTables:
     """Train plain rows under an l1 term whose subgradient is taken with that of the loss."""
     generator = torch.Generator().manual_seed(seed)
+    table, training = recipe.table, recipe.training
     tables: list[Table] = []
     for count in (split.train.num_users, split.train.num_items):
-        rows = SPREAD * torch.randn(count, recipe.dim, generator=generator)
+        rows = INIT_STD * torch.randn(count, table.dim, generator=generator)
         tables.append(PulledRows.from_dense(rows, l1=l1))
-    mean = float(split.train.values.mean(dtype=np.float64)) if recipe.mean else 0.0
-    model = MatrixFactorization(*tables, mean=mean, biases=recipe.biases)
-    optimizer = AdamW(model.parameters(), recipe.lr or ADAM, weight_decay=0.0)
+    mean = float(split.train.values.mean(dtype=np.float64)) if table.mean else 0.0
+    model = MatrixFactorization(*tables, mean=mean, biases=table.biases or "column")
+    optimizer = AdamW(model.parameters(), training.lr or ADAM_LR, weight_decay=0.0)
     loop: dict[str, Any] = {
-        "epochs": recipe.epochs,
-        "batch": recipe.batch,
-        "patience": recipe.patience,
+        "epochs": training.epochs,
+        "batch": training.batch,
+        "patience": training.patience,
         "seed": seed,
     }
-    result = train(
+    result = fit_model(
         model, optimizer, split.train, split.validation, **loop, progress=run.shown, name=run.title
     )
-    return Trained(model, optimizer, result)
+    return FittedTables(model, optimizer, result)
 
 
 def clusters(

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from featherbed.io.records import Ratings
 from featherbed.packed.codes import Fixed, Hash, Identity, Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
-from featherbed.tasks.data import Ratings
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 import featherbed as fb
-from featherbed.tasks import lm, ratings
-from featherbed.tasks.checkpoints import Checkpoints
-from featherbed.tasks.data import Corpus
+from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.language.fit import FitOptions, perplexity, train_model
+from featherbed.apps.language.model import LSTMModel
+from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.recommender import model as ratings
+from featherbed.apps.results import Result
+from featherbed.io.texts import Corpus
 from research.harness.records import Outcome, Run, outcome_of
 from research.sources.ratings import Source
 
@@ -52,7 +57,7 @@ def run_ratings(settings: Mapping[str, Any], seed: int, source: Source, run: Run
         mean=float(train.values.mean()) if settings["mean"] else 0.0,
         biases="apart" if settings["biases"] else "none",
     )
-    result = ratings.train(
+    result = ratings.fit_model(
         model,
         make_optimizer(model, tables, settings),
         train,
@@ -74,21 +79,32 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Ru
     generator = torch.Generator().manual_seed(seed)
     table = make_scaled(settings, len(source.words), generator)
     torch.manual_seed(seed)
-    model = lm.LanguageModel(table, hidden=settings["dim"])
-    before = lm.perplexity(model, source.validation)
-    result = lm.train(
-        model,
-        make_optimizer(model, (table,), settings),
-        source,
-        epochs=settings["epochs"],
-        batch=settings["batch"],
-        length=settings["length"],
-        seed=seed,
-        checkpoints=Checkpoints(run.work / f"{run.row}-seed-{seed}"),
-        settings=dict(settings),
-        name=run.title,
-        progress=run.shown,
-    )
+    model = LSTMModel(table, hidden=settings["dim"])
+    before = perplexity(model, source.validation)
+    optimizer = make_optimizer(model, (table,), settings)
+    result = train_lstm(model, optimizer, source, settings, seed, run)
     result.metrics["untrained"] = {"perplexity": before}
-    result.metrics["test"] = {"perplexity": lm.perplexity(model, source.test)}
+    result.metrics["test"] = {"perplexity": perplexity(model, source.test)}
     return outcome_of(result)
+
+
+def train_lstm(
+    model: LSTMModel,
+    optimizer: torch.optim.Optimizer,
+    corpus: Corpus,
+    settings: Mapping[str, Any],
+    seed: int,
+    run: Run,
+) -> Result:
+    """Train a language model by the settings of a row; record validation and sizes."""
+    values = {f"training.{name}": settings[name] for name in ("epochs", "batch", "length")}
+    values |= {"table.spec": "dense", "table.dim": settings["dim"]}
+    if "clip" in settings:
+        values["optimizer.clip"] = settings["clip"]
+    checkpoints = Checkpoints(run.work / f"{run.row}-seed-{seed}")
+    options = FitOptions(seed, checkpoints, run.shown, run.title)
+    result = train_model(model, optimizer, corpus, LanguageSettings.from_values(values), options)
+    result.settings = dict(settings)
+    result.metrics["validation"] = {"perplexity": perplexity(model, corpus.validation)}
+    result.sizes = {"words": asdict(model.table.sizes(optimizer))}
+    return result

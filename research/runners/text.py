@@ -1,91 +1,115 @@
-"""Rows that classify texts, trained as ``featherbed train text`` does it.
+"""Rows that classify texts, trained as ``featherbed train text`` trains them.
 
-Settings are those of a ``TextRecipe``, with ``words`` a table of those of a ``WordTable``; those of ``prepare``; and ``times``:
-how many times fewer parameters than plain rows the table has. It sets the words a selection keeps, the rank, or the weights
-that stay.
+Settings have the short names of ``SHORT_NAMES``, with a table ``words`` of those of ``WORD_NAMES``;
+``PARTS`` are settings of ``prepare``; ``times`` is the ratio of dense parameters to those of the
+table: it sets the number of words that a selection keeps, the rank, or the nonzero weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from featherbed.apps.classifier.fit import accuracy, fit_classifier
+from featherbed.apps.classifier.run import train_classifier
+from featherbed.apps.classifier.settings import ClassifierSettings
 from featherbed.errors import ArgumentError, DataError, NotPackable
-from featherbed.tables import AnchorTable, LowRankTable, MixtureTable, SelectedTable, Table
-from featherbed.tables.mixture import sizes_of
+from featherbed.tables import Table
 from featherbed.tables.spec import parse_spec
-from featherbed.tasks.text import TextRecipe, accuracy, fit_text, parameter_count
-from featherbed.tasks.text_job import TextJob, train_text
-from featherbed.tasks.word_tables import WordTable
 from research.harness.measures import flattened
 from research.harness.records import Outcome, Run
 from research.sources.texts import TextFiles, TextSource
 
-PARTS = (
-    "length",
-    "validation",
-    "min_count",
-    "most",
-    "subwords",
-)  # settings of how texts become ids
+PARTS = ("length", "validation", "min_count", "most", "subwords")  # settings of ``prepare``
+WORD_NAMES = {
+    "by": "table.selection",
+    "start": "table.init_std",
+    "spread": "table.row_std",
+    **{name: f"table.{name}" for name in ("spec", "dim", "domain", "lam", "nonzeros", "sse")},
+}
+SHORT_NAMES = {
+    **{name: f"model.{name}" for name in ("channels", "widths", "hidden", "dropout")},
+    **{
+        name: f"training.{name}"
+        for name in (
+            *("epochs", "batch", "lr", "code_lr", "optimizer", "decay", "cosine", "patience"),
+        )
+    },
+    "model": "model.kind",
+}
 
 
 def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, run: Run) -> Outcome:
     """Train a classifier, measure its accuracy on the test part once, and the size of its table."""
-    prepared = source.prepared(seed, **{key: settings[key] for key in PARTS if key in settings})
-    if prepared.test is None:
+    data = source.prepared(seed, **{key: settings[key] for key in PARTS if key in settings})
+    if data.test is None:
         raise DataError("there is no test part to measure: give the source a test file")
-    recipe = recipe_of(TextRecipe, settings, len(prepared.words), PARTS)
-    fitted = fit_text(recipe, prepared, seed=seed, progress=run.shown, name=run.title)
-    if fitted.result.interrupted:
+    size = len(data.vocabulary.words)
+    chosen = text_settings(settings, size)
+    fitted = fit_classifier(chosen, data, seed=seed, progress=run.shown, name=run.title)
+    if fitted.interrupted:
         raise KeyboardInterrupt
     measures = {
-        "accuracy": accuracy(fitted.model, prepared.test, prepared.length),
+        "accuracy": accuracy(fitted.model, data.test, data.vocabulary.length),
         "validation_accuracy": fitted.result.metrics["validation"]["accuracy"],
     }
-    rows = {name: len(getattr(prepared, name)) for name in ("train", "validation", "test")}
-    details = {"words": len(prepared.words), "texts": rows, "notes": [*fitted.made.notes]}
-    return Outcome(
-        measures | table_sizes(fitted.made.table),
-        [dict(row) for row in fitted.result.history],
-        details,
-    )
+    rows = {name: len(part) for name, part in data.parts.items()}
+    details = {"words": size, "texts": rows, "notes": [*fitted.notes]}
+    history = [dict(row) for row in fitted.history]
+    return Outcome(measures | table_sizes(fitted.words.table), history, details)
 
 
 def run_stored_text(settings: Mapping[str, Any], seed: int, source: TextFiles, run: Run) -> Outcome:
     """Train and store a classifier as ``featherbed train text`` does; measure the stored files."""
-    recipe = TextRecipe(words=WordTable(**settings["words"]), **settings["recipe"])
+    flat = {"words": settings["words"], **settings["recipe"]}
+    values = named_values(flat, 0, SHORT_NAMES, "vocabulary.min_cooccurrence")
+    values |= {f"vocabulary.{name}": value for name, value in settings["preparing"].items()}
+    storage = {"values": "storage.code_weights"}
+    for name, value in settings["stored"].items():
+        values[storage.get(name, f"storage.{name}")] = value
     with TemporaryDirectory() as place:
-        job = TextJob(
+        outcome = train_classifier(
             source.train,
             Path(place) / "out",
-            recipe,
+            values,
             test=source.test,
-            stored=settings["stored"],
-            preparing=settings["preparing"],
             seed=seed,
             progress=run.shown,
+            log=run.say,
         )
-        outcome = train_text(job, run.say)
-    if outcome.fitted.result.interrupted:
+    if outcome.fitted.interrupted:
         raise KeyboardInterrupt
-    measures, details = flattened(outcome.metrics)
-    return Outcome(measures, [dict(row) for row in outcome.fitted.result.history], details)
+    metrics = {name: value for name, value in outcome.metrics.items() if name != "settings"}
+    measures, details = flattened(metrics)
+    return Outcome(measures, [dict(row) for row in outcome.fitted.history], details)
 
 
-def recipe_of(kind: Any, settings: Mapping[str, Any], rows: int, own: tuple[str, ...] = ()) -> Any:
-    """Return the recipe of a row's settings for a table of so many ``rows``, or say which setting is unknown.
+def text_settings(settings: Mapping[str, Any], rows: int) -> ClassifierSettings:
+    """Return the settings of a row, for a table of ``rows`` rows."""
+    least = "vocabulary.min_cooccurrence"
+    return ClassifierSettings.from_values(named_values(settings, rows, SHORT_NAMES, least, PARTS))
 
-    >>> recipe_of(TextRecipe, {"times": 4, "words": {"spec": "selected", "dim": 16}}, rows=1000).words.spec
+
+def named_values(
+    settings: Mapping[str, Any],
+    rows: int,
+    names: Mapping[str, str],
+    min_cooccurrence: str,
+    own: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return the dotted names and values of a row's settings, for a table of ``rows`` rows.
+
+    >>> row = {"times": 4, "words": {"spec": "selected", "dim": 16}}
+    >>> named_values(row, 1000, SHORT_NAMES, "vocabulary.min_cooccurrence")["table.spec"]
     'selected:keep=249'
     """
-    words = dict(settings.get("words", {}))
+    words = {"spec": "dense", **settings.get("words", {})}
+    word_names = {**WORD_NAMES, "least": min_cooccurrence}
     for what, given, known in (
-        ("a recipe", settings, [*(one.name for one in fields(kind)), "times", *own]),
-        ("words", words, [one.name for one in fields(WordTable)]),
+        ("a row", settings, [*names, "words", "times", *own]),
+        ("words", words, [*word_names]),
     ):
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -94,8 +118,8 @@ def recipe_of(kind: Any, settings: Mapping[str, Any], rows: int, own: tuple[str,
             )
     if "times" in settings:
         words = sized(words, settings["times"], rows)
-    rest = {key: value for key, value in settings.items() if key not in (*own, "times", "words")}
-    return kind(**rest, words=WordTable(**words))
+    values = {word_names[key]: value for key, value in words.items()}
+    return values | {names[key]: value for key, value in settings.items() if key in names}
 
 
 def sized(words: Mapping[str, Any], times: float, rows: int) -> dict[str, Any]:
@@ -107,21 +131,14 @@ def sized(words: Mapping[str, Any], times: float, rows: int) -> dict[str, Any]:
     method, settings = parse_spec(words["spec"])
     dim, goal = words["dim"], rows * words["dim"] / times
     joined = words["spec"] + ("," if settings else ":")
-    if issubclass(method, SelectedTable):
-        return {
-            **words,
-            "spec": f"{joined}keep={max(1, round(goal / dim) - settings.get('rest', 1))}",
-        }
-    if issubclass(method, LowRankTable):
-        return {**words, "spec": f"{joined}rank={max(1, round(goal / (rows + dim)))}"}
-    if not issubclass(method, AnchorTable | MixtureTable):
+    keyword = method.settings_for(goal, rows, dim, settings)
+    if keyword is not None:
+        return {**words, "spec": joined + ",".join(f"{k}={v}" for k, v in keyword.items())}
+    if not method.has_anchors:
         raise ArgumentError(
             f"times={times}: the size of {words['spec']!r} follows from its own settings; leave times out"
         )
-    mixed = issubclass(method, MixtureTable)
-    atoms = (
-        sum(sizes_of(settings["anchors"], settings.get("sets"))) if mixed else settings["anchors"]
-    )
+    atoms = sum(method.anchor_sizes(settings))
     left = round(goal) - atoms * dim
     if left < 1:
         raise ArgumentError(
@@ -139,7 +156,7 @@ def table_sizes(table: Table) -> dict[str, float]:
     (216.0, 3.7)
     """
     dense = table.num_embeddings * table.embedding_dim
-    count = parameter_count(table)
+    count = table.pruned_parameter_count()
     found = {"parameters": float(count), "times": dense / max(1, count)}
     try:
         packed = sum(table.pack().sizes_by_part().values())

@@ -14,14 +14,8 @@ import numpy as np
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.graphs import Graph
-from featherbed.tasks.data import (
-    VARIABLE,
-    Ratings,
-    find_data,
-    open_text,
-    planted_ratings,
-    read_movielens,
-)
+from featherbed.io.opening import DATA_VARIABLE, find_data, read_lines
+from featherbed.io.records import Ratings, make_ratings, read_movielens
 
 GENRES = ("Drama", "Comedy", "Action")  # of generated films, in turn
 Halves = tuple[Ratings, Ratings, Ratings]
@@ -75,14 +69,14 @@ def _folder(name: str, data: str | Path | None) -> Path:
         return find_data(name)
     if not (Path(data) / name).is_dir():
         raise DataError(
-            f"{data} holds no folder {name}: give --data, or {VARIABLE}, the folder that holds it"
+            f"{data} holds no folder {name}: give --data, or {DATA_VARIABLE}, the folder that holds it"
         )
     return Path(data) / name
 
 
 def generated() -> Source:
     """Return a few thousand generated ratings, users related by their number, and films of three genres in turn."""
-    ratings = planted_ratings(90, 70, 2500, groups=4, dim=4)
+    ratings = make_ratings(90, 70, 2500, groups=4, dim=4)
 
     def graphs() -> tuple[Graph, Graph]:
         users, items = (
@@ -128,7 +122,7 @@ def authors_split(find: Callable[[str], Path]) -> Source:
     """Return the split that the authors of SSE published; a tenth of its training part validates."""
     folder = find("ml-1m") / "sse-split"
     parts = [
-        np.loadtxt(open_text(folder / f"ml1m_{part}_ratings.csv"), delimiter=",")
+        np.loadtxt(read_lines(folder / f"ml1m_{part}_ratings.csv"), delimiter=",")
         for part in ("train", "test")
     ]
     users, user_of = np.unique(np.concatenate([part[:, 0] for part in parts]), return_inverse=True)
@@ -188,7 +182,7 @@ def movielens_graphs(ratings: Ratings, find: Callable[[str], Path]) -> tuple[Gra
 def actor_graph(item_keys: Sequence[str], find: Callable[[str], Path] = find_data) -> Graph:
     """Relate films that share an actor; actors of more than a hundred films are left out."""
     place = {key: i for i, key in enumerate(item_keys)}
-    lines = itertools.islice(open_text(find("kg-ml-1m") / "movie_actor.tsv"), 1, None)
+    lines = itertools.islice(read_lines(find("kg-ml-1m") / "movie_actor.tsv"), 1, None)
     pairs = [line.rstrip("\n").split("\t") for line in lines]
     known = [(place[movie], actor) for movie, actor in pairs if movie in place]
     return Graph.from_attributes(
@@ -200,7 +194,7 @@ def age_graph(user_keys: Sequence[str], find: Callable[[str], Path] = find_data)
     """Relate users of one age group."""
     age = {
         fields[0]: fields[2]
-        for fields in (line.split("::") for line in open_text(find("ml-1m") / "users.dat"))
+        for fields in (line.split("::") for line in read_lines(find("ml-1m") / "users.dat"))
     }
     return Graph.from_attributes(len(user_keys), [age[key] for key in user_keys])
 
@@ -208,7 +202,7 @@ def age_graph(user_keys: Sequence[str], find: Callable[[str], Path] = find_data)
 def read_films(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Return the title and the genres of each film of ``movies.dat``: ``MovieID::Title::Genre|Genre``."""
     lines: Any = (
-        line.rstrip("\n").split("::") for line in open_text(folder / "movies.dat", "latin-1")
+        line.rstrip("\n").split("::") for line in read_lines(folder / "movies.dat", "latin-1")
     )
     return {key: (title, genres.split("|")) for key, title, genres in lines}
 

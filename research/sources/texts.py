@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from featherbed.apps.classifier.data import TextData, prepare
+from featherbed.apps.classifier.settings import TextVocabularySettings
 from featherbed.errors import ArgumentError, DataError
-from featherbed.tasks.data import VARIABLE, Corpus, find_data, read_corpus, read_ptb
-from featherbed.tasks.documents import Prepared, prepare
-from featherbed.tasks.texts import Texts, read_texts
+from featherbed.io.opening import DATA_VARIABLE, find_data
+from featherbed.io.texts import Corpus, LabeledTexts, read_corpus, read_ptb, read_texts
 
 TEXTS = {  # folder: possible names of the training file; the test file is test.csv or test.tsv
     "ag-news": ("train.csv", "train_subset.csv"),
@@ -41,16 +42,21 @@ class TextSource:
     (4, 120, True)
     """
 
-    train: Texts
-    test: Texts
-    _last: tuple[Any, Prepared | None] = field(default=(None, None), repr=False)
+    train: LabeledTexts
+    test: LabeledTexts
+    _last: tuple[Any, TextData | None] = field(default=(None, None), repr=False)
 
-    def prepared(self, seed: int, **how: Any) -> Prepared:
+    def prepared(self, seed: int, **how: Any) -> TextData:
         """Return the parts of a seed; the last ones are kept, for rows are run seed after seed."""
         key, found = self._last
         wanted = (seed, tuple(sorted(how.items())))
         if found is None or key != wanted:
-            found = prepare(self.train, self.test, seed=seed, **how)
+            rest = dict(how)
+            parts = {"validation": rest.pop("validation")} if "validation" in rest else {}
+            if "most" in rest:
+                rest["max_words"] = rest.pop("most")
+            vocabulary = TextVocabularySettings(**rest)
+            found = prepare(self.train, self.test, vocabulary, seed=seed, **parts)
             self._last = wanted, found
         return found
 
@@ -63,7 +69,7 @@ def open_texts(name: str, data: str | Path | None = None, quick: bool = False) -
         return generated_texts()
     folder = folder_of(name, data, f"{TEXTS[name][0]} and test.csv (class, title, content)")
     train = read_texts(_file(folder, TEXTS[name]))
-    return TextSource(train, read_texts(_file(folder, TEST), names=train.names))
+    return TextSource(train, read_texts(_file(folder, TEST), classes=train.classes))
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ def folder_of(name: str, data: str | Path | None, files: str) -> Path:
         raise DataError(f"{error}; folder {name} holds {files}") from None
     if not (Path(data) / name).is_dir():
         raise DataError(
-            f"{data} holds no folder {name} with {files}: give --data, or {VARIABLE}, the folder that holds it"
+            f"{data} holds no folder {name} with {files}: give --data, or {DATA_VARIABLE}, the folder that holds it"
         )
     return Path(data) / name
 
@@ -152,7 +158,7 @@ def _file(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _wikitext(folder: Path) -> Corpus:
     train, validation, test = (folder / name for name in WIKI)
-    return read_corpus(train, validation, test)
+    return read_corpus([train, validation, test])
 
 
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
@@ -172,7 +178,7 @@ def generated_texts(
         chances = 1.0 / np.arange(1, words + 1)
         return rng.choice(words, size=count, p=chances / chances.sum())
 
-    def part(count: int) -> Texts:
+    def part(count: int) -> LabeledTexts:
         labels = rng.integers(classes, size=count)
         texts = []
         for label in labels.tolist():
@@ -180,7 +186,7 @@ def generated_texts(
             found = [f"word{word}" for word in drawn(length, common)]
             found += [f"topic{label}word{word}" for word in drawn(max(1, length // 2), own)]
             texts.append(" ".join(rng.permutation(found).tolist()))
-        return Texts(
+        return LabeledTexts(
             texts, labels.astype(np.int64), tuple(f"class {label}" for label in range(classes))
         )
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from featherbed.anchors import TfIdf as TfIdf
     from featherbed.anchors import VocabularyDropout as VocabularyDropout
     from featherbed.anchors import Xavier as Xavier
-    from featherbed.compression.run import compress as compress
+    from featherbed.apps.recommender.serve import Recommender as Recommender
+    from featherbed.codecs.compress import compress as compress
     from featherbed.errors import ArgumentError as ArgumentError
     from featherbed.errors import DataError as DataError
     from featherbed.errors import FeatherbedError as FeatherbedError
@@ -34,12 +35,20 @@ if TYPE_CHECKING:
     from featherbed.errors import NotPackable as NotPackable
     from featherbed.errors import TrainingError as TrainingError
     from featherbed.errors import UnknownKeyError as UnknownKeyError
-    from featherbed.exports.onnx import to_onnx as to_onnx
     from featherbed.graphs import Graph as Graph
     from featherbed.graphs import cooccurrence as cooccurrence
     from featherbed.graphs import cooccurrence_counts as cooccurrence_counts
     from featherbed.graphs import edge_file as edge_file
     from featherbed.graphs import wordnet as wordnet
+    from featherbed.interop.disk import DiskRows as DiskRows
+    from featherbed.interop.embedding import PackedEmbedding as PackedEmbedding
+    from featherbed.interop.folder import compress_folder as compress_folder
+    from featherbed.interop.onnx.export import to_onnx as to_onnx
+    from featherbed.interop.pretrained import load_model as load_model
+    from featherbed.interop.swap import compress_model as compress_model
+    from featherbed.interop.swap import restore_model as restore_model
+    from featherbed.interop.tuning import measure_model as measure_model
+    from featherbed.interop.tuning import tune_model as tune_model
     from featherbed.losses import NCE as NCE
     from featherbed.losses import FullSoftmax as FullSoftmax
     from featherbed.losses import LogUniform as LogUniform
@@ -48,14 +57,6 @@ if TYPE_CHECKING:
     from featherbed.losses import negative_pairs as negative_pairs
     from featherbed.losses import orthogonality as orthogonality
     from featherbed.losses import tied_cross_entropy as tied_cross_entropy
-    from featherbed.models.disk import DiskRows as DiskRows
-    from featherbed.models.embedding import PackedEmbedding as PackedEmbedding
-    from featherbed.models.folder import compress_folder as compress_folder
-    from featherbed.models.pretrained import load_model as load_model
-    from featherbed.models.swap import compress_model as compress_model
-    from featherbed.models.swap import restore_model as restore_model
-    from featherbed.models.tune import measure_model as measure_model
-    from featherbed.models.tune import tune_model as tune_model
     from featherbed.optim import L1 as L1
     from featherbed.optim import SGD as SGD
     from featherbed.optim import Adagrad as Adagrad
@@ -70,41 +71,26 @@ if TYPE_CHECKING:
     from featherbed.optim import Yogi as Yogi
     from featherbed.optim import clip_grad_norm_ as clip_grad_norm_
     from featherbed.optim.lazy.rows import settle as settle
+    from featherbed.packed.anchor_weights import largest_pairs as largest_pairs
+    from featherbed.packed.anchor_weights import objects_of as objects_of
+    from featherbed.packed.anchor_weights import purity as purity
+    from featherbed.packed.anchor_weights import zero_rows as zero_rows
     from featherbed.packed.file import check as check
     from featherbed.packed.file import load as load
     from featherbed.packed.file import save as save
-    from featherbed.packed.inside import largest_pairs as largest_pairs
-    from featherbed.packed.inside import objects_of as objects_of
-    from featherbed.packed.inside import purity as purity
-    from featherbed.packed.inside import zero_rows as zero_rows
     from featherbed.packed.table import PackedTable as PackedTable
-    from featherbed.serve.recommender import Recommender as Recommender
     from featherbed.sharing import SSE as SSE
     from featherbed.sharing import share as share
-    from featherbed.tables import AnchorTable as AnchorTable
-    from featherbed.tables import BandedTable as BandedTable
-    from featherbed.tables import DenseTable as DenseTable
-    from featherbed.tables import GradedTable as GradedTable
-    from featherbed.tables import GrowingAnchorTable as GrowingAnchorTable
-    from featherbed.tables import HashedTable as HashedTable
-    from featherbed.tables import KDTable as KDTable
-    from featherbed.tables import LowRankTable as LowRankTable
-    from featherbed.tables import MixedTable as MixedTable
-    from featherbed.tables import MixtureTable as MixtureTable
-    from featherbed.tables import ProductTable as ProductTable
-    from featherbed.tables import QuantizedTable as QuantizedTable
-    from featherbed.tables import RemainderTable as RemainderTable
-    from featherbed.tables import SelectedTable as SelectedTable
-    from featherbed.tables import Table as Table
-    from featherbed.tables import TensorTrainTable as TensorTrainTable
-    from featherbed.tables import VariationalTable as VariationalTable
+    from featherbed.tables import *  # noqa: F403 - every table class
     from featherbed.tables.arrivals import Arrivals as Arrivals
     from featherbed.tables.bag import Bag as Bag
+    from featherbed.tables.composed import Composer as Composer
     from featherbed.tables.growth import Growth as Growth
     from featherbed.tables.guide import Online as Online
     from featherbed.tables.guide import Pretrained as Pretrained
     from featherbed.tables.model import auxiliary_loss as auxiliary_loss
     from featherbed.tables.model import split_codes as split_codes
+    from featherbed.tables.product import Matching as Matching
     from featherbed.tables.relax import Softmax as Softmax
     from featherbed.tables.relax import StraightThrough as StraightThrough
     from featherbed.tables.relax import Temperature as Temperature
@@ -126,7 +112,7 @@ _HOMES = {
         "VocabularyDropout",
         "Xavier",
     ),
-    "featherbed.compression.run": ("compress",),
+    "featherbed.codecs.compress": ("compress",),
     "featherbed.errors": (
         "ArgumentError",
         "DataError",
@@ -141,7 +127,7 @@ _HOMES = {
         "TrainingError",
         "UnknownKeyError",
     ),
-    "featherbed.exports.onnx": ("to_onnx",),
+    "featherbed.interop.onnx.export": ("to_onnx",),
     "featherbed.graphs": (
         "Graph",
         "cooccurrence",
@@ -174,15 +160,15 @@ _HOMES = {
         "Yogi",
         "clip_grad_norm_",
     ),
-    "featherbed.models.disk": ("DiskRows",),
-    "featherbed.models.embedding": ("PackedEmbedding",),
-    "featherbed.models.folder": ("compress_folder",),
-    "featherbed.models.pretrained": ("load_model",),
-    "featherbed.models.swap": (
+    "featherbed.interop.disk": ("DiskRows",),
+    "featherbed.interop.embedding": ("PackedEmbedding",),
+    "featherbed.interop.folder": ("compress_folder",),
+    "featherbed.interop.pretrained": ("load_model",),
+    "featherbed.interop.swap": (
         "compress_model",
         "restore_model",
     ),
-    "featherbed.models.tune": (
+    "featherbed.interop.tuning": (
         "measure_model",
         "tune_model",
     ),
@@ -191,7 +177,7 @@ _HOMES = {
         "load",
         "save",
     ),
-    "featherbed.packed.inside": (
+    "featherbed.packed.anchor_weights": (
         "largest_pairs",
         "objects_of",
         "purity",
@@ -199,33 +185,16 @@ _HOMES = {
     ),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.optim.lazy.rows": ("settle",),
-    "featherbed.serve.recommender": ("Recommender",),
+    "featherbed.apps.recommender.serve": ("Recommender",),
     "featherbed.sharing": (
         "SSE",
         "share",
     ),
-    "featherbed.tables": (
-        "AnchorTable",
-        "BandedTable",
-        "DenseTable",
-        "GradedTable",
-        "GrowingAnchorTable",
-        "HashedTable",
-        "KDTable",
-        "LowRankTable",
-        "MixedTable",
-        "MixtureTable",
-        "ProductTable",
-        "QuantizedTable",
-        "RemainderTable",
-        "SelectedTable",
-        "Table",
-        "TensorTrainTable",
-        "VariationalTable",
-    ),
     "featherbed.tables.arrivals": ("Arrivals",),
     "featherbed.tables.bag": ("Bag",),
     "featherbed.tables.growth": ("Growth",),
+    "featherbed.tables.composed": ("Composer",),
+    "featherbed.tables.product": ("Matching",),
     "featherbed.tables.guide": (
         "Online",
         "Pretrained",
@@ -245,6 +214,10 @@ _HOMES = {
     "featherbed.tables.spec": ("make_table",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+with open(f"{__path__[0]}/tables/__init__.py", encoding="utf-8") as _lines:  # noqa: PTH123, F405
+    for _words in map(str.split, _lines):  # from HOME import NAME as NAME
+        if _words[:1] == ["from"] and _words[-1].endswith("Table"):
+            _HOME_OF[_words[-1]] = _words[1]
 
 __all__ = ["__version__", *sorted(_HOME_OF)]
 

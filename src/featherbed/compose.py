@@ -1,4 +1,4 @@
-"""The combine stage of the composer, on numpy and torch arrays alike.
+"""The combine stage of the composer, for numpy and torch arrays.
 
 row(id) = combine(dictionary[codes(id).indices], codes(id).values)
 """
@@ -17,7 +17,8 @@ def combine(
 ) -> Any:  # atoms [..., s, d], values [..., s] -> [..., d]
     """Turn the gathered atoms of each row into the row.
 
-    ``sum``: r = Σ_j v_j a_j;  ``product``: r = Π_j v_j a_j (elementwise);  ``concat``: r = [v_1 a_1, ..., v_s a_s].
+    ``sum``: r = Σ_j v_j a_j;  ``product``: r = Π_j v_j a_j (elementwise);  ``concat``: r = [v_1
+    a_1, ..., v_s a_s].
 
     >>> import numpy as np
     >>> atoms = np.array([[[1.0, 2.0], [3.0, 4.0]]])

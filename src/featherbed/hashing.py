@@ -1,7 +1,8 @@
-"""Hash functions on id arrays, the same lines for numpy and torch (so a packed file hashes as training did).
+"""Hash functions of ids, identical for numpy and torch, so that packed files hash as in training.
 
-The mixer is splitmix64's finaliser (Steele, Lea and Flood, 2014, "Fast splittable pseudorandom number generators") in
-two's-complement int64, which wraps alike in numpy, torch and inductor. torch shifts int64 arithmetically, hence the masks.
+The mixer is splitmix64's finalizer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
+number generators") in two's-complement int64, which wraps alike in numpy, torch and inductor. torch
+shifts int64 arithmetically, hence the masks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def _signed(x: int) -> int:
 def hash_ids(
     ids: Any, seed: int, buckets: int
 ) -> Any:  # int64 [...] -> int64 [...] in [0, buckets)
-    """Spread ids over ``buckets`` with the hash function numbered ``seed``.
+    """Map ids to ``buckets`` with the hash function number ``seed``.
 
     >>> import numpy as np
     >>> hash_ids(np.arange(4), seed=0, buckets=10).tolist()
@@ -31,7 +32,7 @@ def hash_ids(
 
 
 def mixed(x: Any) -> Any:  # int64 [...] -> int64 [...] from 0
-    """Return numbers of 63 bits that look random, the same for the same ``x``.
+    """Return 63-bit pseudorandom numbers, a function of ``x``.
 
     >>> import numpy as np
     >>> mixed(np.array([1, 2])).tolist()

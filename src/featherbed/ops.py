@@ -1,4 +1,4 @@
-"""Custom torch operators. Id checks live in here, so that they also hold inside ``torch.compile(fullgraph=True)``."""
+"""Custom torch operators: id checks that also hold in ``torch.compile(fullgraph=True)``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @torch.library.custom_op("featherbed::check_ids", mutates_args=())
 def check_ids(ids: Tensor, rows: int) -> Tensor:  # integer [...] -> int64 [...]
-    """Return ids as int64, or raise the one error that names the offending id and the accepted range.
+    """Return ids as int64, or raise an error that names the bad id and the accepted range.
 
     >>> check_ids(torch.tensor([0, 9]), 10)
     tensor([0, 9])
     """
     if ids.dtype not in _INTEGERS:
         raise IdError(
-            f"ids have dtype {ids.dtype}; a table takes integer ids from 0 to {rows - 1}: convert with ids.long()"
+            f"ids have dtype {ids.dtype}; a table takes integer ids from 0 to {rows - 1}: convert "
+            "with ids.long()"
         )
     checked = ids.to(torch.int64, copy=True)
     if checked.numel():
@@ -47,14 +48,15 @@ def _(
 def bag_of(
     offsets: Tensor, count: int, include_last: bool
 ) -> Tensor:  # int [bags (+1)] -> int64 [count]
-    """Return the number of the bag each of ``count`` ids belongs to, given where bags start (as nn.EmbeddingBag has it).
+    """Return the bag of each of ``count`` ids, given the starts of bags as for nn.EmbeddingBag.
 
     >>> bag_of(torch.tensor([0, 2, 2]), 4, False)
     tensor([0, 0, 2, 2])
     """
     if offsets.dim() != 1 or offsets.dtype not in _INTEGERS:
         raise ArgumentError(
-            f"offsets must be a 1-D integer tensor, got {offsets.dtype} of shape {tuple(offsets.shape)}"
+            f"offsets must be a 1-D integer tensor, got {offsets.dtype} of shape "
+            f"{tuple(offsets.shape)}"
         )
     if include_last and not len(offsets):
         raise ArgumentError("include_last_offset=True needs at least one offset: the number of ids")
@@ -63,11 +65,13 @@ def bag_of(
         ordered = bool((starts.diff() >= 0).all())
         if int(starts[0]) != 0 or not ordered or int(starts[-1]) > count:
             raise ArgumentError(
-                f"offsets must start at 0, never fall and end at most at {count} (the ids given): {offsets}"
+                f"offsets must start at 0, never fall and end at most at {count} (the ids given): "
+                f"{offsets}"
             )
         if include_last and int(starts[-1]) != count:
             raise ArgumentError(
-                f"with include_last_offset=True the last offset is the number of ids, {count}: got {offsets[-1]}"
+                f"with include_last_offset=True the last offset is the number of ids, {count}: got "
+                f"{offsets[-1]}"
             )
     elif count:
         raise ArgumentError(

@@ -130,16 +130,16 @@ def staged_rows(rng):
         None,
         matrix(rng, 8, 3),
         "concat",
-        norms=matrix(rng, 20, 1),
+        affine=Affine(norms=matrix(rng, 20, 1)),
     )
     last = Band(20, ragged(rng, 20, 5, "int2"), None, matrix(rng, 5, 6))
     plus.plus = last
     band = Band(20, fixed(rng, 20, 3, 7, "int3"), None, matrix(rng, 7, 6), affine=affine, plus=plus)
-    band.norms = matrix(rng, 20, 1, "int8", "column")
+    affine.norms = matrix(rng, 20, 1, "int8", "column")
     yield "layers", named([band], 5, 0, [f"é{i}" for i in range(20)])
     bias = Affine(None, rng.normal(size=6).astype(np.float32))
     band = Band(40, ragged(rng, 40, 5, "float16"), None, matrix(rng, 5, 6), affine=bias)
-    band.norms = matrix(rng, 40, 1)
+    bias.norms = matrix(rng, 40, 1)
     yield "ragged-norms", named([band], 6)
     for kind in ("mlp", "recurrent", "lstm"):
         codes = fixed(rng, 18, 3, 6, parts=True)

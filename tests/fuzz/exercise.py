@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from featherbed.errors import FeatherbedError, FormatError
-from featherbed.packed import inside, report
+from featherbed.packed import anchor_weights, report
 from featherbed.packed.disk import open_rows
 from featherbed.packed.engine import VARIABLE
 from featherbed.packed.file import check, from_bytes, load, to_bytes
@@ -185,11 +185,19 @@ def uses(table, path):
         yield "near codes", lambda: table.near_codes(table.codes_of(0), 4)
         yield "rows with", lambda: table.rows_with(table.codes_of(rows - 1)[:1])
         yield "recall", lambda: table.code_recall(few, 2)
-        yield "pairs", lambda: np.array([e.weight for e in inside.largest_pairs(table, 4)])
-        yield "objects", lambda: np.array([e.weight for e in inside.objects_of(table, 0, 4)])
-        yield "zero rows", lambda: inside.zero_rows(table).ids
-        yield "clusters", lambda: inside.clusters_of(table)
-        yield "anchors", lambda: inside.anchors_text(inside.anchors_report(table)).encode() and None
+        yield "pairs", lambda: np.array([e.weight for e in anchor_weights.largest_pairs(table, 4)])
+        yield (
+            "objects",
+            lambda: np.array([e.weight for e in anchor_weights.objects_of(table, 0, 4)]),
+        )
+        yield "zero rows", lambda: anchor_weights.zero_rows(table).ids
+        yield "clusters", lambda: anchor_weights.clusters_of(table)
+        yield (
+            "anchors",
+            lambda: (
+                anchor_weights.anchors_text(anchor_weights.anchors_report(table)).encode() and None
+            ),
+        )
 
 
 def score_uses(table, query):

@@ -27,18 +27,18 @@ import numpy as np
 import torch
 
 import featherbed as fb
+from featherbed.apps.classifier.serve import Classifier, check_classifier, write_classifier
+from featherbed.apps.language.serve import LanguageModel, check_language, write_language
+from featherbed.apps.recommender.serve import Recommender, check_recommender
+from featherbed.apps.recommender.store import collect_rated, write_recommender
 from featherbed.errors import FeatherbedError
-from featherbed.serve.classifier import Classifier, check_classifier, write_classifier
-from featherbed.serve.folder import seen_of, write_recommender
-from featherbed.serve.language import LanguageServer, check_language, write_language
-from featherbed.serve.recommender import Recommender, check_recommender
 from fuzz.workers import describe, run_cases
 
 try:
     import transformers
 
-    from featherbed.models.pretrained import load_model
-    from featherbed.models.swap import compress_model
+    from featherbed.interop.pretrained import load_model
+    from featherbed.interop.swap import compress_model
 except ImportError:  # the other folders are fuzzed without it
     transformers = None
 
@@ -78,7 +78,7 @@ def write_folders(root):
 
 def write_column(folder, rng):
     users, items = (fb.AnchorTable(n, 6, anchors=4).pack() for n in (40, 30))
-    seen = seen_of(rng.integers(0, 40, 200), rng.integers(0, 30, 200), 40, 30)
+    seen = collect_rated(rng.integers(0, 40, 200), rng.integers(0, 30, 200), 40, 30)
     titles = [f"title {i}" if i % 3 else None for i in range(30)]
     write_tables(folder, users, items, biases="column", seen=seen, titles=titles)
 
@@ -88,7 +88,7 @@ def write_apart(folder, rng):
         fb.compress(rng.standard_normal((n, 8)).astype(np.float32), ratio=2, method="int8")
         for n in (600, 300)
     )
-    seen = seen_of(rng.integers(0, 600, 900), rng.integers(0, 300, 900), 600, 300)
+    seen = collect_rated(rng.integers(0, 600, 900), rng.integers(0, 300, 900), 600, 300)
     biases = {"user_bias": rng.standard_normal(600), "item_bias": rng.standard_normal(300)}
     write_tables(folder, users, items, biases="apart", seen=seen, **biases)
 
@@ -127,9 +127,9 @@ def write_cnn(folder, rng):
 
 
 def write_pieces(folder, rng):
-    from featherbed.serve.words import learn_subwords, open_tokenizer
+    from featherbed.io.texts import open_tokenizer, train_subwords
 
-    text = learn_subwords([" ".join(WORDS[2:])] * 3, 40)
+    text = train_subwords([" ".join(WORDS[2:])] * 3, 40)
     size = open_tokenizer(text).get_vocab_size()
     rows = rng.standard_normal((size, 8)).astype(np.float32)
     rows[0] = 0
@@ -388,7 +388,7 @@ def use_recommender(folder):
     keys = [[table.keys[i] for i in (0, len(table) // 2)] for table in (found.users, found.items)]
     for user in ("u0", "u7", *keys[0]):
         yield "recommend", partial(found.recommend, user, 5)
-        yield "recommend all", partial(found.recommend, user, 10**6, unseen=False)
+        yield "recommend all", partial(found.recommend, user, 10**6, include_rated=True)
         yield "score", partial(found.score, user, ["i0", "i3"])
     for item in ("i0", *keys[1]):
         yield "similar", partial(found.similar, item, 3)
@@ -404,7 +404,7 @@ def use_classifier(folder):
 
 def use_language(folder):
     yield "check", lambda: check_language(folder)
-    found = LanguageServer.open(folder)
+    found = LanguageModel.open(folder)
     for temperature in (0.0, 0.8):
         yield "continue", partial(found.continue_text, "word1 word2", 4, 0, temperature)
     yield "perplexity", partial(found.perplexity, np.arange(20) % 50, batch=2)

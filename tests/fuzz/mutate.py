@@ -12,7 +12,7 @@ import numpy as np
 
 from featherbed.errors import FeatherbedError
 from featherbed.packed.file import DTYPES
-from featherbed.packed.header import rebuild
+from featherbed.packed.schema import rebuild
 
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 255, 256, 511, 512, 513, 4095, 4096, 4097,
            2**16 - 1, 2**16, 2**16 + 1, 2**20, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**40 + 1,

@@ -64,10 +64,10 @@ def layered(rng):
         None,
         matrix(rng, 16, 3, "int2"),
         "concat",
-        norms=matrix(rng, ROWS, 1),
+        affine=Affine(norms=matrix(rng, ROWS, 1)),
     )
     affine = Affine(matrix(rng, 6, 4, "float16"), vector(rng, 4))
-    norms = matrix(rng, ROWS, 1, "int8", "column")
+    affine.norms = matrix(rng, ROWS, 1, "int8", "column")
     return [
         Band(
             ROWS,
@@ -75,7 +75,6 @@ def layered(rng):
             None,
             matrix(rng, 7, 6),
             affine=affine,
-            norms=norms,
             plus=plus,
         )
     ]

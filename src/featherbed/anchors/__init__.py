@@ -1,9 +1,9 @@
-"""Where anchors come from: objects that give an AnchorTable its first atoms and transform."""
+"""Initializations of an AnchorTable's atoms and transform, random or with objects as anchors."""
 
 from featherbed.anchors.basis import RandomBasis
 from featherbed.anchors.clusters import FrequencyThenClusters, KMeansPlusPlus
 from featherbed.anchors.coreset import Coreset
-from featherbed.anchors.objects import Frequency
+from featherbed.anchors.objects import Frequency, ObjectAnchors
 from featherbed.anchors.random import HalfNormal, Xavier
 from featherbed.anchors.selection import GroupLasso, VocabularyDropout
 from featherbed.anchors.tfidf import TfIdf
@@ -15,6 +15,7 @@ __all__ = [
     "GroupLasso",
     "HalfNormal",
     "KMeansPlusPlus",
+    "ObjectAnchors",
     "RandomBasis",
     "TfIdf",
     "VocabularyDropout",

@@ -1,4 +1,4 @@
-"""A random orthonormal basis: anchors that stand for no object and are as different as they can be."""
+"""A random orthonormal basis of anchors that represent no objects."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from featherbed.anchors.random import HalfNormal, check_scale
 
 @dataclass(frozen=True)
 class RandomBasis:
-    """A = scale · Q with Q Qᵀ = 1, uniform among such; T as ``fb.HalfNormal`` starts it (Liang et al. 2021, section 2.1).
+    """A = scale · Q with uniformly random Q Qᵀ = 1, T as in ``fb.HalfNormal`` (Liang et al. 2021,
+    2.1).
 
-    With more anchors than dimensions, every d of them in turn are orthonormal.
+    With more anchors than dimensions, successive groups of d anchors are orthonormal.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(1000, 16, anchors=8, init=RandomBasis(scale=0.5))

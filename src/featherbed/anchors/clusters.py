@@ -1,4 +1,4 @@
-"""Anchors by clustering: k-means++ seeds of a feature space are objects that span it."""
+"""Anchors by clustering: k-means++ seeds in a feature space."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from torch import Tensor
 
 from featherbed.anchors.given import as_features, dense_rows, draw_seed, sklearn
 from featherbed.anchors.objects import ObjectAnchors, highest, scores_for
+from featherbed.checks import check_integer, is_number
 from featherbed.errors import ArgumentError
 
 Ids = NDArray[np.int64]
 
 
 class FeatureAnchors(ObjectAnchors):
-    """Objects with features: the atoms of chosen ones start there where the features are as wide as the table."""
+    """Objects with features, which initialize the atoms if they have the width of the table."""
 
     def __init__(self, features: Any, transform_std: float | None) -> None:
         super().__init__(transform_std)
         self.features = as_features(features)
 
     def features_of(self, objects: int) -> Any:  # -> [V, f], an array or scipy CSR
-        """Return the features, which must be those of so many objects."""
+        """Return the features, checked for the number of objects."""
         if self.features.shape[0] != objects:
             raise ArgumentError(
-                f"features have shape {self.features.shape}; give a row for each of the {objects} objects"
+                f"features have shape {self.features.shape}; give a row for each of the {objects} "
+                "objects"
             )
         return self.features
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # [K] -> [K, d]
-        """Return the features, if they are as wide as the atoms."""
+        """Return the features if they have the width of the atoms."""
         return (
             torch.from_numpy(dense_rows(self.features, ids.numpy()))
             if self.features.shape[1] == width
@@ -41,24 +43,26 @@ class FeatureAnchors(ObjectAnchors):
 
 
 class KMeansPlusPlus(FeatureAnchors):
-    """The seeds of k-means++ in a feature space are the anchors: no object is far from all (Liang et al. 2021, section 2.1).
+    """The k-means++ seeds of a feature space are the anchors (Liang et al. 2021, section 2.1).
 
-        P(next = x) = D(x)² / Σ_y D(y)²,    D(x) the distance to the nearest seed so far, the first uniform
+        P(next = x) = D(x)² / Σ_y D(y)²,   D(x): distance to the nearest seed; the first is uniform
 
-    Arthur and Vassilvitskii 2007. Large features attract seeds: with counts such as co-occurrences take logarithms or rows
-    of length 1 first, or the few most frequent objects are all there is to span. Atoms start at the features where these are
-    as wide as the table.
+    Arthur and Vassilvitskii 2007. Large features attract seeds: take logarithms of counts, or rows
+    of length 1, to avoid that a few frequent objects dominate. Atoms are initialized to the
+    features if these have the width of the table.
 
     Args:
-        features: [V, f], an array, a tensor or a scipy.sparse matrix: GloVe vectors, co-occurrence counts, attributes.
-        trials: of so many objects drawn, the one that leaves the smallest sum of squared distances becomes the next seed;
-            None: 2 + log K, scikit-learn's; 1: the law above.
-        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+        features: [V, f], an array, a tensor or a scipy.sparse matrix: GloVe vectors, co-occurrence
+            counts, attributes.
+        trials: number of candidates per seed, of which the one with the smallest sum of squared
+            distances is taken; None: 2 + log K as in scikit-learn; 1: the distribution above.
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
 
     >>> import featherbed as fb, numpy as np
     >>> features = np.array([[0.0, 0], [0, 0.1], [9, 0], [9, 0.1], [0, 9]])
     >>> table = fb.AnchorTable(5, 2, anchors=3, init=KMeansPlusPlus(features))
-    >>> sorted(min(i, 4) // 2 for i in table.anchor_ids.tolist())  # one of 0 and 1, one of 2 and 3, and 4
+    >>> sorted(min(i, 4) // 2 for i in table.anchor_ids.tolist())  # 0 or 1, 2 or 3, and 4
     [0, 1, 2]
     """
 
@@ -66,29 +70,32 @@ class KMeansPlusPlus(FeatureAnchors):
         self, features: Any, *, trials: int | None = None, transform_std: float | None = None
     ) -> None:
         super().__init__(features, transform_std)
-        self.trials = None if trials is None else whole("trials", trials)
+        self.trials = None if trials is None else check_integer("trials", trials)
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
-        """Return the seeds, in the order of their choice."""
+        """Return the seeds in order of selection."""
         features = self.features_of(objects)
         return torch.from_numpy(seeds(features, count, draw_seed(generator), trials=self.trials))
 
 
 class FrequencyThenClusters(FeatureAnchors):
-    """The most frequent objects first, then k-means++ among the others (Liang et al. 2021, figure 2).
+    """The most frequent objects, then k-means++ seeds among the others (Liang et al. 2021, figure
+    2).
 
-    The frequent objects are centres from the start: every further anchor is drawn with P(x) = D(x)² / Σ_y D(y)², D(x) the
-    distance to the nearest anchor so far.
+    The frequent objects are the initial centers: every further anchor is drawn with P(x) = D(x)² /
+    Σ_y D(y)², where D(x) is the distance to the nearest anchor.
 
     Args:
-        counts: how often each object occurs, [V].
+        counts: number of occurrences of each object, [V].
         features: [V, f], as in ``fb.KMeansPlusPlus``.
-        frequent: the share of the anchors that are chosen by frequency, 0 to 1.
-        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+        frequent: share of the anchors selected by frequency, 0 to 1.
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
 
     >>> import featherbed as fb, numpy as np
-    >>> features = np.array([[0.0, 0], [0, 0.1], [0, 0.2], [9, 0]])  # the last is rare, and like no other
-    >>> fb.AnchorTable(4, 8, anchors=2, init=FrequencyThenClusters([9, 8, 7, 1], features)).anchor_ids
+    >>> features = np.array([[0.0, 0], [0, 0.1], [0, 0.2], [9, 0]])  # the last is rare
+    >>> init = FrequencyThenClusters([9, 8, 7, 1], features)
+    >>> fb.AnchorTable(4, 8, anchors=2, init=init).anchor_ids
     tensor([0, 3])
     """
 
@@ -101,18 +108,15 @@ class FrequencyThenClusters(FeatureAnchors):
         transform_std: float | None = None,
     ) -> None:
         super().__init__(features, transform_std)
-        if (
-            isinstance(frequent, bool)
-            or not isinstance(frequent, int | float)
-            or not 0 <= frequent <= 1
-        ):
+        if not is_number(frequent, 0, 1):
             raise ArgumentError(
-                f"frequent={frequent!r}: give the share of the anchors chosen by frequency, from 0 to 1"
+                f"frequent={frequent!r}: give the share of the anchors chosen by frequency, from 0 "
+                "to 1"
             )
         self.counts, self.frequent = counts, frequent
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
-        """Return the most frequent, then the seeds in the order of their choice."""
+        """Return the most frequent objects, then the seeds in order of selection."""
         features = self.features_of(objects)
         first = highest(
             scores_for("counts", self.counts, objects), round(self.frequent * count)
@@ -122,13 +126,6 @@ class FrequencyThenClusters(FeatureAnchors):
         )
 
 
-def whole(name: str, value: Any) -> int:
-    """Return a whole number of at least 1, or say which setting is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
-    return int(value)
-
-
 def seeds(
     features: Any,
     count: int,
@@ -136,7 +133,7 @@ def seeds(
     trials: int | None = None,
     weights: NDArray[np.float64] | None = None,
 ) -> Ids:
-    """Return k-means++ seeds, rows of ``features`` [V, f]; a row of weight w counts as w rows."""
+    """Return k-means++ seeds among the rows of ``features`` [V, f] with weights."""
     settings = {"random_state": seed, "n_local_trials": trials, "sample_weight": weights}
     ids: Ids = sklearn("cluster").kmeans_plusplus(features, count, **settings)[1].astype(np.int64)
     _check_distinct(features, ids, 0)
@@ -146,9 +143,9 @@ def seeds(
 def more_seeds(
     features: Any, first: Ids, count: int, rng: np.random.Generator
 ) -> Ids:  # [V, f], [F] -> [K]
-    """Return ``first`` and, after them, k-means++ seeds that continue from them: ``count`` in all.
+    """Return ``first`` and further k-means++ seeds, ``count`` in all.
 
-    scikit-learn's seeding cannot start from given centres.
+    scikit-learn's seeding cannot start from given centers.
     """
     ids = [int(i) for i in first] or [int(rng.integers(features.shape[0]))]
     nearest = squared_distances(features, dense_rows(features, np.array(ids))).min(axis=1)
@@ -176,7 +173,7 @@ def squared_distances(
 
 
 def _check_distinct(features: Any, ids: Ids, given: int) -> None:
-    """Refuse seeds that repeat an earlier row; the first ``given`` were not chosen by their features and may."""
+    """Raise an error for repeated seeds, except among the first ``given``."""
     rows = dense_rows(features, ids)
     different = len(np.unique(rows, axis=0)) - len(np.unique(rows[:given], axis=0))
     if different < len(ids) - given:
@@ -185,5 +182,6 @@ def _check_distinct(features: Any, ids: Ids, given: int) -> None:
 
 def _too_few(found: int, count: int) -> ArgumentError:
     return ArgumentError(
-        f"the features tell only {found} anchors apart, of {count}: too many rows are equal; ask for fewer anchors"
+        f"the features tell only {found} anchors apart, of {count}: too many rows are equal; ask "
+        "for fewer anchors"
     )

@@ -1,4 +1,4 @@
-"""Anchors by coreset: a weighted sample that stands for all objects, and k-means++ in it."""
+"""Anchors by coreset: k-means++ seeds in a weighted sample of the objects."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featherbed.anchors.clusters import FeatureAnchors, Ids, seeds, squared_distances, whole
+from featherbed.anchors.clusters import FeatureAnchors, Ids, seeds, squared_distances
 from featherbed.anchors.given import draw_seed
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 
 Weights = NDArray[np.float64]
 
 
 class Coreset(FeatureAnchors):
-    """The anchors are k-means++ seeds of a lightweight coreset, a weighted sample that stands for all objects.
+    """The anchors are k-means++ seeds of a lightweight coreset, a weighted sample of the objects.
 
-        q(x) = 1/2 · 1/V + 1/2 · ||x - mean||² / Σ_y ||y - mean||²,    weight 1 / (m q(x)) for each of m draws
+        q(x) = 1/2 · 1/V + 1/2 · ||x - mean||² / Σ_y ||y - mean||²,   weight 1 / (m q(x)) per draw
 
-    Bachem, Lucic and Krause 2018: for any centres the weighted sum of squared distances over the draws is, on average, that
-    over all objects. Draws are with replacement; an object drawn twice has the sum of its weights. The seeds are then drawn
-    among the sample by its weights, so that one pass over the V features is enough, where ``fb.KMeansPlusPlus`` takes K.
+    Bachem, Lucic and Krause 2018: for any centers the weighted sum of squared distances over the m
+    draws is an unbiased estimate of that over all objects. Draws are with replacement, and weights
+    of repeated draws add up. Seeds are drawn from the weighted sample, so one pass over the V
+    features suffices, instead of K passes by ``fb.KMeansPlusPlus``.
 
-    After the choice ``points`` [n] are the objects of the coreset and ``weights`` [n] theirs.
+    After selection ``points`` [n] and ``weights`` [n] are the objects of the coreset and their
+    weights.
 
     Args:
         features: [V, f], as in ``fb.KMeansPlusPlus``.
-        size: m, how many are drawn; None: 20 for each anchor. With m >= V the coreset is all objects, of weight 1.
-        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+        size: number of draws m; None: 20 per anchor. With m >= V the coreset is all objects with
+            weight 1.
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
 
     >>> import featherbed as fb, numpy as np
     >>> features = np.random.default_rng(0).normal(size=(1000, 4))
@@ -47,16 +52,17 @@ class Coreset(FeatureAnchors):
         self, features: Any, *, size: int | None = None, transform_std: float | None = None
     ) -> None:
         super().__init__(features, transform_std)
-        self.size = None if size is None else whole("size", size)
+        self.size = None if size is None else check_integer("size", size)
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
-        """Draw the coreset and return its seeds, in the order of their choice."""
+        """Draw the coreset and return its seeds in order of selection."""
         features, seed = self.features_of(objects), draw_seed(generator)
         size = 20 * count if self.size is None else self.size
         points, weights = lightweight(features, size, np.random.default_rng(seed))
         if len(points) < count:
             raise ArgumentError(
-                f"size={size}: the coreset holds {len(points)} objects, fewer than {count} anchors; draw more"
+                f"size={size}: the coreset holds {len(points)} objects, fewer than {count} "
+                "anchors; draw more"
             )
         self.points, self.weights = torch.from_numpy(points), torch.from_numpy(weights)
         return torch.from_numpy(points[seeds(features[points], count, seed, weights=weights)])

@@ -1,4 +1,4 @@
-"""What choosers of anchors are given: documents, features, labels and a generator, checked where they enter."""
+"""Checked inputs for the selection of anchors: documents, features, labels, generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featherbed.errors import ArgumentError, MissingExtra
 
 
 def sklearn(module: str) -> Any:
-    """Return a module of scikit-learn, or say what to install."""
+    """Return a module of scikit-learn, or raise ``MissingExtra``."""
     try:
         return import_module(f"sklearn.{module}")
     except ModuleNotFoundError:
@@ -23,7 +23,7 @@ def sklearn(module: str) -> Any:
 
 
 def sparse() -> Any:
-    """Return scipy.sparse, or say what to install."""
+    """Return scipy.sparse, or raise ``MissingExtra``."""
     try:
         return import_module("scipy.sparse")
     except ModuleNotFoundError:
@@ -31,23 +31,25 @@ def sparse() -> Any:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """Draw the seed that numpy and scikit-learn start from: the one place where a torch generator becomes theirs."""
+    """Draw a seed for numpy and scikit-learn from a torch generator."""
     device = None if generator is None else generator.device
     return int(torch.randint(2**31 - 1, (), generator=generator, device=device))
 
 
 def documents_for(documents: Any, objects: int) -> Any:  # -> scipy CSR float64 [n, V]
-    """Return how often each object occurs in each document."""
+    """Return the count of each object in each document."""
     if sparse().issparse(documents):
         counts = documents.tocsr().astype(np.float64)
         if counts.ndim != 2 or counts.shape[1] != objects:
             raise ArgumentError(
-                f"documents have shape {counts.shape}; give counts [documents, {objects}], a column an object"
+                f"documents have shape {counts.shape}; give counts [documents, {objects}], a "
+                "column an object"
             )
         counts.sum_duplicates()
     elif isinstance(documents, str | np.ndarray | Tensor) or not isinstance(documents, Iterable):
         raise ArgumentError(
-            f"documents are {type(documents).__name__}: give counts (scipy.sparse, [documents, V]) or a list of id arrays"
+            f"documents are {type(documents).__name__}: give counts (scipy.sparse, [documents, V]) "
+            "or a list of id arrays"
         )
     else:
         counts = _counted(
@@ -60,7 +62,8 @@ def documents_for(documents: Any, objects: int) -> Any:  # -> scipy CSR float64 
     counts.eliminate_zeros()
     if counts.nnz == 0:
         raise ArgumentError(
-            f"none of the {counts.shape[0]} documents holds an object: there is nothing to choose by"
+            f"none of the {counts.shape[0]} documents holds an object: there is nothing to choose "
+            "by"
         )
     return counts
 
@@ -71,11 +74,13 @@ def _ids(number: int, document: Any, objects: int) -> NDArray[np.int64]:
         return np.empty(0, dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ArgumentError(
-            f"document {number} is {ids.dtype} of shape {ids.shape}: give the ids of its objects, [n]"
+            f"document {number} is {ids.dtype} of shape {ids.shape}: give the ids of its objects, "
+            "[n]"
         )
     if int(ids.min()) < 0 or int(ids.max()) >= objects:
         raise ArgumentError(
-            f"document {number} holds ids from {ids.min()} to {ids.max()}: they are 0 to {objects - 1}"
+            f"document {number} holds ids from {ids.min()} to {ids.max()}: they are 0 to "
+            f"{objects - 1}"
         )
     found: NDArray[np.int64] = ids.astype(np.int64)
     return found
@@ -90,7 +95,7 @@ def _counted(documents: list[NDArray[np.int64]], objects: int) -> Any:
 
 
 def labels_for(labels: Any, documents: int) -> tuple[NDArray[np.int64], int]:  # -> [n], classes
-    """Return the class of each document, counted from 0, and how many there are."""
+    """Return the class of each document, from 0, and the number of classes."""
     given = _array("labels", labels)
     if given.shape != (documents,):
         raise ArgumentError(
@@ -107,7 +112,7 @@ def labels_for(labels: Any, documents: int) -> tuple[NDArray[np.int64], int]:  #
 
 
 def as_features(features: Any) -> Any:  # -> floats [V, f], an array or scipy CSR
-    """Return what is known of each object, as float32 or float64."""
+    """Return the features of each object as float32 or float64."""
     found = features.tocsr() if hasattr(features, "tocsr") else _array("features", features)
     if found.ndim != 2 or 0 in found.shape:
         raise ArgumentError(
@@ -123,7 +128,8 @@ def as_features(features: Any) -> Any:  # -> floats [V, f], an array or scipy CS
     )  # the squares of distances must be numbers
     if values.size and not bool(np.abs(values).max() < largest):
         raise ArgumentError(
-            f"features hold NaN, infinity or numbers beyond {largest:.0e}, whose squares overflow: clean them"
+            f"features hold NaN, infinity or numbers beyond {largest:.0e}, whose squares overflow: "
+            "clean them"
         )
     return found
 
@@ -139,7 +145,7 @@ def _array(name: str, given: Any) -> NDArray[Any]:
 
 
 def dense_rows(features: Any, ids: NDArray[np.int64]) -> NDArray[Any]:  # [V, f], [K] -> [K, f]
-    """Return the features of a few objects as an array."""
+    """Return the features of some objects as an array."""
     rows = features[ids]
     found: NDArray[Any] = rows if isinstance(rows, np.ndarray) else rows.toarray()
     return found

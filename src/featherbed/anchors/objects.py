@@ -1,4 +1,4 @@
-"""Anchors that are objects: the most telling ids of a table."""
+"""Anchors that are objects: selected ids of a table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from featherbed.errors import ArgumentError
 
 
 class ObjectAnchors(ABC):
-    """Makes K of the V objects of a table its anchors: ``choose`` says which, ``vectors`` where their atoms start.
+    """Selects K of the V objects of a table as anchors: ``choose`` selects, ``vectors`` gives
+    atoms.
 
-    The row of an anchor object starts as that anchor alone (its row of the transform is the identity's); the other rows start
-    as ``fb.HalfNormal`` starts them, with the spread ``transform_std``, and so do atoms of which nothing is known.
+    An anchor object initially has weight 1 for itself and 0 for other anchors; other rows, and
+    atoms without known vectors, are initialized as by ``fb.HalfNormal``, with ``transform_std``.
     """
 
     def __init__(self, transform_std: float | None = None) -> None:
@@ -27,20 +28,21 @@ class ObjectAnchors(ABC):
     def choose(
         self, objects: int, count: int, generator: torch.Generator | None
     ) -> Tensor:  # -> int64 [K]
-        """Return the ``count`` distinct objects, of ``objects``, that become anchors, the most telling first."""
+        """Return ``count`` distinct ids below ``objects``, the best anchors first."""
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # noqa: ARG002 - some know - [K] -> [K, d]
-        """Return where the atoms of these objects start, if vectors of that width are known; zero rows stand for unknown."""
+        """Return initial atoms of these objects, None if unknown; zero rows are unknown."""
         return None
 
     def fill(
         self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
     ) -> Tensor:
-        """Fill atoms and transform and return the ids of the anchors [K]; the table gives their rows the identity."""
+        """Fill atoms and transform; return the ids of the anchors [K]."""
         objects, count = len(transform), len(atoms)
         if count > objects:
             raise ArgumentError(
-                f"anchors={count}: there are only {objects} objects that could be anchors; ask for fewer"
+                f"anchors={count}: there are only {objects} objects that could be anchors; ask for "
+                "fewer"
             )
         HalfNormal(self.transform_std).fill(atoms, transform, nonnegative, generator)
         ids = self.choose(objects, count, generator)
@@ -53,7 +55,7 @@ class ObjectAnchors(ABC):
         return ids
 
     def __repr__(self) -> str:
-        """Show the call: data by name, settings by value where they are not the usual ones."""
+        """Show the arguments: data by name, other settings by value if not the default."""
         shown = []
         for name, parameter in inspect.signature(type(self).__init__).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY:
@@ -65,7 +67,7 @@ class ObjectAnchors(ABC):
 
 
 def scores_for(name: str, scores: Any, objects: int) -> Tensor:  # -> float64 [V]
-    """Return one finite number of at least 0 for each object, or say what was given instead."""
+    """Return one finite number of at least 0 for each object, or raise an error."""
     try:
         found = torch.as_tensor(scores).detach().cpu().double()
     except (TypeError, ValueError, RuntimeError):
@@ -84,7 +86,7 @@ def scores_for(name: str, scores: Any, objects: int) -> Tensor:  # -> float64 [V
 
 
 def highest(scores: Tensor, count: int) -> Tensor:  # [V] -> int64 [K]
-    """Return the ids with the highest scores, highest first; of equal ones the lower id."""
+    """Return the ids of the highest scores in decreasing order; ties by lower id."""
     return torch.argsort(scores, descending=True, stable=True)[:count]
 
 
@@ -92,8 +94,9 @@ class Frequency(ObjectAnchors):
     """The most frequent objects are the anchors (Liang et al. 2021, section 2.1).
 
     Args:
-        counts: how often each object occurs, [V].
-        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+        counts: number of occurrences of each object, [V].
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(5, 4, anchors=2, init=Frequency([3, 9, 1, 7, 2]))
@@ -108,5 +111,5 @@ class Frequency(ObjectAnchors):
         self.counts = counts
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002 - nothing is drawn
-        """Return the most frequent, most frequent first."""
+        """Return the most frequent objects, in decreasing order."""
         return highest(scores_for("counts", self.counts, objects), count)

@@ -1,4 +1,4 @@
-"""Random bases: anchors that stand for no object."""
+"""Random anchors that represent no objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from featherbed.errors import ArgumentError
+from featherbed.checks import check_number
 
 
 class AnchorInit(Protocol):
@@ -18,23 +18,21 @@ class AnchorInit(Protocol):
     def fill(
         self, atoms: Tensor, transform: Tensor, nonnegative: bool, generator: torch.Generator | None
     ) -> Tensor | None:
-        """Fill both, non-negatively where asked; return the objects that are anchors [K], if any are."""
+        """Fill both, nonnegatively if required; return the anchor objects [K], or None."""
 
 
 def check_scale(name: str, value: float | None) -> None:
     """Refuse a spread that is not a positive number."""
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf
-    ):
-        raise ArgumentError(f"{name}={value!r}: give a number above 0")
+    if value is not None:
+        check_number(name, value, above=0)
 
 
 @dataclass(frozen=True)
 class HalfNormal:
-    """A ~ N(0, 2/K) and T ~ |N(0, 2/V)|, the spread of the authors' code (Liang et al. 2021); the anchors keep their sign.
+    """A ~ N(0, 2/K) and T ~ |N(0, 2/V)| as in the authors' code (Liang et al. 2021).
 
-    ``transform_std`` replaces the spread of T: with very many ids 2/V starts the rows so small that a penalty removes
-    them before they learn.
+    ``transform_std`` replaces the standard deviation of T: with very many ids 2/V makes initial
+    rows so small that a penalty removes them before they are trained.
 
     >>> HalfNormal(transform_std=0.1)
     HalfNormal(transform_std=0.1)
@@ -58,7 +56,7 @@ class HalfNormal:
 
 @dataclass(frozen=True)
 class Xavier:
-    """A and T uniform in ±sqrt(6 / (rows + columns)), Glorot and Bengio (2010); T by its absolute value if non-negative.
+    """A and T uniform in ±sqrt(6 / (rows + columns)) (Glorot and Bengio 2010); |T| if nonnegative.
 
     >>> Xavier(gain=2.0)
     Xavier(gain=2.0)

@@ -1,4 +1,4 @@
-"""Anchors by vocabulary selection: a small classifier is trained, and the words it keeps are the anchors."""
+"""Anchors by vocabulary selection: the words that a small classifier keeps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featherbed.anchors.clusters import whole
 from featherbed.anchors.given import documents_for, draw_seed, labels_for
 from featherbed.anchors.objects import ObjectAnchors
 from featherbed.anchors.random import check_scale
+from featherbed.checks import check_integer
 from featherbed.optim.penalties import GroupL1
 from featherbed.optim.yogi import Yogi
 
 BATCH = 1024  # documents of a step
 RATE = 0.05
 START = 1.5  # of log alpha: the middle of the range that Chen et al. draw it from
-DROPPED = 3.0  # log alpha from which a word is noise alone, a dropout rate of 95 % (Molchanov et al. 2017)
+# log alpha from which a word is noise alone, a dropout rate of 95 % (Molchanov et al. 2017)
+DROPPED = 3.0
 
 
 class BagClassifier:
-    """Classes of documents by their bags of embeddings: logits = b + Σ_w x_w e_w, x the counts of a document at length 1.
+    """A document classifier on bags of embeddings: logits = b + Σ_w x_w e_w, with x counts of norm
+    1.
 
-    An embedding has as many numbers as there are classes and is its own read-out: a read-out of its own could grow and let
-    embeddings escape a penalty. Embeddings start at 0, b at the classes' shares.
+    An embedding has one number per class and no further weights, which could grow and evade a
+    penalty on embeddings. Embeddings are initialized to 0, b to the log of the class frequencies.
     """
 
     def __init__(
@@ -49,9 +51,9 @@ class BagClassifier:
     def loss(
         self, documents: NDArray[np.int64], log_alpha: Tensor | None = None
     ) -> Tensor:  # [B], [V] -> scalar
-        """Return the cross-entropy summed over all documents, estimated from these.
+        """Return the cross-entropy summed over all documents, estimated from a batch.
 
-        With ``log_alpha`` every word of a document is multiplied by its own draw of N(1, alpha).
+        With ``log_alpha`` every word of a document is multiplied by its own draw from N(1, alpha).
         """
         bags = self.bags[documents]
         ids, starts = (
@@ -76,10 +78,10 @@ class BagClassifier:
         return rows, bias
 
     def safe_steps(self) -> tuple[Tensor, float]:  # -> [V, 1], scalar
-        """Return steps of gradient descent, one a row and one for b, that cannot raise the loss.
+        """Return step sizes, one per row and one for b, that cannot increase the loss.
 
-        The Hessian of the cross-entropy is at most Σ_D z_D z_Dᵀ / 2, z = (x, 1), and that at most the diagonal of
-        Σ_D z_D (Σ z_D) / 2, since no z is negative.
+        The Hessian of the cross-entropy is at most Σ_D z_D z_Dᵀ / 2, z = (x, 1), which is at most
+        the diagonal of Σ_D z_D (Σ z_D) / 2, since z is nonnegative.
         """
         sums = 1 + np.asarray(self.bags.sum(axis=1)).reshape(-1)  # [n]
         curvature = self.bags.T @ sums / 2  # [V]
@@ -87,13 +89,13 @@ class BagClassifier:
         return torch.from_numpy(steps).float()[:, None], 2 / float(sums.sum())
 
     def batches(self, steps: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the documents of each step, drawn without repeats."""
+        """Yield the documents of each step, without repeats."""
         for _ in range(steps):
             yield self.order.choice(len(self.labels), min(BATCH, len(self.labels)), replace=False)
 
 
 class LabelledAnchors(ObjectAnchors):
-    """What group lasso and vocabulary dropout share: train a ``BagClassifier``, rank its words, start atoms at its rows."""
+    """Base of group lasso and vocabulary dropout: ranks words by a trained ``BagClassifier``."""
 
     survivors: int | None = None  # after the choice: how many words were not dropped
     embeddings: Tensor | None = None  # after the choice: [V, classes]
@@ -107,16 +109,16 @@ class LabelledAnchors(ObjectAnchors):
             documents,
             labels,
             strength,
-            whole("steps", steps),
+            check_integer("steps", steps),
         )
         self._seed = 0
 
     @abstractmethod
     def train(self, classifier: BagClassifier) -> tuple[Tensor, int]:  # -> [V], survivors
-        """Train the classifier; return how much each word deserves to be kept, and how many words survived."""
+        """Train the classifier; return a score for each word and the number of surviving words."""
 
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
-        """Return the words best kept, best first; of equal ones those in more documents, then the lower id."""
+        """Return the words of highest score; ties by number of documents, then lower id."""
         counts = documents_for(self.documents, objects)
         labels, classes = labels_for(self.labels, counts.shape[0])
         common = np.bincount(counts.indices, minlength=objects)
@@ -128,7 +130,9 @@ class LabelledAnchors(ObjectAnchors):
         return torch.from_numpy(np.lexsort((-common, -scores.numpy()))[:count].copy())
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # [K] -> [K, d]
-        """Return the embeddings, turned at random into ``width`` dimensions, their mean length 1; None if they do not fit."""
+        """Return the embeddings, rotated at random into ``width`` dimensions; None if they do not
+        fit.
+        """
         if self.embeddings is None or self.embeddings.shape[1] > width:
             return None
         rows = self.embeddings[ids]
@@ -139,21 +143,25 @@ class LabelledAnchors(ObjectAnchors):
 
 
 class GroupLasso(LabelledAnchors):
-    """The words that group lasso keeps in a classifier of labelled documents are the anchors.
+    """The words kept by a group lasso in a document classifier are the anchors.
 
-        minimise  Σ_D cross-entropy(y_D, b + Σ_w x_Dw e_w) + lam Σ_w ||e_w||_2
+        minimize  Σ_D cross-entropy(y_D, b + Σ_w x_Dw e_w) + lam Σ_w ||e_w||_2
 
-    A word survives if its embedding e_w is not zero; the longest are the anchors (Chen et al. 2019, baseline; Liang et al.
-    2021, appendix D). x_D are the counts of a document, scaled to length 1. After the choice ``survivors`` says how many
-    words were left and ``embeddings`` [V, classes] holds them; dropped words follow only when there are too few others. Atoms
-    start at the embeddings, turned into the table's dimensions, if it has as many as there are classes.
+    A word survives if its embedding e_w is not zero; the longest embeddings are the anchors (Chen
+    et al. 2019, baseline; Liang et al. 2021, appendix D). x_D are the counts of a document, scaled
+    to norm 1. After selection ``survivors`` is the number of surviving words and ``embeddings`` [V,
+    classes] are theirs; other words follow only if there are too few. Atoms are initialized to the
+    embeddings, rotated into the table's dimensions, if there are at most as many classes.
 
     Args:
-        documents: counts as a scipy.sparse matrix [documents, V], or a list with an array of ids for each document.
-        labels: the class of each document, [documents].
-        strength: lam as a share of the smallest that leaves no word.
-        steps: of accelerated proximal descent over all documents, with ``fb.GroupL1`` (Beck and Teboulle 2009).
-        transform_std: spread of the other rows' first weights, as in ``fb.HalfNormal``.
+        documents: counts as a scipy.sparse matrix [documents, V], or a list with an array of ids
+            per document.
+        labels: class of each document, [documents].
+        strength: lam relative to the smallest one that keeps no word.
+        steps: number of accelerated proximal gradient steps over all documents, with ``fb.GroupL1``
+            (Beck and Teboulle 2009).
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
 
     >>> import featherbed as fb
     >>> documents = [[0, 3], [0, 4], [1, 3], [1, 4]] * 10  # words 0 and 1 tell the class
@@ -174,7 +182,7 @@ class GroupLasso(LabelledAnchors):
         super().__init__(documents, labels, strength, steps, transform_std)
 
     def train(self, classifier: BagClassifier) -> tuple[Tensor, int]:
-        """Minimise; a word's score is the length of its embedding."""
+        """Minimize the objective; a word's score is the length of its embedding."""
         rows, bias = classifier.rows, classifier.bias
         lam = self.strength * float(classifier.slopes()[0].norm(dim=1).max())
         penalty = GroupL1(lam)
@@ -197,18 +205,21 @@ class GroupLasso(LabelledAnchors):
 
 
 class VocabularyDropout(LabelledAnchors):
-    """The words that variational dropout does not drop in a classifier of labelled documents are the anchors.
+    """The words kept by variational dropout in a document classifier are the anchors.
 
-        minimise  Σ_D E cross-entropy(y_D, b + Σ_w x_Dw e_w N(1, alpha_w)) + strength Σ_w KL(alpha_w)
+        minimize  Σ_D E cross-entropy(y_D, b + Σ_w x_Dw e_w N(1, alpha_w)) + strength Σ_w
+        KL(alpha_w)
         KL(alpha) = 0.63576 (1 - sigmoid(1.8732 + 1.48695 log alpha)) + 0.5 log(1 + 1/alpha)
 
-    Chen et al. 2019 (variational vocabulary dropout): one dropout rate alpha / (1 + alpha) for each word, with the KL of
-    Molchanov et al. 2017. Words of log alpha below 3 survive; those with the smallest are the anchors. ``survivors``,
-    ``embeddings``, atoms and arguments are as in ``fb.GroupLasso``, but for
+    Chen et al. 2019 (variational vocabulary dropout): one dropout rate alpha / (1 + alpha) per
+    word, with the KL of Molchanov et al. 2017. Words with log alpha below 3 survive; those with the
+    smallest are the anchors. ``survivors``, ``embeddings``, atoms and other arguments are as in
+    ``fb.GroupLasso``.
 
     Args:
-        strength: weight of the KL; 1 is the evidence bound, which on few documents keeps nearly every word.
-        steps: of ``fb.Yogi``, on at most 1,024 documents each.
+        strength: weight of the KL; 1 is the evidence lower bound, which keeps nearly every word of
+            few documents.
+        steps: number of steps of ``fb.Yogi``, on at most 1,024 documents each.
 
     >>> import featherbed as fb
     >>> documents = [[0, 3], [0, 4], [1, 3], [1, 4]] * 10  # words 0 and 1 tell the class
@@ -231,7 +242,7 @@ class VocabularyDropout(LabelledAnchors):
         super().__init__(documents, labels, strength, steps, transform_std)
 
     def train(self, classifier: BagClassifier) -> tuple[Tensor, int]:
-        """Minimise; a word's score is -log alpha."""
+        """Minimize the objective; a word's score is -log alpha."""
         log_alpha = nn.Parameter(torch.full((len(classifier.rows),), START))
         optimizer = Yogi([classifier.rows, classifier.bias, log_alpha], lr=RATE)
         for documents in classifier.batches(self.steps):
@@ -244,5 +255,7 @@ class VocabularyDropout(LabelledAnchors):
 
 
 def kl(log_alpha: Tensor) -> Tensor:  # [V] -> [V]
-    """Return the divergence of N(w, alpha w²) from the log-uniform prior, the approximation of Molchanov et al. 2017."""
+    """Return the KL of N(w, alpha w²) from the log-uniform prior (approximation of Molchanov et al.
+    2017).
+    """
     return 0.63576 * torch.sigmoid(-1.8732 - 1.48695 * log_alpha) + 0.5 * F.softplus(-log_alpha)

@@ -16,35 +16,34 @@ from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 
 MOST = 1 << 14  # clusters
-PAIRS = 1 << 31  # distances that are worth waiting for
+PAIRS = 1 << 31  # distances computed by k-means, about
 
 
 class ClusterCodec(Codec):
-    """One code a row, over ``clusters`` centroids kept as ``kind``."""
+    """One code per row, over ``clusters`` centroids stored as ``kind``."""
 
     name = "clusters"
 
     def size(self, rows: int, dim: int, **settings: Any) -> int:
-        """Return the bytes of the arrays these settings make."""
-        return stream_size(rows, width(settings["clusters"])) + matrix_size(
-            settings["kind"], settings["clusters"], dim
-        )
+        """Return the bytes of the arrays with these settings."""
+        clusters = settings["clusters"]
+        codes = stream_size(rows, width(clusters))
+        return codes + matrix_size(settings["kind"], clusters, dim)
 
-    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002 - one signature
-        """Return the most clusters that fit, for each kind of centroids; the most clusters first."""
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002
+        """Return the most clusters that fit for each kind of centroids, the most first."""
         found: list[Settings] = []
         for kind in ("int8", "float16"):
             counts = range(2, min(MOST, rows // 2) + 1)
-            fitting = bisect_right(
-                counts, budget, key=lambda n: self.size(rows, dim, clusters=n, kind=kind)
-            )
+            sizes = [self.size(rows, dim, clusters=n, kind=kind) for n in counts]
+            fitting = bisect_right(sizes, budget)
             found += [{"clusters": counts[fitting - 1], "kind": kind}] if fitting else []
         if len(found) == 2 and found[0]["clusters"] == found[1]["clusters"]:
-            found.reverse()  # as many of the finer ones
+            found.reverse()  # float16 first if there are as many
         return found
 
     def work(self, dim: int, **settings: Any) -> float:
-        """Return how long a fit takes for each row."""
+        """Return the work of a fit for each row."""
         return float(0.3 * dim * settings["clusters"])
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
@@ -53,45 +52,43 @@ class ClusterCodec(Codec):
 
 
 class ClusterFit(Fit):
-    """The state of a fit: centroids as stored, and the clusters of the sample."""
+    """The state of a fit: centroids as stored, and the clusters of the training rows."""
 
     refinable = True
 
     def __init__(self, job: CodecJob, settings: Settings) -> None:
         self.job, self.settings = job, settings
-        self.ids = job.rows.draw(job.learn, job.generator)
+        self.ids = job.rows.draw(job.training_rows, job.generator)
         self.sample, self.weights = job.rows.take(self.ids), job.importance[self.ids]
-        job.tell("clusters", 0.0)
+        job.progress("clusters", 0.0)
         drawn = by_importance(self.sample, self.weights, job.generator)
         rounds = int(np.clip(PAIRS // (len(self.ids) * settings["clusters"]), 4, 15))
         self._store(kmeans(drawn, settings["clusters"], job.seed(), rounds))
 
     def _store(self, centroids: Floats) -> None:
-        """Round centroids to what is stored and give every row the nearest of the rounded ones."""
+        """Round centroids as stored and assign every row to the nearest."""
         self.dictionary = Matrix.encode(centroids, self.settings["kind"], scale_kind="float16")
         self.codes: Codes = nearest(self.sample, self.dictionary.dense())
         left = self.sample - self.dictionary.dense()[self.codes]
         self.errors = self.weights * np.einsum("nd,nd->n", left, left)
 
     def refine(self, rounds: int) -> None:
-        """Alternate: weighted means of the clusters, the nearest of them for every row; the best of all rounds is kept."""
+        """Alternate weighted means of clusters and assignments; keep the best of all rounds."""
         kept = dict(self.__dict__)
         for done in range(rounds):
-            self.job.tell("refining", done / rounds)
+            self.job.progress("refining", done / rounds)
             self._store(self._means())
             if self.errors.sum(dtype=np.float64) < kept["errors"].sum(dtype=np.float64):
                 kept = dict(self.__dict__)
         self.__dict__.update(kept)
 
     def _means(self) -> Floats:  # -> [K, d]
-        """Return the weighted mean of each cluster; an empty one moves to a row that stands far from its own."""
+        """Return the weighted mean of each cluster; an empty one moves to a row of large error."""
         means = self.dictionary.dense().copy()
         totals = np.bincount(self.codes, self.weights, len(means))
         full, empty = totals > 0, np.flatnonzero(np.bincount(self.codes, minlength=len(means)) == 0)
-        means[full] = (
-            sums_by_code(self.codes, self.sample, self.weights, len(means))[full]
-            / totals[full, None]
-        )
+        sums = sums_by_code(self.codes, self.sample, self.weights, len(means))
+        means[full] = sums[full] / totals[full, None]
         worst = np.argsort(-self.errors)[: len(empty)]
         means[empty[: len(worst)]] = self.sample[worst]
         return means
@@ -101,17 +98,14 @@ class ClusterFit(Fit):
         rows, codes = self.job.rows, self.codes
         if len(self.ids) < rows.count:
             codes = np.empty(rows.count, dtype=np.int32)
-            for start, block in rows.blocks():
-                self.job.tell("coding", start / rows.count)
-                codes[start : start + len(block)] = nearest(block, self.dictionary.dense())
+            for place, block in self.job.blocks():
+                codes[place] = nearest(block, self.dictionary.dense())
         coded = Fixed.encode(codes[:, None].astype(np.int64), None, self.dictionary.shape[0])
         return [Band(rows.count, coded, dictionary=self.dictionary)]
 
 
-def by_importance(
-    rows: Floats, weights: Floats, generator: np.random.Generator
-) -> Floats:  # [n, d], [n] -> [n, d]
-    """Draw as many rows again by weight, for a library that counts all rows alike; even weights leave them as they are."""
+def by_importance(rows: Floats, weights: Floats, generator: np.random.Generator) -> Floats:
+    """Resample rows by weight, for libraries without weights; equal weights leave rows unchanged."""
     if np.ptp(weights) == 0:
         return rows
     share = weights / weights.sum(dtype=np.float64)

@@ -1,58 +1,65 @@
-"""The interface of codecs: the settings that fit a budget, and a fit of the matrix."""
+"""The interface of codecs: settings within a budget of bytes, and a fit to a matrix."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from featherbed.codecs.rows import Floats, Rows
+from featherbed.codecs.rows import Floats, WeightedRows
 from featherbed.packed import bits as bit_streams
 from featherbed.packed.band import Band
 from featherbed.packed.matrix import level_bits, row_bytes
 
 Settings = dict[str, Any]
 SHORTEST = 1e-12  # of the longest row: shorter rows count as if they had this length
-LEARN = 1 << 16  # rows that dictionaries are learnt from
-Tell = Callable[
-    [str, float], None
-]  # what is being done, and which share is done (of it, or told to a user: of the whole)
+TRAINING_ROWS = 1 << 16  # rows to which dictionaries are fitted, at most
+ProgressCallback = Callable[[str, float], None]  # description of the step, completed share
 
 
-def quiet(_what: str, _share: float) -> None:
+def no_progress(_what: str, _share: float) -> None:
     """Report no progress."""
 
 
 @dataclass
 class CodecJob:
-    """The input of a codec: rows, the weight of each row's error, random numbers, a progress callback."""
+    """The input of a codec: rows, the weight of each row's error, a generator, a callback."""
 
-    rows: Rows
-    importance: Floats  # [V]: Σ_i importance_i ||x_i - row_i||² is what fits make small
+    rows: WeightedRows
+    importance: Floats  # [V]: fits minimize Σ_i importance_i ||x_i - row_i||²
     generator: np.random.Generator
-    rank: int = 0  # columns that carry all but two thousandths of the variance
-    tell: Tell = field(default=quiet)
-    learn: int = LEARN  # rows to learn from, at most
-    factor: float = 1.0  # by which the rows of the finished bands are multiplied
-    quick: bool = False  # to compare methods, not to keep: fewer iterations where a method is slow
+    rank: int = 0  # number of columns with all but two thousandths of the variance
+    progress: ProgressCallback = field(default=no_progress)
+    training_rows: int = TRAINING_ROWS  # rows to which dictionaries are fitted, at most
+    factor: float = 1.0  # of the rows of the finished bands
+    quick: bool = False  # to compare methods: fewer iterations where a codec is slow
+
+    def blocks(self) -> Iterator[tuple[slice, Floats]]:
+        """Yield all rows in blocks with their places, to code them; progress is reported."""
+        for start, block in self.rows.blocks():
+            self.progress("coding", start / self.rows.count)
+            yield slice(start, start + len(block)), block
 
     def seed(self) -> int:
-        """Draw a seed for a library that wants one."""
+        """Draw a seed for another library."""
         return int(self.generator.integers(2**31 - 1000))
 
 
 def importance(
-    rows: Rows, lengths: Floats, measure: str, padding: int | None = None
-) -> Floats:  # -> [V]
-    """Return how much the error of each row counts: by its weight, for recall relative to its length; padding not."""
+    rows: WeightedRows, lengths: Floats, measure: str, padding: int | None = None
+) -> Floats:
+    """Return the weight [V] of each row's squared error: relative to its length for recall.
+
+    The padding row has weight 0.
+    """
     least = SHORTEST * lengths.max(initial=0)
     squares = np.where(lengths > 0, np.maximum(lengths, least), 1).astype(np.float64) ** 2
-    counted = rows.weights / (squares if measure == "recall" else squares.mean())
-    counted[(lengths == 0) & ((measure == "recall") | (np.arange(rows.count) == padding))] = 0
-    return counted.astype(np.float32)
+    found = rows.weights / (squares if measure == "recall" else squares.mean())
+    found[(lengths == 0) & ((measure == "recall") | (np.arange(rows.count) == padding))] = 0
+    return found.astype(np.float32)
 
 
 class Fit(ABC):
@@ -65,10 +72,8 @@ class Fit(ABC):
         """Return the packed form."""
 
     def refine(self, rounds: int) -> None:
-        """Make the fit better: ``rounds`` times new codes and a new dictionary."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has nothing to refine ({rounds} rounds asked for)"
-        )
+        """Improve the fit by ``rounds`` rounds of new codes and a new dictionary."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be refined ({rounds} rounds)")
 
 
 @dataclass
@@ -83,36 +88,36 @@ class FinalFit(Fit):
 
 
 class Codec(ABC):
-    """A method that turns a matrix into packed bands."""
+    """A method that compresses a matrix to packed bands."""
 
     name: str
 
     @abstractmethod
     def size(self, rows: int, dim: int, **settings: Any) -> int:
-        """Return the bytes of the arrays these settings make."""
+        """Return the bytes of the arrays with these settings."""
 
     @abstractmethod
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
-        """Return the settings worth trying that fit ``budget`` bytes, the likeliest first; none if nothing fits."""
+        """Return the settings worth trying within ``budget`` bytes, the most promising first."""
 
     @abstractmethod
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
 
-    def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - for methods that take their time
-        """Return how long a fit takes for each row it learns from: about 3e9 of these are a second."""
+    def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - for slow codecs
+        """Return the work of a fit for each training row: about 3e9 of these take a second."""
         return 0.0
 
-    def for_sample(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002 - for methods that count rows
-        """Return the settings for a sample that holds a ``share`` of the rows."""
+    def for_sample(self, settings: Settings, share: float) -> Settings:  # noqa: ARG002
+        """Return the settings for a sample of a ``share`` of the rows."""
         return settings
 
     def defaults(self) -> Settings:
-        """Return settings used where the caller gave others but not these."""
+        """Return defaults for settings that the caller left out while giving others."""
         return {}
 
-    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002 - for methods that need them
-        """Return settings with the ones that follow from others filled in."""
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
+        """Return settings with those that follow from others filled in."""
         return settings
 
 

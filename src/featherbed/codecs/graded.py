@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from featherbed.packed.graded import MOST_BITS, graded_scales
 
 Bits = NDArray[np.uint8]
-# share of a normal variable's variance left by the best even steps of 0, 1, ... 8 bits (Max 1960;
+# relative error of the best uniform quantizer of a normal variable with 0, 1, ... 8 bits (Max 1960;
 # beyond 5 bits by the same integral)
 LEFT = np.array([1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.001040, 0.0003043, 0.00008769])
 
@@ -32,11 +32,11 @@ def allocate_bits(
     scale_bits: int = 0,
     enough: float = 0.0,
 ) -> Bits:  # [cells]
-    """Divide ``budget`` bits among cells of ``lengths`` elements, by falling gain per bit spent.
+    """Divide ``budget`` bits among cells of ``lengths`` elements, by decreasing gain per bit.
 
-    A cell with b bits keeps the error cost * left(b); its first bit also pays ``scale_bits`` for a
-    scale. Bits that save no more than ``enough`` are not spent. Gains fall with every bit of a
-    cell, so that taking the largest first is best up to the last few bits (Shoham and Gersho 1988).
+    A cell with b bits has the error cost * LEFT[b]; its first bit also costs ``scale_bits`` for a
+    scale. Bits that save no more than ``enough`` are not spent. Gains decrease with every bit of a
+    cell, so that the greedy order is best up to the last few bits (Shoham and Gersho 1988).
 
     >>> allocate_bits(np.array([8.0, 2.0, 4.0, 0.0]), np.array([2, 2, 4, 4]), 20).tolist()
     [4, 2, 2, 0]

@@ -9,116 +9,94 @@ import numpy as np
 
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size
 from featherbed.codecs.integer import level_rows
-from featherbed.codecs.rows import Floats, Ids, Rows
+from featherbed.codecs.rows import Floats, Ids, WeightedRows
+from featherbed.codecs.wrapping import WrappedFit, WrappingCodec
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import BLOCK_BITS, Band, Members
 from featherbed.packed.codes import Every
 
-LIKELY = 4  # settings of the inner method that are worth comparing
+COMPARED = 4  # settings of the inner codec that are worth comparing
 HOT_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 
 
-class SomeRows:
-    """Some rows of a matrix, when asked for."""
+class RowSubset:
+    """Some rows of a matrix, read on access."""
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, rows: Rows, ids: Ids) -> None:
+    def __init__(self, rows: WeightedRows, ids: Ids) -> None:
         self.rows, self.ids, self.shape = rows, ids, (len(ids), rows.dim)
 
     def __getitem__(self, index: Any) -> Floats:
         return self.rows.take(self.ids[index])
 
 
-class HotCodec(Codec):
-    """The ``hot`` rows of greatest weight as integers of ``hot_kind``, the others by another method."""
+class HotCodec(WrappingCodec):
+    """The ``hot`` rows of largest weight as integers of ``hot_kind``, the others by another codec."""
+
+    own = ("hot", "hot_kind")
 
     def __init__(self, inner: Codec) -> None:
-        self.inner, self.name = inner, f"hot+{inner.name}"
+        super().__init__(inner)
+        self.name = f"hot+{inner.name}"
 
     def size(self, rows: int, dim: int, **settings: Any) -> int:
-        """Return the bytes of the arrays these settings make."""
-        rest = {name: value for name, value in settings.items() if name not in ("hot", "hot_kind")}
-        return self._head(rows, dim, settings["hot"], settings["hot_kind"]) + self.inner.size(
-            rows - settings["hot"], dim, **rest
-        )
+        """Return the bytes of the arrays with these settings."""
+        tail = self.inner.size(rows - settings["hot"], dim, **self.inner_settings(settings))
+        return self._head_size(rows, dim, settings["hot"], settings["hot_kind"]) + tail
 
-    def _head(self, rows: int, dim: int, hot: int, kind: str) -> int:
+    def _head_size(self, rows: int, dim: int, hot: int, kind: str) -> int:
         blocks = -(-rows // BLOCK_BITS)
         return matrix_size(kind, hot, dim) + blocks * (BLOCK_BITS // 8 + 4)
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
-        """Return beside several numbers of hot rows the quickest of the inner method's likely settings."""
+        """Return the quickest promising settings of the tail for several numbers of hot rows."""
         found = []
         for share in HOT_SHARES:
+            hot = max(1, round(share * rows))
             for kind in ("int8", "int4"):
-                likely = self.beside(max(1, round(share * rows)), kind, rows, dim, budget, rank)
+                likely = self.tail_settings(hot, kind, rows, dim, budget, rank)
                 found += [min(likely, key=lambda s: self.work(dim, **s))] if likely else []
         return found
 
-    def beside(
+    def tail_settings(
         self, hot: int, kind: str, rows: int, dim: int, budget: int, rank: int
     ) -> list[Settings]:
-        """Return the inner method's likely settings beside so many hot rows, the likeliest first."""
-        left = budget - self._head(rows, dim, hot, kind)
+        """Return promising settings of the tail after ``hot`` rows of ``kind``, the best first."""
+        left = budget - self._head_size(rows, dim, hot, kind)
         inner = self.inner.settings(rows - hot, dim, left, rank) if left > 0 and hot < rows else []
-        return [{"hot": hot, "hot_kind": kind, **settings} for settings in inner[:LIKELY]]
-
-    def work(self, dim: int, **settings: Any) -> float:
-        """Return how long a fit takes for each row."""
-        return self.inner.work(
-            dim,
-            **{name: value for name, value in settings.items() if name not in ("hot", "hot_kind")},
-        )
+        return [{"hot": hot, "hot_kind": kind, **settings} for settings in inner[:COMPARED]]
 
     def for_sample(self, settings: Settings, share: float) -> Settings:
         """Return settings with the same share of hot rows."""
         return settings | {"hot": max(1, round(settings["hot"] * share))}
 
-    def defaults(self) -> Settings:
-        """Return the defaults of the inner codec."""
-        return self.inner.defaults()
-
-    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
-        """Return settings completed by the inner codec."""
-        return self.inner.complete(settings, dim, rank)
-
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
-        """Compress the tail, then keep the head."""
+        """Compress the tail, then store the hot rows."""
         if settings["hot"] >= job.rows.count:
             raise ArgumentError(
-                f"{self.name}: hot={settings['hot']} of {job.rows.count:,} rows: leave some for the tail"
+                f"{self.name}: hot={settings['hot']} of {job.rows.count:,} rows: "
+                "leave some for the tail"
             )
-        rest = {name: value for name, value in settings.items() if name not in ("hot", "hot_kind")}
         order = np.argsort(-job.rows.weights, kind="stable")
         hot, tail = np.sort(order[: settings["hot"]]), np.sort(order[settings["hot"] :])
-        weights = (
-            job.rows.weights[tail]
-            if job.rows.weighted and job.rows.weights[tail].sum() > 0
-            else None
-        )
-        rows = Rows(SomeRows(job.rows, tail), weights)
-        inner = self.inner.fit(replace(job, rows=rows, importance=job.importance[tail]), **rest)
-        head = level_rows(job, Rows(SomeRows(job.rows, hot)), settings["hot_kind"], "row")
-        return HotFit(
-            inner, Band(len(hot), Every(), values=head, members=Members.of(hot, job.rows.count))
-        )
+        weights = job.rows.weights[tail]
+        weighted = job.rows.weighted and weights.sum() > 0
+        rows = WeightedRows(RowSubset(job.rows, tail), weights if weighted else None)
+        tail_job = replace(job, rows=rows, importance=job.importance[tail])
+        inner = self.inner.fit(tail_job, **self.inner_settings(settings))
+        hot_rows = WeightedRows(RowSubset(job.rows, hot))
+        values = level_rows(job, hot_rows, settings["hot_kind"], "row")
+        members = Members.of(hot, job.rows.count)
+        return HotFit(inner, Band(len(hot), Every(), values=values, members=members))
 
 
 @dataclass
-class HotFit(Fit):
-    """A fitted tail and the rows kept before it."""
+class HotFit(WrappedFit):
+    """A fitted tail and the hot rows."""
 
-    inner: Fit
     head: Band
-
-    def __post_init__(self) -> None:
-        self.refinable = self.inner.refinable
 
     def bands(self) -> list[Band]:
         """Return the packed form."""
         return [self.head, *self.inner.bands()]
-
-    def refine(self, rounds: int) -> None:
-        """Refine the tail."""
-        self.inner.refine(rounds)

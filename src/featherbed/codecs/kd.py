@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
-from featherbed.codecs.coding import Encoder, learn_additive, learn_shared, least_squares
+from featherbed.codecs.coding import AdditiveEncoder, fit_additive, fit_shared, least_squares
 from featherbed.codecs.kmeans import Codes
 from featherbed.codecs.principal import principal_directions
 from featherbed.codecs.rows import Floats
@@ -19,24 +19,22 @@ from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 
-Parameters = dict[
-    str, Floats
-]  # atoms [D or 1, K, d'], cell (weight, bias, input), projection, shift
+Parameters = dict[str, Floats]  # atoms [D or 1, K, d'], weight, bias, input, projection, shift
 STEPS = 600  # of the composer's fit, where it is no least-squares problem
 BATCH = 2048
-RATE = 1e-2
+LEARNING_RATE = 1e-2
 SMALL = 1 << 18  # numbers of a step below which one thread is faster
 COMPOSERS = ("linear", "mlp", "recurrent", "lstm")
 GATES = {"linear": 0, "mlp": 1, "recurrent": 4, "lstm": 8}  # matrices [d, d] of the cell
 
 
 class KDCodec(Codec):
-    """``parts`` codes of ``bits`` bits over code vectors of full width, turned into rows by ``composer`` (see fb.KDTable)."""
+    """``parts`` codes of ``bits`` bits over code vectors, composed by ``composer`` (fb.KDTable)."""
 
     name = "kd"
 
     def size(self, rows: int, dim: int, **settings: Any) -> int:
-        """Return the bytes of the arrays these settings make."""
+        """Return the bytes of the arrays with these settings."""
         parts, bits, composer = settings["parts"], settings["bits"], settings["composer"]
         total = stream_size(rows, parts * bits) + matrix_size(settings["kind"], parts << bits, dim)
         if composer == "linear":
@@ -44,26 +42,24 @@ class KDCodec(Codec):
         biases = 5 if composer != "mlp" else 2
         return total + (GATES[composer] + 1) * matrix_size("float16", dim, dim) + 4 * biases * dim
 
-    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002 - one signature
-        """Return the most parts that fit, for each composer and number of bits; the most bits of code first."""
+    def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:  # noqa: ARG002
+        """Return the most parts that fit for each composer and number of bits."""
         found: list[Settings] = []
         for composer in COMPOSERS:
             for bits in (8, 7, 6, 5, 4):
                 fixed: Settings = {"bits": bits, "kind": "int8", "composer": composer}
-                fitting = [
-                    n for n in range(1, 33) if self.size(rows, dim, parts=n, **fixed) <= budget
-                ]
+                counts = range(1, 33)
+                fitting = [n for n in counts if self.size(rows, dim, parts=n, **fixed) <= budget]
                 found += [{"parts": fitting[-1], **fixed}] if fitting and rows >= 2 << bits else []
-        return sorted(
-            found,
-            key=lambda s: (
-                COMPOSERS.index(s["composer"]),
-                -s["parts"] * (s["bits"] + 0.02 * s["bits"] ** 2),
-            ),
-        )
+
+        def order(s: Settings) -> tuple[int, float]:
+            bits = s["bits"] + 0.02 * s["bits"] ** 2
+            return COMPOSERS.index(s["composer"]), -s["parts"] * bits
+
+        return sorted(found, key=order)
 
     def work(self, dim: int, **settings: Any) -> float:
-        """Return how long a fit takes for each row."""
+        """Return the work of a fit for each row."""
         return float(8 * (settings["parts"] << settings["bits"]) * (dim + 12 * settings["parts"]))
 
     def defaults(self) -> Settings:
@@ -102,7 +98,7 @@ class KDFit(Fit):
             _require_torch(composer)
         self.job, self.parts, self.choices = job, parts, choices
         self.kind, self.composer, self.refinable = kind, composer, not shared
-        self.ids = job.rows.draw(job.learn, job.generator)
+        self.ids = job.rows.draw(job.training_rows, job.generator)
         self.weights, self.rows = job.importance[self.ids], job.rows.take(self.ids)
         self.mean = np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
         self.sample: Floats = self.rows - self.mean
@@ -111,27 +107,24 @@ class KDFit(Fit):
             moment = (self.sample * self.weights[:, None]).T.astype(np.float64) @ self.sample
             self.basis = principal_directions(moment, width).astype(np.float32)
             self.sample = np.ascontiguousarray(self.sample @ self.basis.T)
-        job.tell("first dictionaries", 0.0)
+        job.progress("initial dictionaries", 0.0)
         if shared:
-            self.atoms, self.codes = learn_shared(
-                self.sample, parts, choices, job.seed(), 8, self.weights
-            )
-            return
-        self.atoms, self.codes = learn_additive(
-            self.sample, parts, choices, job.seed(), 4, self.weights
-        )
-        self.refine(4)
+            found = fit_shared(self.sample, parts, choices, job.seed(), 8, self.weights)
+        else:
+            found = fit_additive(self.sample, parts, choices, job.seed(), 4, self.weights)
+        self.atoms, self.codes = found
+        self.refine(0 if shared else 4)
 
     def refine(self, rounds: int) -> None:
         """Alternate least-squares code vectors, rounded as stored, and codes by local search."""
         offset = self.mean / self.parts if self.basis is None else np.float32(0)
         for done in range(rounds):
-            self.job.tell("refining", done / rounds)
+            self.job.progress("refining", done / rounds)
             atoms = least_squares(self.codes, self.sample, self.weights, self.choices)
             flat = atoms.reshape(-1, atoms.shape[2])
             stored = self._stored(flat + offset).dense()
             self.atoms = (stored - offset).reshape(atoms.shape).astype(np.float32)
-            self.codes = Encoder(self.atoms)(self.sample, self.codes, seed=self.job.seed())
+            self.codes = AdditiveEncoder(self.atoms)(self.sample, self.codes, seed=self.job.seed())
 
     def _stored(self, atoms: Floats) -> Matrix:
         return Matrix.encode(atoms, self.kind, scale_kind="float16")
@@ -142,16 +135,15 @@ class KDFit(Fit):
         if len(self.ids) == rows.count:
             return self.codes
         codes = np.empty((rows.count, self.parts), dtype=np.int32)
-        encoder = Encoder(np.repeat(self.atoms, self.parts // len(self.atoms), axis=0))
-        for start, block in rows.blocks():
-            self.job.tell("coding", start / rows.count)
+        encoder = AdditiveEncoder(np.repeat(self.atoms, self.parts // len(self.atoms), axis=0))
+        for place, block in self.job.blocks():
             inside: Floats = block - self.mean
             inside = inside if self.basis is None else np.dot(inside, self.basis.T)
-            codes[start : start + len(block)] = encoder(inside, tries=2, seed=start)
+            codes[place] = encoder(inside, tries=2, seed=place.start)
         return codes
 
     def fit_composer(self, initial: Parameters) -> Parameters:
-        """Fit code vectors and a composer that is not linear to the codes, from ``initial`` on."""
+        """Fit code vectors and a nonlinear composer to the codes, from ``initial`` parameters."""
         if starts_linear(self.composer, initial):
             initial = linear_start(self.parts * self.atoms, self.mean)
         given = (self.rows, self.codes, self.job.rows.weights[self.ids])
@@ -170,16 +162,10 @@ class KDFit(Fit):
         ordered = self.composer != "mlp"
         given = _half(found["input"]) if "input" in found else None
         cell = Cell(self.composer, _half(found["weight"]), found["bias"], given)
-        return [
-            Band(
-                self.job.rows.count,
-                codes,
-                dictionary=self._stored(atoms if ordered else atoms / np.float32(self.parts)),
-                combine="concat" if ordered else "sum",
-                cell=cell,
-                affine=Affine(_half(found["projection"]), found["shift"]),
-            )
-        ]
+        dictionary = self._stored(atoms if ordered else atoms / np.float32(self.parts))
+        combine = "concat" if ordered else "sum"
+        affine = Affine(_half(found["projection"]), found["shift"])
+        return [Band(self.job.rows.count, codes, None, dictionary, combine, cell, affine)]
 
 
 def _half(matrix: Floats) -> Matrix:
@@ -195,8 +181,8 @@ def initial_parameters(composer: str, parts: int, choices: int, dim: int, seed: 
     """Draw code vectors, cell and projection for rows of about unit variance; the shift is 0.
 
     >>> found = initial_parameters("lstm", 2, 4, 3, seed=0)
-    >>> {name: array.shape for name, array in found.items()}
-    {'atoms': (2, 4, 3), 'weight': (3, 12), 'bias': (12,), 'input': (3, 12), 'projection': (3, 3), 'shift': (3,)}
+    >>> {name: array.shape for name, array in found.items()}  # doctest: +ELLIPSIS
+    {'atoms': (2, 4, 3), 'weight': (3, 12), 'bias': (12,), 'input': (3, 12), ...}
     """
     generator = np.random.default_rng(seed)
     gates = 1 if composer == "mlp" else 4
@@ -237,16 +223,16 @@ def train_composer(
     seed: int,
     steps: int = STEPS,
 ) -> Parameters:
-    """Fit code vectors and composer to rows by Adam, the codes as they are; errors count by weight."""
+    """Fit code vectors and composer to rows by Adam with given codes; errors are weighted."""
     import torch
 
     values = {name: torch.tensor(array, requires_grad=True) for name, array in initial.items()}
     target, share = torch.from_numpy(rows), torch.from_numpy(weights)[:, None]
-    chosen = torch.from_numpy(codes.astype(np.int64))
+    indices = torch.from_numpy(codes.astype(np.int64))
     optimizer = torch.optim.Adam(
-        values.values(), lr=RATE / 10 if starts_linear(composer, initial) else RATE
+        values.values(), lr=LEARNING_RATE / (10 if starts_linear(composer, initial) else 1)
     )
-    cooling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     part, batch = torch.arange(codes.shape[1]), min(BATCH, len(rows))
     threads = torch.get_num_threads()
@@ -257,19 +243,19 @@ def train_composer(
             for _ in range(steps):
                 ids = torch.randint(len(rows), (batch,), generator=generator)
                 every = values["atoms"].expand(codes.shape[1], -1, -1)
-                found = compose_rows(composer, every[part, chosen[ids]], values)
+                found = compose_rows(composer, every[part, indices[ids]], values)
                 loss = (share[ids] * (found - target[ids]).square()).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                cooling.step()
+                scheduler.step()
     finally:
         torch.set_num_threads(threads)
     return {name: value.detach().numpy() for name, value in values.items()}
 
 
 def compose_rows(composer: str, vectors: Any, parameters: Mapping[str, Any]) -> Any:
-    """Turn the code vectors of rows, torch [n, D, d'], into rows [n, d]: cell, projection, shift."""
+    """Compose rows [n, d] from code vectors, torch [n, D, d']: cell, projection, shift."""
     weight, bias = parameters["weight"], parameters["bias"]
     if composer == "mlp":
         hidden = (vectors.mean(-2) @ weight + bias).relu()
@@ -284,9 +270,9 @@ def run_cell(kind: str, vectors: Any, weight: Any, bias: Any, given: Any = None)
     The formulas are those of ``featherbed.packed.cells.Cell``, on tensors with gradients.
     """
     repeated = [1] * (vectors.dim() - 1) + [4]
-    seen = (vectors.repeat(*repeated) if given is None else vectors @ given) + bias
-    state = memory = total = seen.new_zeros(*seen.shape[:-2], weight.shape[0])
-    for step in seen.unbind(-2):
+    inputs = (vectors.repeat(*repeated) if given is None else vectors @ given) + bias
+    state = memory = total = inputs.new_zeros(*inputs.shape[:-2], weight.shape[0])
+    for step in inputs.unbind(-2):
         parts = (step + state @ weight).chunk(4, dim=-1)
         if kind == "recurrent":
             keep, take, show, fresh = parts

@@ -16,30 +16,21 @@ def kmeans(
     rounds: int = 10,
     start: Floats | None = None,
     restarts: int = 1,
-) -> Floats:  # [n, d] -> [K, d]
-    """Return ``choices`` centroids of rows (faiss); fewer rows than centroids are repeated, a little moved.
+) -> Floats:
+    """Return ``choices`` centroids [K, d] of rows [n, d] by faiss, the best of ``restarts`` runs.
 
-    The best of ``restarts`` runs is returned.
+    Fewer rows than centroids are repeated with a little noise.
     """
     import faiss
 
     if len(rows) < choices:
-        noise = (
-            np.random.default_rng(seed).standard_normal((choices, rows.shape[1])).astype(np.float32)
-        )
-        repeated: Floats = (
-            rows[np.arange(choices) % len(rows)] + np.float32(1e-3 * rows.std()) * noise
-        )
-        return repeated
-    means = faiss.Kmeans(
-        rows.shape[1],
-        choices,
-        niter=rounds,
-        seed=seed + 1,
-        nredo=restarts,
-        min_points_per_centroid=1,
-        max_points_per_centroid=256,
-    )
+        noise = np.random.default_rng(seed).standard_normal((choices, rows.shape[1]))
+        scale, repeated = np.float32(1e-3 * rows.std()), rows[np.arange(choices) % len(rows)]
+        noisy: Floats = repeated + scale * noise.astype(np.float32)
+        return noisy
+    options = {"niter": rounds, "seed": seed + 1, "nredo": restarts}
+    limits = {"min_points_per_centroid": 1, "max_points_per_centroid": 256}
+    means = faiss.Kmeans(rows.shape[1], choices, **options, **limits)
     means.train(np.ascontiguousarray(rows), init_centroids=start)
     centroids: Floats = np.asarray(means.centroids, dtype=np.float32).reshape(choices, -1).copy()
     return centroids
@@ -56,7 +47,7 @@ def nearest(rows: Floats, centroids: Floats) -> Codes:  # [n, d], [K, d] -> [n]
 
 
 def enough(rows: Floats, count: int) -> Floats:  # [n, d] -> [m, d], m >= count
-    """Return rows, over again where there are fewer than ``count``: faiss learns from no fewer than its centroids and columns.
+    """Return rows, repeated to at least ``count``: faiss needs as many as centroids and columns.
 
     >>> enough(np.ones((2, 3), dtype=np.float32), 3).shape
     (4, 3)
@@ -64,8 +55,6 @@ def enough(rows: Floats, count: int) -> Floats:  # [n, d] -> [m, d], m >= count
     return rows if len(rows) >= count else np.concatenate([rows] * -(-count // len(rows)))
 
 
-def sums_by_code(
-    codes: Codes, rows: Floats, weights: Floats, choices: int
-) -> NDArray[np.float64]:  # [n], [n, d] -> [K, d]
-    """Add up the weighted rows of each code."""
+def sums_by_code(codes: Codes, rows: Floats, weights: Floats, choices: int) -> NDArray[np.float64]:
+    """Return the sum [K, d] of the weighted rows [n, d] of each code."""
     return np.stack([np.bincount(codes, weights * column, choices) for column in rows.T], axis=1)

@@ -1,4 +1,4 @@
-"""What a compressed table keeps of the matrix it was made from."""
+"""The quality of a compressed table: recall, error, cosine and overlap with the original."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.codecs.principal import principal_directions
-from featherbed.codecs.rows import Floats, Ids, Rows
+from featherbed.codecs.rows import Floats, Ids, WeightedRows
 
-NEIGHBOURS = 10
-QUERIES = 2000  # rows whose neighbours are compared
-WIDE = 20_000  # rows that errors and overlap are taken of, at most
+NEIGHBORS = 10
+QUERIES = 2000  # rows whose neighbors are compared
+ERROR_ROWS = 20_000  # rows whose errors and overlap are measured, at most
 BANDS = 5
-SHORT = 1e-15  # rows that are shorter are made longer before their squares are summed
+SHORT = 1e-15  # shorter rows are scaled up before their squares are summed
 RowsOf = Callable[[Ids], Floats]
 
 
 def unit(rows: Floats) -> Floats:
-    """Return rows of length one (zero rows stay zero)."""
+    """Return rows of norm 1 (zero rows stay zero)."""
     lengths = np.sqrt(np.einsum("vd,vd->v", rows, rows))
     small = np.flatnonzero(lengths < SHORT)
     if len(small):  # their squares are too small for float32
@@ -31,79 +32,77 @@ def unit(rows: Floats) -> Floats:
     return out
 
 
-class Judge:
-    """Measures how well rows stand in for those of a matrix, on the same rows every time.
+class QualityEvaluator:
+    """Measures how well rows approximate those of a matrix, on the same rows every time.
 
-    recall@10: of the ten rows nearest to a row by cosine in the matrix, itself left out, the share that is among the ten
-    nearest in the compressed table, where both the row and its neighbours are compressed; mean over 2,000 rows.
-    error: Σ ||x - y||² / Σ ||x||². cosine: mean of cos(x, y). overlap: ||U^T V||_F² / d of the left singular vectors U, V
-    of both (May et al. 2019, "On the downstream performance of compressed word embeddings").
-    With weights, each figure is a weighted mean beside the plain one, and bands go by falling weight.
+    - recall@10: the share of the ten nearest rows by cosine in the matrix that are among the ten
+      nearest in the compressed table (of compressed rows), mean over 2,000 rows
+    - error: Σ ||x - y||² / Σ ||x||²
+    - cosine: mean of cos(x, y)
+    - overlap: ||U^T V||_F² / d of the left singular vectors U, V of both (May et al. 2019, "On the
+      downstream performance of compressed word embeddings")
 
-    >>> rows = Rows(np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32))
-    >>> Judge(rows, np.random.default_rng(0))(lambda ids: rows.take(ids))["recall"]
+    With weights, weighted means are measured as well, and bands are in order of weights.
+
+    >>> rows = WeightedRows(np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32))
+    >>> QualityEvaluator(rows, np.random.default_rng(0))(lambda ids: rows.take(ids))["recall"]
     1.0
     """
 
-    def __init__(self, rows: Rows, generator: np.random.Generator, queries: int = QUERIES) -> None:
-        self.rows, self.neighbours = rows, min(NEIGHBOURS, rows.count - 1)
+    def __init__(
+        self, rows: WeightedRows, generator: np.random.Generator, queries: int = QUERIES
+    ) -> None:
+        self.rows, self.neighbors = rows, min(NEIGHBORS, rows.count - 1)
         evenly = np.sort(generator.choice(rows.count, min(queries, rows.count), replace=False))
         self.queries = evenly
-        if (
-            rows.weighted
-        ):  # half of the queries by weight, so that the few rows that matter are measured well
+        if rows.weighted:  # half of the queries by weight, to measure frequent rows well
             share = rows.weights / rows.weights.sum()
             often = generator.choice(rows.count, min(queries, rows.count), replace=True, p=share)
             self.queries = np.unique(np.concatenate([evenly, often]))
-            self.drawn = np.bincount(
-                np.searchsorted(self.queries, often), minlength=len(self.queries)
-            ).astype(np.float64)
+            places = np.searchsorted(self.queries, often)
+            self.drawn = np.bincount(places, minlength=len(self.queries)).astype(np.float64)
         self.even = np.isin(self.queries, evenly)
-        wide = generator.choice(rows.count, min(WIDE, rows.count), replace=False)
-        self.wide = np.unique(np.concatenate([wide, self.queries]))
-        self.found = nearest_rows(
-            lambda ids: unit(rows.take(ids)), rows.count, rows.step, self.queries, self.neighbours
-        )
+        drawn = generator.choice(rows.count, min(ERROR_ROWS, rows.count), replace=False)
+        self.ids = np.unique(np.concatenate([drawn, self.queries]))  # rows whose errors count
+        self.nearest = self._nearest(rows.take)
         order = np.argsort(-rows.weights, kind="stable") if rows.weighted else np.arange(rows.count)
         self.place = np.empty(rows.count, dtype=np.int64)
         self.place[order] = np.arange(rows.count)
 
     @property
     def work(self) -> float:
-        """How long a judgement takes: scores that are compared."""
+        """The work of an evaluation: the number of scores."""
         return float(len(self.queries) * self.rows.count)
 
-    def recalls(self, rows_of: RowsOf) -> np.ndarray[Any, np.dtype[np.float64]]:  # [queries]
-        """Return for each query the share of its neighbours that is kept."""
-        if self.neighbours < 1:
+    def recalls(self, rows_of: RowsOf) -> NDArray[np.float64]:  # [queries]
+        """Return the recall of each query."""
+        if self.neighbors < 1:
             return np.ones(len(self.queries))
-        kept = nearest_rows(
-            lambda ids: unit(rows_of(ids)),
-            self.rows.count,
-            self.rows.step,
-            self.queries,
-            self.neighbours,
-        )
-        both = np.concatenate([self.found, kept], axis=1)
+        both = np.concatenate([self.nearest, self._nearest(rows_of)], axis=1)
         both.sort(axis=1)
-        shared: np.ndarray[Any, np.dtype[np.float64]] = (both[:, 1:] == both[:, :-1]).sum(
-            axis=1
-        ) / self.neighbours
-        return shared
+        recalls: NDArray[np.float64] = (both[:, 1:] == both[:, :-1]).sum(axis=1) / self.neighbors
+        return recalls
+
+    def _nearest(self, rows_of: RowsOf) -> Ids:  # [queries, k]
+        """Return the nearest rows of each query."""
+        count, step = self.rows.count, self.rows.step
+        return nearest_rows(
+            lambda ids: unit(rows_of(ids)), count, step, self.queries, self.neighbors
+        )
 
     def recall(self, rows_of: RowsOf) -> float:
         """Return recall@10, weighted if there are weights."""
         return self._mean(self.recalls(rows_of))
 
-    def _mean(self, recalls: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    def _mean(self, recalls: NDArray[np.float64]) -> float:
         if self.rows.weighted:
             return float(np.average(recalls, weights=self.drawn))
         return float(recalls.mean())
 
     def __call__(self, rows_of: RowsOf) -> dict[str, Any]:
-        """Return every figure, for all rows and by band."""
+        """Return every measure, for all rows and by band."""
         recalls = self.recalls(rows_of)
-        before, after = self.rows.take(self.wide), rows_of(self.wide)
+        before, after = self.rows.take(self.ids), rows_of(self.ids)
         squares = np.einsum("vd,vd->v", before, before).astype(np.float64)
         gap = before - after
         errors = np.einsum("vd,vd->v", gap, gap).astype(np.float64)
@@ -115,7 +114,7 @@ class Judge:
             "overlap": overlap(before, after),
         }
         if self.rows.weighted:
-            weights = self.rows.weights[self.wide].astype(np.float64)
+            weights = self.rows.weights[self.ids].astype(np.float64)
             found["weighted_recall"] = self._mean(recalls)
             found["weighted_error"] = float((weights * errors).sum() / (weights * squares).sum())
         found["bands"] = [
@@ -127,37 +126,36 @@ class Judge:
     def _band(
         self, low: int, high: int, recalls: Any, errors: Any, squares: Any, cosines: Any
     ) -> dict[str, Any]:
-        wide = (self.place[self.wide] >= low) & (self.place[self.wide] < high)
-        asked = (self.place[self.queries] >= low) & (self.place[self.queries] < high)
+        wide = (self.place[self.ids] >= low) & (self.place[self.ids] < high)
+        queries = (self.place[self.queries] >= low) & (self.place[self.queries] < high)
         members = (self.place >= low) & (self.place < high)
-        what = "ranks" if self.rows.weighted else "rows"
+        label = "ranks" if self.rows.weighted else "rows"
         return {
-            "name": f"{what} {low:,} to {high - 1:,}",
+            "name": f"{label} {low:,} to {high - 1:,}",
             "rows": high - low,
             "share": float(self.rows.weights[members].sum() / self.rows.weights.sum()),
             "error": float(errors[wide].sum() / squares[wide].sum())
             if squares[wide].any()
             else None,
             "cosine": float(cosines[wide].mean()) if wide.any() else None,
-            "recall": float(recalls[asked].mean()) if asked.any() else None,
+            "recall": float(recalls[queries].mean()) if queries.any() else None,
         }
 
 
 def band_edges(count: int) -> list[tuple[int, int]]:
-    """Cut ranks 0 .. count - 1 into bands that grow by a factor: the first, by far the most used, is the smallest.
+    """Return bands of ranks 0 .. count - 1 that grow by a factor, the first one the smallest.
 
     >>> band_edges(100_000)
     [(0, 10), (10, 100), (100, 1000), (1000, 10000), (10000, 100000)]
     """
-    cuts = np.unique(
-        np.round(np.geomspace(max(1, count / 10**BANDS), count, BANDS + 1)).astype(int)
-    )
+    steps = np.geomspace(max(1, count / 10**BANDS), count, BANDS + 1)
+    cuts = np.unique(np.round(steps).astype(int))
     edges = [0, *(cut for cut in cuts[1:].tolist() if cut < count), count]
     return [(low, high) for low, high in pairwise(edges) if high > low]
 
 
 def overlap(before: Floats, after: Floats) -> float:
-    """Return the eigenspace overlap of two matrices of the same rows: 1 when they span the same space."""
+    """Return the eigenspace overlap of two matrices: 1 if their columns span the same space."""
     left, right = (_orthonormal(rows) for rows in (before, after))
     most = max(left.shape[1], right.shape[1])
     return float(np.square(left.T @ right).sum() / most) if most else 1.0
@@ -173,14 +171,14 @@ def _orthonormal(rows: Floats) -> Any:  # [n, d] -> [n, r]
 
 
 def nearest_rows(units: RowsOf, count: int, step: int, queries: Ids, k: int) -> Ids:  # -> [n, k]
-    """Return the k nearest rows of each query by cosine, itself left out, going through all rows in blocks."""
-    asked = units(queries)
+    """Return the k nearest rows of each query by cosine, itself left out, in blocks of rows."""
+    query_rows = units(queries)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     ids = np.zeros((len(queries), k), dtype=np.int64)
     step = max(k, min(step, (1 << 24) // max(1, len(queries))))
     for start in range(0, count, step):
         stop = min(start + step, count)
-        scores = asked @ units(np.arange(start, stop)).T
+        scores = query_rows @ units(np.arange(start, stop)).T
         inside = np.flatnonzero((queries >= start) & (queries < stop))
         scores[inside, queries[inside] - start] = -np.inf
         if scores.shape[1] > k:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 from featherbed.codecs.additive import AdditiveCodec, LayeredCodec
 from featherbed.codecs.clusters import ClusterCodec
 from featherbed.codecs.codec import Codec, Settings
@@ -34,13 +37,18 @@ WRAPPABLE = ("pq", "opq", "rq", "lsq", "layered", "kd", "ksvd", "clusters")
 
 
 def codec_of(spec: str) -> tuple[Codec, Settings]:
-    """Read a method and its settings: "rq", "rq:codes=8,bits=8", "opq+norms", "hot+layered".
+    """Return the codec and settings of a spec: "rq", "rq:codes=8,bits=8", "opq+norms", "hot+rq".
+
+    A codec that is not listed above is looked for in the module of its name, in the tuple ``CODECS``.
 
     >>> method, settings = codec_of("hash:anchors=500,codes=10")
     >>> method.name, settings
     ('hash', {'anchors': 500, 'codes': 10})
     """
     name, settings = split_spec(spec, label="method")
+    if name not in CODECS and name.isidentifier() and find_spec(f"featherbed.codecs.{name}"):
+        found = getattr(import_module(f"featherbed.codecs.{name}"), "CODECS", ())
+        CODECS.update({codec.name: codec for codec in found})
     if name in CODECS:
         method = CODECS[name]
     elif name.endswith("+norms") and name.removesuffix("+norms") in WRAPPABLE:
@@ -49,7 +57,7 @@ def codec_of(spec: str) -> tuple[Codec, Settings]:
         method = HotCodec(CODECS[name.removeprefix("hot+")])
     else:
         raise ArgumentError(
-            f"method={spec!r}: use auto, {', '.join(CODECS)}; or one of {', '.join(WRAPPABLE)} with lengths kept apart (pq+norms) "
-            "or after hot rows (hot+layered)"
+            f"method={spec!r}: use auto, {', '.join(CODECS)}; or one of {', '.join(WRAPPABLE)} "
+            "with separate norms (pq+norms) or after hot rows (hot+layered)"
         )
     return method, settings

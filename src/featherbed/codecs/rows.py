@@ -1,4 +1,4 @@
-"""The matrix to compress, read in blocks: never more of it in memory than a block or a sample."""
+"""The matrix to compress, read in blocks: only a block or a sample of it is in memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from featherbed.errors import ArgumentError, DataError
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 BLOCK_BYTES = 32 << 20
-LONGEST = 1e15  # length of a row: squares and their sums must stay within float32
+LONGEST = 1e15  # norm of a row: squares and their sums must stay within float32
 
 
-class Rows:
-    """Rows of a matrix (an array, a memory map, or anything with ``shape`` that gives rows by slice), with weights.
+class WeightedRows:
+    """Rows of a matrix with weights; the matrix is an array, a memory map, or similar.
 
-    >>> rows = Rows(np.eye(3, dtype=np.float32), weights=[2, 1, 1])
+    >>> rows = WeightedRows(np.eye(3, dtype=np.float32), weights=[2, 1, 1])
     >>> rows.count, rows.dim, rows.weights.tolist()
     (3, 3, [1.5, 0.75, 0.75])
     """
@@ -34,7 +34,8 @@ class Rows:
             raise DataError(f"the matrix is empty: it has {shape[0]} rows and {shape[1]} columns")
         if np.dtype(matrix.dtype).kind != "f":
             raise ArgumentError(
-                f"the matrix holds {matrix.dtype}: compress takes floating-point numbers, such as matrix.astype('float32')"
+                f"the matrix holds {matrix.dtype}: compress takes floating-point numbers, "
+                "such as matrix.astype('float32')"
             )
         self.matrix = matrix
         self.count, self.dim = int(shape[0]), int(shape[1])
@@ -47,12 +48,12 @@ class Rows:
         return np.ascontiguousarray(self.matrix[start:stop], dtype=np.float32)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield (first row, rows) of every block."""
+        """Yield the number of the first row and the rows of every block."""
         for start in range(0, self.count, self.step):
             yield start, self.block(start, min(start + self.step, self.count))
 
     def take(self, ids: Ids) -> Floats:
-        """Return the rows of ids, read in rising order."""
+        """Return the rows of ids, read in ascending order."""
         if len(ids) == self.count and np.array_equal(ids, np.arange(self.count)):
             return self.block(0, self.count)
         order = np.argsort(ids, kind="stable")
@@ -62,16 +63,16 @@ class Rows:
             rows[part] = self.matrix[ids[part]]
         return rows
 
-    def spread(self, count: int) -> Rows:
-        """Return every n-th row in the order of the weights, ``count`` in all: the head is in it as the tail is."""
+    def spread(self, count: int) -> WeightedRows:
+        """Return ``count`` evenly spaced rows in the order of the weights."""
         if count >= self.count:
             return self
         order = np.argsort(-self.weights, kind="stable") if self.weighted else np.arange(self.count)
         ids = np.sort(order[np.linspace(0, self.count - 1, count).astype(np.int64)])
-        return Rows(self.take(ids), self.weights[ids] if self.weighted else None)
+        return WeightedRows(self.take(ids), self.weights[ids] if self.weighted else None)
 
     def draw(self, count: int, generator: np.random.Generator) -> Ids:
-        """Draw ids to learn from: all when they are few, else by weight (half of them, the other half evenly)."""
+        """Draw ``count`` distinct ids, half by weight and half evenly; all if there are no more."""
         if count >= self.count:
             return np.arange(self.count)
         if not self.weighted:
@@ -80,23 +81,23 @@ class Rows:
         return np.sort(generator.choice(self.count, count, replace=False, p=share / share.sum()))
 
     def lengths(self) -> Floats:  # [V]
-        """Return the length of every row; refuse rows that are not numbers."""
+        """Return the norm of every row; refuse rows that are not finite."""
         lengths = np.empty(self.count, dtype=np.float32)
         for start, rows in self.blocks():
             with np.errstate(over="ignore", invalid="ignore"):
-                lengths[start : start + len(rows)] = np.sqrt(
-                    np.einsum("vd,vd->v", rows, rows, dtype=np.float64)
-                )
+                squares = np.einsum("vd,vd->v", rows, rows, dtype=np.float64)
+                lengths[start : start + len(rows)] = np.sqrt(squares)
         large = np.flatnonzero(lengths > LONGEST)
         if len(large) and np.isfinite(lengths[large]).all():
             raise DataError(
-                f"{_some(large)} longer than {LONGEST:.0e}, too long to compute with: scale the matrix down first"
+                f"{_some(large)} longer than {LONGEST:.0e}, too long to compute with: "
+                "scale the matrix down first"
             )
         wrong = np.flatnonzero(~np.isfinite(lengths))
         if len(wrong):
             raise DataError(
-                f"{_some(wrong)} not finite (NaN, infinity or beyond float32), {len(wrong):,} of {self.count:,} rows: "
-                "leave them out or mend them first"
+                f"{_some(wrong)} not finite (NaN, infinity or beyond float32), {len(wrong):,} of "
+                f"{self.count:,} rows: remove or correct them first"
             )
         return lengths
 
@@ -107,19 +108,18 @@ def refuse_zeros(lengths: Floats, padding: int | None) -> None:
     zeros = zeros[zeros != padding] if padding is not None else zeros
     if len(zeros):
         raise DataError(
-            f"{_some(zeros)} all zero, {len(zeros):,} of {len(lengths):,}: a row of zeros has no direction to keep. "
-            f"Leave them out; if one is the padding row, say so with padding_idx={zeros[0]} (--padding {zeros[0]}); "
-            "or compare methods by their error, which rows of zeros have too: measure='error'"
+            f"{_some(zeros)} all zero, {len(zeros):,} of {len(lengths):,}: a row of zeros has no "
+            "direction to keep. Leave them out; if one is the padding row, say so with "
+            f"padding_idx={zeros[0]} (--padding {zeros[0]}); or compare methods by their error, "
+            "which rows of zeros have too: measure='error'"
         )
 
 
 def _some(ids: NDArray[np.intp]) -> str:
     shown = ", ".join(str(i) for i in ids[:5].tolist())
-    return (
-        f"rows {shown}{' and more' if len(ids) > 5 else ''} are"
-        if len(ids) > 1
-        else f"row {shown} is"
-    )
+    if len(ids) == 1:
+        return f"row {shown} is"
+    return f"rows {shown}{' and more' if len(ids) > 5 else ''} are"
 
 
 def _weights(weights: ArrayLike | str | None, count: int) -> Floats:
@@ -147,9 +147,8 @@ def numbers_of(weights: Any, rows: int) -> NDArray[np.float64]:  # [V]
     if isinstance(weights, str) and weights == "zipf":
         return 1.0 / np.arange(1, rows + 1)
     try:
-        return np.asarray(
-            tensor_array(weights) if hasattr(weights, "detach") else weights, dtype=np.float64
-        )
+        given = tensor_array(weights) if hasattr(weights, "detach") else weights
+        return np.asarray(given, dtype=np.float64)
     except (ValueError, TypeError):
         shown = repr(weights) if isinstance(weights, str) else f"a {type(weights).__name__}"
         raise ArgumentError(
@@ -162,12 +161,12 @@ def tensor_array(tensor: Any) -> NDArray[Any]:
     plain = tensor.detach()
     try:
         plain = plain.cpu()
-        found: NDArray[Any] = (
-            plain.float().numpy() if "bfloat16" in str(plain.dtype) else plain.numpy()
-        )
+        plain = plain.float() if "bfloat16" in str(plain.dtype) else plain
+        found: NDArray[Any] = plain.numpy()
     except (TypeError, RuntimeError, NotImplementedError):
         where = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
         raise ArgumentError(
-            f"compress cannot read this tensor ({where}): give a dense one of float32, float16 or bfloat16"
+            f"compress cannot read this tensor ({where}): "
+            "give a dense one of float32, float16 or bfloat16"
         ) from None
     return found

@@ -1,8 +1,8 @@
-"""Matrices whose numbers are very small or very large: compressed at scale 1, then scaled back.
+"""Matrices of very small or very large numbers: compressed at scale 1, then scaled back.
 
-Dictionaries, scales and sums of squares live in float16 and float32, which hold numbers around 1
-best. A matrix whose longest row is far from that is divided by a power of two, which changes no bit
-of its numbers' fractions, and the finished bands are multiplied by it.
+Dictionaries, scales and sums of squares are float16 and float32, which are most precise near 1. A
+matrix whose longest row is far from that is divided by a power of two, which is exact, and the
+finished bands are multiplied by it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.codecs.rows import Floats, Rows
+from featherbed.codecs.rows import Floats, WeightedRows
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.matrix import FULL_HALF, Matrix
 
-LEAST, MOST = 2.0**-12, 2.0**11  # root mean squares of longest rows that stay as they are
+LEAST, MOST = 2.0**-12, 2.0**11  # root mean squares of longest rows that are not scaled
 LARGEST_HALF = 6.5e4
 
 
@@ -45,11 +45,11 @@ def factor_of(lengths: Floats, dim: int) -> float:  # [V]
     return float(2.0 ** max(-126, math.frexp(size)[1] - 1))
 
 
-def scale_rows(rows: Rows, factor: float) -> Rows:
+def scale_rows(rows: WeightedRows, factor: float) -> WeightedRows:
     """Return rows divided by ``factor``, with the same weights."""
     if factor == 1:
         return rows
-    return Rows(ScaledMatrix(rows.matrix, factor), rows.weights if rows.weighted else None)
+    return WeightedRows(ScaledMatrix(rows.matrix, factor), rows.weights if rows.weighted else None)
 
 
 def scale_bands(bands: list[Band], factor: float) -> list[Band]:
@@ -57,16 +57,18 @@ def scale_bands(bands: list[Band], factor: float) -> list[Band]:
 
     >>> from featherbed.packed.codes import Every
     >>> band = Band(1, Every(), values=Matrix.encode(np.ones((1, 2)), "float16"))
-    >>> scale_bands([band], 2.0**-60)[0].lookup(np.array([0]), np.array([0])).tolist() == [[2.0**-60] * 2]
+    >>> scaled = scale_bands([band], 2.0**-60)[0].lookup(np.array([0]), np.array([0]))
+    >>> scaled.tolist() == [[2.0**-60] * 2]
     True
     """
     return bands if factor == 1 else [_scaled_band(band, factor) for band in bands]
 
 
 def _scaled_band(band: Band, factor: float) -> Band:
-    """Return a band whose rows are multiplied at the stage where that takes the fewest bytes."""
-    if band.norms is not None:
-        return replace(band, norms=_scaled(band.norms, factor))
+    """Return a band with rows multiplied by ``factor`` at the stage that takes the fewest bytes."""
+    if band.affine is not None and band.affine.norms is not None:
+        norms = _scaled(band.affine.norms, factor)
+        return replace(band, affine=replace(band.affine, norms=norms))
     weight, bias = (None, None) if band.affine is None else (band.affine.weight, band.affine.bias)
     bias = None if bias is None else bias * np.float32(factor)
     late = None

@@ -1,4 +1,4 @@
-"""What is asked for: so many bytes, so many times smaller, or so good."""
+"""The target of a compression: a number of bytes, a ratio, or a quality."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ MEASURES = ("recall", "error")
 
 @dataclass(frozen=True)
 class Target:
-    """A number of bytes, or a quality to reach with as few as possible; ``measure`` is what methods are compared by."""
+    """A number of bytes, or a quality to reach with as few as possible.
+
+    Codecs are compared by ``measure``.
+    """
 
     given: str
     budget: int | None
@@ -38,9 +41,10 @@ class Target:
         dense: int,
         measure: str = "recall",
     ) -> Target:
-        """Read the three ways to ask; exactly one must be given. ``dense`` is the matrix's size in float32 bytes.
+        """Return the target of exactly one of budget, ratio and quality.
 
-        A quality says itself what methods are compared by; for the other two ``measure`` does.
+        ``dense`` is the size of the matrix in float32 bytes. A quality names its measure; for the
+        other two it is ``measure``.
 
         >>> Target.of(None, 20, None, 12_000_000)
         Target(given='ratio=20', budget=600000, measure='recall', floor=None)
@@ -48,9 +52,9 @@ class Target:
         given = {"budget": budget, "ratio": ratio, "quality": quality}
         named = [f"{name}={value}" for name, value in given.items() if value is not None]
         if len(named) != 1:
-            what = " and ".join(named) if named else "none of them"
             raise ArgumentError(
-                f'give exactly one of budget ("600KB"), ratio (20) or quality ("recall:0.9"); got {what}'
+                'give exactly one of budget ("600KB"), ratio (20) or quality ("recall:0.9"); '
+                f"got {' and '.join(named) or 'none of them'}"
             )
         if measure not in MEASURES:
             raise ArgumentError(
@@ -59,13 +63,10 @@ class Target:
         if budget is not None:
             return cls(named[0], read_bytes(budget), measure)
         if ratio is not None:
-            if (
-                isinstance(ratio, bool)
-                or not isinstance(ratio, int | float)
-                or not 1 <= ratio < float("inf")
-            ):
+            number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+            if not number or not 1 <= ratio < float("inf"):
                 raise ArgumentError(
-                    f"ratio={ratio!r}: how many times smaller than float32, a number of at least 1"
+                    f"ratio={ratio!r}: give the ratio against float32, a number of at least 1"
                 )
             return cls(named[0], int(dense / ratio), measure)
         measure, _, text = str(quality).partition(":")
@@ -75,19 +76,20 @@ class Target:
             floor = -1.0
         if measure not in MEASURES or not 0 < floor < 1:
             raise ArgumentError(
-                f'quality={quality!r}: write "recall:0.9" (at least) or "error:0.1" (at most), between 0 and 1'
+                f'quality={quality!r}: write "recall:0.9" (at least) or "error:0.1" (at most), '
+                "between 0 and 1"
             )
         return cls(named[0], None, measure, floor)
 
     def reached(self, found: float) -> bool:
-        """Whether a measured quality is good enough."""
+        """Return whether a measured quality reaches the target."""
         if self.floor is None:
             return True
         return found >= self.floor if self.measure == "recall" else found <= self.floor
 
 
 def read_bytes(text: int | str) -> int:
-    """Read a number of bytes.
+    """Return a number of bytes, which may be given with a unit.
 
     >>> read_bytes("600KB"), read_bytes("1.5 MiB"), read_bytes(4096)
     (600000, 1572864, 4096)

@@ -1,4 +1,4 @@
-"""Where relations between objects come from: pairs, attributes, vectors, a text, WordNet. numpy and scipy, no torch."""
+"""Relations between objects, from pairs, attributes, vectors, text or WordNet. No torch."""
 
 from importlib.util import find_spec
 

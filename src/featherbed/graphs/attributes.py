@@ -24,8 +24,9 @@ def sharing_pairs(
 ) -> tuple[Iterator[tuple[Ids, Ids]], int]:
     """Return pairs of objects that share a value, in pieces, and how many pairs at most.
 
-    The holders of a value stand in a circle, in random order, and each is paired with the next, the next but one and so on,
-    half around: all pairs. With ``most`` no further than gives each that many.
+    The holders of a value stand in a circle, in random order, and each is paired with the next, the
+    next but one and so on, half around: all pairs. With ``most`` no further than gives each that
+    many.
     """
     ids, values = _cells(objects, attributes)
     sizes = np.bincount(values)
@@ -37,8 +38,10 @@ def sharing_pairs(
     pairs = int((sizes * reach).sum())
     if pairs > MOST_PAIRS:
         raise ArgumentError(
-            f"the values relate {pairs:,} pairs (one is shared by {sizes.max():,} objects), {MOST_PAIRS:,} are the most: give "
-            "largest= to leave common values out, or a smaller most= to keep some neighbours of each object"
+            f"the values relate {pairs:,} pairs (one is shared by {sizes.max():,} objects), "
+            f"{MOST_PAIRS:,} are the most: give "
+            "largest= to leave common values out, or a smaller most= to keep some neighbours of "
+            "each object"
         )
     order = np.lexsort((generator.permutation(len(ids)), values))
     ids, values = ids[order], values[order]
@@ -61,7 +64,8 @@ def _cells(objects: int, attributes: Any) -> tuple[Ids, Ids]:
     if isinstance(attributes, tuple):
         if len(attributes) != 2:
             raise ArgumentError(
-                f"a tuple of {len(attributes)} attributes: give (ids [n], values [n]), or a list of values"
+                f"a tuple of {len(attributes)} attributes: give (ids [n], values [n]), or a list "
+                "of values"
             )
         ids, values = (
             object_ids("ids", attributes[0], objects),
@@ -71,7 +75,8 @@ def _cells(objects: int, attributes: Any) -> tuple[Ids, Ids]:
         ids, values = np.arange(objects), np.asarray(attributes, dtype=object)
     if ids.ndim != 1 or values.shape != ids.shape:
         raise ArgumentError(
-            f"attributes have shape {values.shape}, the ids of their objects {ids.shape}: give one value for each of the "
+            f"attributes have shape {values.shape}, the ids of their objects {ids.shape}: give one "
+            "value for each of the "
             f"{objects} objects, or a tuple (ids [n], values [n])"
         )
     there: NDArray[np.bool_] = np.array(

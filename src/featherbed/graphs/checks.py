@@ -1,4 +1,4 @@
-"""What enters from outside: whole numbers, ids, names, seeds; each checked once."""
+"""Checks of inputs: integers, ids, names, seeds."""
 
 from __future__ import annotations
 
@@ -9,51 +9,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError
 
 MOST_OBJECTS = (1 << 31) - 1  # ids are 32-bit numbers, and i * objects + j stays below 2⁶²
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """Return a setting that is a whole number of at least ``least``, or say what was given instead."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least {least}")
-    return int(value)
-
-
 def at_most(name: str, value: Any, least: int) -> int | None:
     """Return a limit, which may be None, or say what was given instead."""
-    return None if value is None else whole(name, value, least)
+    return None if value is None else check_integer(name, value, least)
 
 
 def object_count(value: Any) -> int:
     """Return how many objects a relation is over, or say what was given instead."""
-    objects = whole("objects", value, 1)
+    objects = check_integer("objects", value, 1)
     if objects > MOST_OBJECTS:
         raise ArgumentError(f"objects={objects}: a graph is over at most {MOST_OBJECTS:,} objects")
     return objects
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return a setting that is True or False, or say what was given instead."""
+    """Return a setting that is True or False, or raise an error."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name}={value!r}: give True or False")
     return bool(value)
 
 
 def drawn_from(seed: Any) -> np.random.Generator:
-    """Return the generator of a seed, or the one given."""
+    """Return the generator of a seed, or the given generator."""
     if isinstance(seed, np.random.Generator):
         return seed
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+    if not is_integer(seed, 0):
         raise ArgumentError(
-            f"seed={seed!r}: give a whole number from 0 or a numpy generator, np.random.default_rng(0)"
+            f"seed={seed!r}: give a whole number from 0 or a numpy generator, "
+            "np.random.default_rng(0)"
         )
     return np.random.default_rng(seed)
 
 
 def as_array(name: str, values: Any) -> NDArray[Any]:
-    """Return an array, or say that rows differ in length."""
+    """Return an array, or raise an error for rows of different length."""
     try:
         return np.asarray(values)
     except ValueError:
@@ -61,7 +56,7 @@ def as_array(name: str, values: Any) -> NDArray[Any]:
 
 
 def object_ids(name: str, ids: Any, objects: int) -> NDArray[np.int64]:
-    """Return ids as an array of whole numbers in 0..objects - 1, or say what was given instead."""
+    """Return integer ids in 0..objects - 1 as an array, or raise an error."""
     found = as_array(name, ids)
     if found.size == 0:
         return found.astype(np.int64)
@@ -79,7 +74,9 @@ def object_ids(name: str, ids: Any, objects: int) -> NDArray[np.int64]:
 
 
 def places(names: Iterable[str], form: Callable[[str], str]) -> dict[str, list[int]]:
-    """Return the objects behind each name, names brought into ``form``: "Dog" and "dog" may be two objects of one name."""
+    """Return the objects of each name after ``form``: "Dog" and "dog" may be two objects of one
+    name.
+    """
     if isinstance(names, str):
         raise ArgumentError(
             f"got the text {names[:40]!r}: give a list of names, one for each object"

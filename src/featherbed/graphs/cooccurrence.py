@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -10,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
-from featherbed.graphs.checks import as_array, object_ids, whole
+from featherbed.graphs.checks import as_array, object_ids
 from featherbed.graphs.graph import Graph
 
 CHUNK = 1 << 16  # tokens paired at a time
@@ -31,17 +31,20 @@ def cooccurrence(
 ) -> Graph:
     """Relate objects that occur within ``window`` places of each other often enough.
 
-    n_ij is the number of places at most ``window`` apart that hold i and j (``cooccurrence_counts``), n_i = Σ_j n_ij and
-    N = Σ_i n_i. With PMI(i, j) = ln(n_ij N / (n_i n_j)) (Church and Hanks 1990, here over pairs, not single words) i and j are
-    related if n_ij >= ``min_count``, PMI(i, j) >= ``pmi`` where that is given, and, where ``top`` is given, j is among the
-    ``top`` best of those left to i, or i among the best of those left to j: an object may have more than ``top`` neighbours.
+    n_ij is the number of places at most ``window`` apart that hold i and j
+    (``cooccurrence_counts``), n_i = Σ_j n_ij and N = Σ_i n_i. With PMI(i, j) = ln(n_ij N / (n_i
+    n_j)) (Church and Hanks 1990, here over pairs, not single words) i and j are related if n_ij >=
+    ``min_count``, PMI(i, j) >= ``pmi`` where that is given, and, where ``top`` is given, j is among
+    the ``top`` best of those left to i, or i among the best of those left to j: an object may have
+    more than ``top`` neighbours.
 
-    Liang et al. (2021) take a window of 10. In a long text most pairs of common words meet once by chance, hence
-    ``min_count``; 1 is refused unless ``pmi`` or ``top`` choose. Every count is exact, and memory is that of
-    ``cooccurrence_counts`` before the matrix is made.
+    Liang et al. (2021) take a window of 10. In a long text most pairs of common words meet once by
+    chance, hence ``min_count``; 1 is refused unless ``pmi`` or ``top`` choose. Every count is
+    exact, and memory is that of ``cooccurrence_counts`` before the matrix is made.
 
     Args:
-        tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows stay inside each array.
+        tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows stay
+            inside each array.
         objects: how many objects there are; ids are 0..objects - 1.
         window: the largest distance that counts; neighbouring places are 1 apart.
         by: what ``top`` goes by, "pmi" or "count"; of equal ones the lower id is better.
@@ -50,21 +53,17 @@ def cooccurrence(
     array([[0, 1]])
     """
     objects, window, min_count = _checked(objects, window, min_count)
-    if pmi is not None and (
-        isinstance(pmi, bool)
-        or not isinstance(pmi, int | float | np.number)
-        or not math.isfinite(pmi)
-    ):
+    if pmi is not None and not is_number(pmi):
         raise ArgumentError(
             f"pmi={pmi!r}: give a finite number (0 keeps what is no rarer than by chance) or None"
         )
     if top is not None:
-        top = whole("top", top, 1)
-    if by not in ("pmi", "count"):
-        raise ArgumentError(f"by={by!r}: give 'pmi' or 'count'")
+        top = check_integer("top", top, 1)
+    check_choice("by", by, ("pmi", "count"))
     if min_count == 1 and pmi is None and top is None:
         raise ArgumentError(
-            "min_count=1 would relate everything that ever met: give a min_count of at least 2, or pmi, or top; "
+            "min_count=1 would relate everything that ever met: give a min_count of at least 2, or "
+            "pmi, or top; "
             "cooccurrence_counts returns the counts of all pairs"
         )
     keys, counts = _count(tokens, objects, window)
@@ -85,18 +84,19 @@ def cooccurrence(
 def cooccurrence_counts(
     tokens: Array | Iterable[Any], objects: int, *, window: int = 10, min_count: int = 1
 ) -> csr_array:  # -> int [objects, objects]
-    """Count how often objects occur within ``window`` places of each other: n_ij = |{(s, t): s < t <= s + window}|.
+    """Count co-occurrences within ``window`` positions: n_ij = |{(s, t): s < t <= s + window}|.
 
-    {x_s, x_t} = {i, j} with i != j; the matrix is symmetric, its diagonal empty. Pairs are sorted and counted a block at a
-    time and merged into those counted before, so memory goes with the number of distinct pairs and not with the length of the
-    text: 8 bytes a pair (12 with more than 65,536 objects), twice that while a block is merged, about 32 while the matrix is
-    made.
+    {x_s, x_t} = {i, j} with i != j; the matrix is symmetric with an empty diagonal. Pairs are
+    sorted and counted in blocks and merged, so memory grows with the number of distinct pairs and
+    not with the length of the text: 8 bytes per pair (12 with more than 65,536 objects), twice as
+    much while a block is merged, about 32 while the matrix is built.
 
     Args:
-        tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows stay inside each array.
-        objects: how many objects there are; ids are 0..objects - 1.
-        window: the largest distance that counts; neighbouring places are 1 apart.
-        min_count: leaves rarer pairs out of the matrix, after all were counted exactly.
+        tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows do not
+            cross arrays.
+        objects: number of objects; ids are 0..objects - 1.
+        window: maximum distance; adjacent positions have distance 1.
+        min_count: omit rarer pairs from the matrix, after exact counting.
 
     >>> cooccurrence_counts([[0, 1, 0], [2, 1]], objects=3, window=1).toarray()
     array([[0, 2, 0],
@@ -118,14 +118,14 @@ def cooccurrence_counts(
 
 def _checked(objects: int, window: int, min_count: int) -> tuple[int, int, int]:
     return (
-        whole("objects", objects, 1),
-        whole("window", window, 1),
-        whole("min_count", min_count, 1),
+        check_integer("objects", objects, 1),
+        check_integer("window", window, 1),
+        check_integer("min_count", min_count, 1),
     )
 
 
 def _count(tokens: Array | Iterable[Any], objects: int, window: int) -> tuple[Array, Array]:
-    """Return the distinct pairs i < j as sorted keys i * objects + j, and how often each occurs."""
+    """Return the distinct pairs i < j as sorted keys i * objects + j, and their counts."""
     kind = np.uint32 if objects <= 1 << 16 else np.uint64
     keys, counts = np.empty(0, dtype=kind), np.empty(0, dtype=np.int32)
     block, filled, seen = np.empty(BLOCK, dtype=kind), 0, 0
@@ -140,10 +140,11 @@ def _count(tokens: Array | Iterable[Any], objects: int, window: int) -> tuple[Ar
 
 
 def _chunks(tokens: Array | Iterable[Any], objects: int) -> Iterator[tuple[Array, Array]]:
-    """Yield the ids, CHUNK to 2 CHUNK at a time, and the number of the array each comes from."""
+    """Yield the ids, CHUNK to 2 CHUNK at a time, and the index of the array of each."""
     if isinstance(tokens, str) or not isinstance(tokens, Iterable):
         raise ArgumentError(
-            f"tokens are {type(tokens).__name__}: give an array of ids, or an iterable of such arrays"
+            f"tokens are {type(tokens).__name__}: give an array of ids, or an iterable of such "
+            "arrays"
         )
     pieces: list[Array] = []
     numbers: list[int] = []
@@ -152,7 +153,8 @@ def _chunks(tokens: Array | Iterable[Any], objects: int) -> Iterator[tuple[Array
         text = as_array("tokens", given)
         if text.ndim != 1:
             raise ArgumentError(
-                f"tokens hold an array of shape {text.shape}: give ids [n], or an iterable of such arrays"
+                f"tokens hold an array of shape {text.shape}: give ids [n], or an iterable of such "
+                "arrays"
             )
         for start in range(0, len(text), CHUNK):
             pieces.append(object_ids("tokens", text[start : start + CHUNK], objects))
@@ -166,7 +168,7 @@ def _chunks(tokens: Array | Iterable[Any], objects: int) -> Iterator[tuple[Array
 
 
 def _pairs(chunks: Iterator[tuple[Array, Array]], objects: Any, window: int) -> Iterator[Array]:
-    """Yield the key of every pair of unlike objects in one text and at most ``window`` apart, at most 2 CHUNK at a time."""
+    """Yield the keys of pairs of different objects within ``window``, at most 2 CHUNK at a time."""
     ids, text = np.empty(0, dtype=objects.dtype), np.empty(0, dtype=np.int64)
     for fresh, fresh_text in chunks:
         known = len(
@@ -185,7 +187,9 @@ def _pairs(chunks: Iterator[tuple[Array, Array]], objects: Any, window: int) -> 
 
 
 def _merge(keys: Array, counts: Array, block: Array, seen: int) -> tuple[Array, Array]:
-    """Sort the block in place, count its runs and add them to what was counted before; ``seen`` bounds every count."""
+    """Sort a block in place, count its runs and merge them with earlier counts, bounded by
+    ``seen``.
+    """
     block.sort()
     first = np.flatnonzero(
         np.diff(block, prepend=~block[:1])
@@ -205,7 +209,7 @@ def _merge(keys: Array, counts: Array, block: Array, seen: int) -> tuple[Array, 
 
 
 def _between(held: Array, new: Array, at: Array, old: NDArray[np.bool_]) -> Array:
-    """Return both in one array: the new ones at places ``at``, those held before where ``old`` says."""
+    """Return the merged array: new entries at ``at``, earlier ones at ``old``."""
     made = np.empty(len(old), dtype=held.dtype)
     made[at], made[old] = new, held
     return made
@@ -217,7 +221,7 @@ def _ends(keys: Array, objects: int) -> tuple[Array, Array]:
 
 
 def _marginals(keys: Array, counts: Array, objects: int) -> NDArray[np.float64]:  # -> [objects]
-    """n_i = Σ_j n_ij, as many pairs at a time as there are objects: the sums may cost no more than the pairs."""
+    """n_i = Σ_j n_ij, in blocks of as many pairs as objects."""
     total, step = np.zeros(objects), max(objects, CHUNK)
     for start in range(0, len(keys), step):
         here = slice(start, start + step)
@@ -227,7 +231,7 @@ def _marginals(keys: Array, counts: Array, objects: int) -> NDArray[np.float64]:
 
 
 def _best(low: Array, high: Array, scores: Array, top: int) -> NDArray[np.bool_]:
-    """Which pairs are among the ``top`` highest of either end."""
+    """Return which pairs are among the ``top`` highest of either end."""
     own, other = np.concatenate([low, high]), np.concatenate([high, low])
     order = np.lexsort((other, -np.concatenate([scores, scores]), own))
     sorted_own = own[order]

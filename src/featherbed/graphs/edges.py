@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from array import array
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from featherbed.checks import check_number
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs.checks import places
 from featherbed.graphs.graph import Graph
@@ -31,20 +31,22 @@ def edge_file(
     min_weight: float = 0.0,
     unknown: Counter[str] | None = None,
 ) -> Graph:
-    """Relate the objects whose names stand together on a line of a file, which may be gzipped; its first line shows its kind.
+    """Relate objects named on the same line of a file (possibly gzipped), in one of two formats.
 
-    ConceptNet (Speer et al. 2017): URI, relation, start, end and a JSON text with a weight, between tabs; of the node
-    ``/c/en/hot_dog/n`` the name is ``hot_dog``, compared without case and with blanks as underscores. Any other file: two
-    names a line, between tabs, commas or blanks, compared as they are. Empty lines and lines that start with # are skipped,
-    and so are lines with a name that is not among the keys.
+    ConceptNet (Speer et al. 2017): URI, relation, start, end and a JSON text with a weight,
+    separated by tabs; the name of the node ``/c/en/hot_dog/n`` is ``hot_dog``, compared without
+    case and with underscores for spaces. Any other file: two names per line, separated by tabs,
+    commas or spaces, compared exactly. The first line determines the format. Empty lines, lines
+    that start with # and lines with unknown names are skipped.
 
     Args:
-        path: the file; UTF-8.
-        keys: the names of the objects, in the order of their ids.
-        relations: the relations that count, such as ``("Synonym", "RelatedTo")``; None means all. ConceptNet only.
-        language: the language both nodes must have, or None for any. ConceptNet only.
-        min_weight: the least weight that counts. ConceptNet only.
-        unknown: a Counter that is given the names that are not among the keys, one for each time they were met.
+        path: the file, in UTF-8.
+        keys: names of the objects, in the order of their ids.
+        relations: relations to use, such as ``("Synonym", "RelatedTo")``; None for all. ConceptNet
+            only.
+        language: language of both nodes, None for any. ConceptNet only.
+        min_weight: minimum weight. ConceptNet only.
+        unknown: a Counter for names that are not among the keys.
 
     >>> path = getfixture("tmp_path") / "edges.csv"
     >>> _ = path.write_text("hot,cold\\nhot,tepid\\n")
@@ -56,12 +58,7 @@ def edge_file(
         raise ArgumentError(
             f"relations={relations!r}: give a list of names such as ('Synonym',), or None for all"
         )
-    if (
-        isinstance(min_weight, bool)
-        or not isinstance(min_weight, int | float)
-        or not math.isfinite(min_weight)
-    ):
-        raise ArgumentError(f"min_weight={min_weight!r}: give a finite number")
+    check_number("min_weight", min_weight)
     lines = _lines(Path(path))
     first = next(lines, None)
     if first is None:
@@ -96,7 +93,7 @@ def edge_file(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are neither empty nor comments, with their numbers."""
+    """Yield the numbers and texts of lines that are neither empty nor comments."""
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8")
@@ -106,7 +103,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(iter(partial(file.readline, MOST_LINE), ""), 1):
                 if len(line) == MOST_LINE:
                     raise DataError(
-                        f"{path}, line {number}: longer than {MOST_LINE:,} letters: give one edge a line"
+                        f"{path}, line {number}: longer than {MOST_LINE:,} letters: give one edge "
+                        "a line"
                     )
                 if line.strip() and not line.startswith("#"):
                     yield number, line.rstrip("\r\n")
@@ -115,7 +113,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _two_columns(first: str) -> Callable[[str], tuple[str, ...]]:
-    """Return the reader of a line of two names, between what stands between those of the first line."""
+    """Return a parser of lines with two names, with the separator of the first line."""
     separator = next((mark for mark in "\t," if mark in first), None)
 
     def read(line: str) -> tuple[str, ...]:
@@ -128,7 +126,7 @@ def _two_columns(first: str) -> Callable[[str], tuple[str, ...]]:
 def _conceptnet(
     relations: Collection[str] | None, language: str | None, min_weight: float
 ) -> Callable[[str], tuple[str, ...]]:
-    """Return the reader of a line of ConceptNet: the names of both nodes, or nothing where the line is not asked for."""
+    """Return a parser of ConceptNet lines: the names of both nodes, or None."""
 
     def read(line: str) -> tuple[str, ...]:
         _, relation, *uris, about = line.split("\t")

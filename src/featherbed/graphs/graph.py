@@ -1,4 +1,4 @@
-"""A relation between the objects of a table: who is related to whom."""
+"""A relation between the objects of a table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, issparse
 
+from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError
 from featherbed.graphs.attributes import sharing_pairs
 from featherbed.graphs.checks import (
@@ -20,7 +21,6 @@ from featherbed.graphs.checks import (
     flag,
     object_count,
     object_ids,
-    whole,
 )
 from featherbed.graphs.lists import (
     Ids,
@@ -39,14 +39,16 @@ Seed = int | np.random.Generator
 
 
 class Graph:
-    """A relation over objects 0..V-1, kept as sorted neighbour lists; no object is related to itself.
+    """A relation over objects 0..V-1, stored as sorted neighbor lists; no object is related to
+    itself.
 
-    Where j is a neighbour of i wherever i is one of j, the relation is ``symmetric`` and an edge is a pair {i, j}; otherwise an
-    edge is an arc i -> j, j being a neighbour of i. A graph does not change once it is made.
+    The relation is ``symmetric`` if j is a neighbor of i whenever i is one of j; then an edge is a
+    pair {i, j}, otherwise an arc i -> j (j is a neighbor of i). Graphs are immutable.
 
     Args:
-        matrix: sparse and square, [V, V], of scipy; whatever is not zero in row i is a neighbour of i, the diagonal is left
-            out. ``Graph.from_edges``, ``.from_attributes`` and ``.nearest`` make graphs of other things, ``.load`` of a file.
+        matrix: square scipy.sparse matrix [V, V]; the nonzero entries of row i, except the
+            diagonal, are the neighbors of i. See also ``Graph.from_edges``, ``.from_attributes``,
+            ``.nearest`` and ``.load``.
 
     >>> graph = Graph.from_edges(4, [[0, 1], [2, 1]])
     >>> graph
@@ -62,7 +64,8 @@ class Graph:
     def __init__(self, matrix: Any) -> None:
         if not issparse(matrix) or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ArgumentError(
-                f"matrix is {type(matrix).__name__} of shape {getattr(matrix, 'shape', None)}: give a square sparse matrix of "
+                f"matrix is {type(matrix).__name__} of shape {getattr(matrix, 'shape', None)}: "
+                "give a square sparse matrix of "
                 "scipy, or call Graph.from_edges(V, pairs)"
             )
         objects, entries = object_count(matrix.shape[0]), coo_array(matrix)
@@ -83,16 +86,18 @@ class Graph:
         most: int | None = None,
         seed: Seed = 0,
     ) -> Graph:  # pairs: int [n, 2]
-        """Return the graph whose edges are these pairs; repeats and (i, i) are left out.
+        """Return the graph with these edges, without duplicates and (i, i).
 
-        Pairs are read a block at a time (they may be memory-mapped), and memory is 24 bytes a pair besides them, of which 8
-        stay; half of that if not ``symmetric``.
+        Pairs are read in blocks (they may be memory-mapped); memory is 24 bytes per pair, of which
+        8 remain; half of that if not ``symmetric``.
 
         Args:
-            objects: V.
-            pairs: one row (i, j) for each edge.
-            symmetric: each end of a pair is a neighbour of the other; if not, j becomes a neighbour of i only.
-            most: the largest number of neighbours an object may keep: ``graph.capped(most, symmetric=symmetric, seed=seed)``.
+            objects: number of objects V.
+            pairs: one row (i, j) per edge.
+            symmetric: both ends are neighbors of each other; otherwise j becomes a neighbor of i
+                only.
+            most: maximum number of neighbors per object: ``graph.capped(most, symmetric=symmetric,
+                seed=seed)``.
 
         >>> Graph.from_edges(3, [[2, 0], [0, 2], [1, 1]]).pairs()
         array([[0, 2]])
@@ -124,19 +129,24 @@ class Graph:
         most: int | None = None,
         seed: Seed = 0,
     ) -> Graph:
-        """Relate objects that share the value of an attribute: G = [B Bᵀ > 0], B_ia = 1 where object i has the value a.
+        """Relate objects that share an attribute value: G = [B Bᵀ > 0], B_ia = 1 if object i has
+        value
+        a.
 
-        Movies with an actor in common, users of an age group, tokens of an entity type. None and NaN are no values: two objects
-        without one share nothing. n objects with one value make n (n - 1) / 2 pairs that say little where n is large:
-        ``largest`` leaves such values out, ``most`` keeps some neighbours of each object, and more than 2²⁷ pairs are refused.
+        Movies with a common actor, users of an age group, tokens of an entity type. None and NaN
+        are no values. n objects with one value make n (n - 1) / 2 pairs, which carry little
+        information for large n: ``largest`` omits such values, ``most`` limits the neighbors of
+        each object, and more than 2²⁷ pairs raise an error.
 
         Args:
-            objects: V.
-            attributes: a tuple (ids [n], values [n]), object by object and value by value, where objects have several values
-                or none; or a list or array [V] with the one value of each object.
-            largest: the largest number of objects a value may relate; values of more are left out. None: no limit.
-            most: the largest number of neighbours an object may keep. Of a value with more holders each is related to ``most``
-                of them, drawn by ``seed`` (or one more), before ``graph.capped`` has its turn: the other pairs are never made.
+            objects: number of objects V.
+            attributes: a tuple (ids [n], values [n]) if objects have several values or none; or a
+                list or array [V] with one value per object.
+            largest: maximum number of objects with a value; more frequent values are omitted. None:
+                no limit.
+            most: maximum number of neighbors per object. Objects with a more frequent value are
+                related to ``most`` of them (or one more), drawn by ``seed``, before
+                ``graph.capped``: the other pairs are never generated.
 
         >>> Graph.from_attributes(4, ["child", "adult", None, "child"]).pairs()
         array([[0, 3]])
@@ -163,34 +173,36 @@ class Graph:
         symmetric: bool = True,
         most: int | None = None,
     ) -> Graph:  # vectors: [V, d]
-        """Relate each object to the ``k`` objects with the nearest vectors, found by faiss.
+        """Relate each object to the ``k`` objects with the nearest vectors, by faiss.
 
-        Up to 65,536 objects are compared with all others (in float32; of equally near ones faiss chooses). Of more, the vectors
-        are put into 4 √V cells by k-means and the 32 nearest cells are searched, which may miss some neighbours. Vectors are
-        read a block at a time, and may be memory-mapped; faiss holds a copy of 4 d bytes each.
+        Up to 65,536 objects the search is exact (in float32). Beyond, vectors are clustered into 4
+        √V cells by k-means and the 32 nearest cells are searched, which may miss neighbors. Vectors
+        are read in blocks and may be memory-mapped; faiss holds a copy of 4 d bytes each.
 
         Args:
-            vectors: one row for each object, such as ``table.weight.detach().numpy()``.
-            k: how many neighbours to look for.
-            metric: "cosine" for angles (a zero vector has none and is refused), "l2" for distances.
-            symmetric: i and j are related if either is among the nearest of the other; an object may have more than ``k``
-                neighbours. If not, the neighbours of i are its ``k`` nearest.
-            most: the largest number of neighbours an object may keep: pairs are taken, the nearest first, as long as both
-                objects have fewer.
+            vectors: one row per object, such as ``table.weight.detach().numpy()``.
+            k: number of neighbors.
+            metric: "cosine" (zero vectors raise an error) or "l2".
+            symmetric: relate i and j if either is among the nearest of the other, so an object may
+                have more than ``k`` neighbors. Otherwise the neighbors of i are its ``k`` nearest.
+            most: maximum number of neighbors per object: pairs are taken by increasing distance
+                while both objects have fewer.
 
-        >>> Graph.nearest(np.array([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 5.0]]), 1).pairs().tolist()
+        >>> vectors = np.array([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 5.0]])
+        >>> Graph.nearest(vectors, 1).pairs().tolist()
         [[0, 1], [2, 3]]
         """
         found, k, symmetric = (
             checked_vectors(vectors, metric),
-            whole("k", k, 1),
+            check_integer("k", k, 1),
             flag("symmetric", symmetric),
         )
         most = at_most("most", most, 1)
         objects = object_count(len(found))
         if k >= objects:
             raise ArgumentError(
-                f"k={k}: {objects} vectors were given, so there are {objects - 1} others to be near to"
+                f"k={k}: {objects} vectors were given, so there are {objects - 1} others to be "
+                "near to"
             )
         if most is not None and not symmetric:
             k = min(k, most)
@@ -204,10 +216,10 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path, mmap: bool = True) -> Graph:
-        """Open a graph that ``graph.save`` wrote; its lists are checked once and stay in the file, memory-mapped and read-only.
+        """Open a graph written by ``graph.save``, checked once and memory-mapped.
 
         Args:
-            path: the file. One that breaks its form ends in a FormatError.
+            path: the file; a damaged one raises FormatError.
             mmap: False reads the lists into memory.
         """
         lists = read(Path(path))
@@ -216,7 +228,8 @@ class Graph:
         return cls._of(lists)
 
     def save(self, path: str | Path) -> None:
-        """Write the graph to one safetensors file, atomically: ``starts`` [V + 1] and ``neighbours`` [arcs], 4 bytes each.
+        """Write one safetensors file atomically: ``starts`` [V + 1] and ``neighbours`` [arcs], 4
+        bytes each.
 
         >>> path = getfixture("tmp_path") / "graph.safetensors"
         >>> Graph.from_edges(4, [[0, 1], [2, 1]]).save(path)
@@ -227,7 +240,7 @@ class Graph:
 
     @classmethod
     def _of(cls, lists: Lists, symmetric: bool | None = None) -> Graph:
-        """Return the graph of neighbour lists that are known to be right."""
+        """Return the graph of valid neighbor lists."""
         graph = cls.__new__(cls)
         graph._hold(lists, symmetric)
         return graph
@@ -249,35 +262,36 @@ class Graph:
 
     @property
     def matrix(self) -> csr_array:
-        """The relation as a boolean CSR matrix [V, V] of scipy: row i holds the neighbours of i, sorted. Not to be changed."""
+        """The relation as a read-only boolean scipy CSR matrix [V, V] with sorted rows."""
         return self._matrix
 
     @property
     def symmetric(self) -> bool:
-        """Whether j is a neighbour of i wherever i is a neighbour of j; however the graph was made."""
+        """Whether j is a neighbor of i whenever i is a neighbor of j."""
         return self._symmetric
 
     @property
     def objects(self) -> int:
-        """How many objects the relation is over."""
+        """Number of objects."""
         return int(self._matrix.shape[0])
 
     @property
     def edges(self) -> int:
-        """How many pairs are related, each counted once; if not symmetric, how many arcs there are."""
+        """Number of related pairs; of arcs if not symmetric."""
         return int(self._matrix.nnz) // (1 + self._symmetric)
 
     @property
     def degrees(self) -> NDArray[np.int64]:  # -> [V]
-        """How many neighbours each object has."""
+        """Number of neighbors of each object."""
         counts: NDArray[np.int64] = np.diff(self._matrix.indptr).astype(np.int64)
         return counts
 
     def neighbours(self, i: int) -> NDArray[np.int64]:
         """Return the neighbours of object ``i``, lowest id first."""
-        if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.objects:
+        if not is_integer(i, 0, self.objects - 1):
             raise ArgumentError(
-                f"neighbours({i!r}): give the id of one of the {self.objects} objects, 0..{self.objects - 1}"
+                f"neighbours({i!r}): give the id of one of the {self.objects} objects, "
+                f"0..{self.objects - 1}"
             )
         ids: NDArray[np.int64] = self._matrix.indices[
             self._matrix.indptr[i] : self._matrix.indptr[i + 1]
@@ -285,7 +299,7 @@ class Graph:
         return ids
 
     def pairs(self) -> NDArray[np.int64]:  # -> [edges, 2]
-        """Return every edge once, in order: (i, j) with i < j; if not symmetric, every arc (i, j)."""
+        """Return every edge once, in order: (i, j) with i < j; every arc if not symmetric."""
         return self._arcs(once=self._symmetric)
 
     def _arcs(self, once: bool) -> NDArray[np.int64]:  # -> [n, 2]
@@ -299,18 +313,18 @@ class Graph:
         return found
 
     def capped(self, most: int, *, symmetric: bool = True, seed: Seed = 0) -> Graph:
-        """Return the graph with at most ``most`` neighbours of each object.
+        """Return the graph with at most ``most`` neighbors per object.
 
-        Edges are taken in a random order, which is that of hashes of (seed, i, j), as long as both their ends have fewer than
-        ``most``; what is symmetric stays so, and no edge that is left out would fit, but an object whose neighbours are all in
-        great demand may lose them all. If not ``symmetric``, or where the relation is not, each object keeps the first ``most``
-        of its own, whatever the others keep.
+        Edges are taken in a random order, given by hashes of (seed, i, j), while both ends have
+        fewer than ``most``; a symmetric relation stays symmetric, and no omitted edge would fit,
+        but an object may lose all neighbors. If not ``symmetric``, or for an asymmetric relation,
+        each object independently keeps the first ``most`` of its own.
 
         >>> star = Graph.from_edges(100, [[0, i] for i in range(1, 100)])
         >>> star.capped(3).degrees.sum(), star.capped(3, symmetric=False).degrees.sum()
         (np.int64(6), np.int64(102))
         """
-        most, key = whole("most", most, 1), int(drawn_from(seed).integers(1 << 62))
+        most, key = check_integer("most", most, 1), int(drawn_from(seed).integers(1 << 62))
         both = flag("symmetric", symmetric) and self._symmetric
         if self.degrees.max() <= most:
             return self
@@ -329,20 +343,21 @@ class Graph:
         return self if most is None else self.capped(most, symmetric=symmetric, seed=seed)
 
     def non_edges(self, count: int, seed: Seed) -> NDArray[np.int64]:  # -> [count, 2]
-        """Draw pairs (i, j), i < j, that are not related, each of them equally likely at every draw (a pair may come again).
+        """Draw unrelated pairs (i, j), i < j, uniformly with replacement.
 
-        A draw numbers the unrelated pairs and picks a number: it costs the same in a dense graph as in a sparse one. Of a
-        relation that is not symmetric, pairs with an arc in either direction count as related.
+        A draw enumerates unrelated pairs, so its cost does not depend on the density. In an
+        asymmetric relation a pair with an arc in either direction is related.
 
         >>> Graph.from_edges(3, [[0, 1], [1, 2]]).non_edges(2, seed=0)
         array([[0, 2],
                [0, 2]])
         """
-        count, generator = whole("count", count, 0), drawn_from(seed)
+        count, generator = check_integer("count", count, 0), drawn_from(seed)
         left = self.objects**2 - len(self._before)
         if left == 0:
             raise ArgumentError(
-                f"{self!r} is complete: every pair of objects is related, there is no other pair to draw"
+                f"{self!r} is complete: every pair of objects is related, there is no other pair "
+                "to draw"
             )
         number = generator.integers(left, size=count)
         cell = number + np.searchsorted(self._before, number, side="right")
@@ -352,7 +367,9 @@ class Graph:
 
     @cached_property
     def _before(self) -> NDArray[np.int64]:  # -> [V + 2 edges]
-        """How many unrelated cells of the V x V matrix come before each taken one: an edge or the diagonal."""
+        """Return the number of unrelated cells of the V x V matrix before each edge or diagonal
+        cell.
+        """
         related = self._matrix if self._symmetric else (self._matrix + self._matrix.T).tocsr()
         own = np.arange(self.objects)
         first = np.concatenate([np.repeat(own, np.diff(related.indptr)), own])
@@ -365,9 +382,11 @@ class Graph:
             return NotImplemented
         if other.objects != self.objects:
             raise ArgumentError(
-                f"one graph is over {self.objects} objects, the other over {other.objects}: a union needs the same objects"
+                f"one graph is over {self.objects} objects, the other over {other.objects}: a "
+                "union needs the same objects"
             )
         return Graph(self._matrix + other._matrix)
 
     def __repr__(self) -> str:
-        return f"Graph(objects={self.objects}, edges={self.edges}{'' if self._symmetric else ', symmetric=False'})"
+        kind = "" if self._symmetric else ", symmetric=False"
+        return f"Graph(objects={self.objects}, edges={self.edges}{kind})"

@@ -1,4 +1,4 @@
-"""Neighbour lists: the neighbours of object i, rising, are neighbours[starts[i] : starts[i + 1]]. Made and read in blocks."""
+"""Neighbor lists: the sorted neighbors of object i are neighbours[starts[i] : starts[i + 1]]."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Lists = tuple[
 def neighbour_lists(
     objects: int, arcs: Iterable[tuple[Ids, Ids]], most_arcs: int, symmetric: bool
 ) -> Lists:
-    """Return the lists of arcs i -> j (and j -> i if ``symmetric``), each once, without i -> i.
+    """Return the lists of arcs i -> j (and j -> i if ``symmetric``), without duplicates and i -> i.
 
-    The arcs come in pieces, at most ``most_arcs`` of them. One array holds them as sorted numbers i V + j: with the lists made
-    of it this is the peak, 8 + 4 bytes for every entry of a list.
+    The arcs come in pieces, at most ``most_arcs`` in all. One array holds them as sorted integers i
+    V + j; with the resulting lists the peak memory is 8 + 4 bytes per entry.
     """
     keys, filled = np.empty(most_arcs * (1 + symmetric), dtype=np.int64), 0
     for first, second in arcs:
@@ -50,7 +50,7 @@ def neighbour_lists(
 
 
 def _new(keys: Ids, at: int) -> NDArray[np.bool_]:
-    """Which of the keys from ``at`` on, a block of them, differ from the one before."""
+    """Return which keys of a block starting at ``at`` differ from the previous key."""
     here = keys[at : at + BLOCK]
     new = np.ones(len(here), dtype=bool)
     np.not_equal(here[1:], here[:-1], out=new[1:])
@@ -59,7 +59,7 @@ def _new(keys: Ids, at: int) -> NDArray[np.bool_]:
 
 
 def slices(count: int) -> Iterator[slice]:
-    """Yield BLOCK places at a time."""
+    """Yield slices of BLOCK positions."""
     return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
 
 
@@ -77,9 +77,10 @@ def blocks(lists: Lists) -> Iterator[tuple[Ids, Ids]]:
 
 
 def is_symmetric(lists: Lists) -> bool:
-    """Whether every arc i -> j has its j -> i: the arcs and their mirror images then have one sum of 63-bit hashes.
+    """Return whether every arc i -> j has an arc j -> i, by comparing sums of 63-bit hashes.
 
-    Two sums agree by chance once in 2⁶³; a comparison with the transposed lists would need a copy of them.
+    The probability of an accidental match is 2^-63; comparing with the transposed lists would need
+    a copy.
     """
     objects, difference = len(lists[0]) - 1, 0
     for i, j in blocks(lists):
@@ -88,7 +89,7 @@ def is_symmetric(lists: Lists) -> bool:
 
 
 def within(most: int, objects: int, first: Ids, second: Ids, order: Ids) -> NDArray[np.bool_]:
-    """Which pairs stay if they are taken one by one, in ``order``, as long as both ends have fewer than ``most``."""
+    """Return the pairs kept if taken in ``order`` while both ends have fewer than ``most``."""
     crowded = np.bincount(first, minlength=objects) + np.bincount(second, minlength=objects) > most
     keep = ~(crowded[first] | crowded[second])  # there is room for these whatever the others do
     order = order[~keep[order]]

@@ -1,4 +1,4 @@
-"""Objects whose vectors are near each other, found by faiss."""
+"""Objects with similar vectors, by faiss."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.checks import check_choice
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.graphs.checks import as_array
 from featherbed.graphs.lists import Ids
@@ -21,7 +22,9 @@ Floats = NDArray[np.float32]
 
 
 def nearest_arcs(vectors: Any, k: int, metric: str) -> Iterator[tuple[Ids, Ids, Floats]]:
-    """Yield (i, j, squared distance) of the ``k`` nearest j of every i, block by block; ``vectors`` were checked."""
+    """Yield (i, j, squared distance) of the ``k`` nearest j of every i in blocks; vectors are
+    checked.
+    """
     import faiss
 
     rows = Rows(vectors, metric, k)
@@ -44,10 +47,10 @@ def nearest_arcs(vectors: Any, k: int, metric: str) -> Iterator[tuple[Ids, Ids, 
 
 
 class Rows:
-    """Vectors made ready for Euclidean distances in float32, a block at a time.
+    """Vectors prepared for Euclidean distances in float32, in blocks.
 
-    Of lengths one, squared distances are 2 - 2 cos. For "l2" the vectors are centred and scaled, which changes no order:
-    faiss takes differences of squares, which cancel where vectors are far from zero.
+    For unit vectors squared distances are 2 - 2 cos. For "l2" the vectors are centered and scaled,
+    which keeps the order: faiss subtracts squares, which cancel for vectors far from zero.
     """
 
     def __init__(self, vectors: Any, metric: str, k: int) -> None:
@@ -64,7 +67,8 @@ class Rows:
                 )
             if self.cosine and not block.any(axis=1).all():
                 raise ArgumentError(
-                    f"vector {own[(~block.any(axis=1)).argmax()]} is zero and has no angle to others: leave such objects out, "
+                    f"vector {own[(~block.any(axis=1)).argmax()]} is zero and has no angle to "
+                    "others: leave such objects out, "
                     "or use metric='l2'"
                 )
             top = max(top, float(np.abs(block).max()))
@@ -78,7 +82,7 @@ class Rows:
             yield np.arange(start, min(start + self.step, self.count))
 
     def ready(self, ids: Ids) -> Floats:  # [n] -> [n, d]
-        """Return these vectors as they are compared."""
+        """Return vectors in their prepared form."""
         block = self.vectors[ids].astype(np.float64)
         if self.cosine:
             block /= np.abs(block).max(axis=1, keepdims=True)
@@ -94,23 +98,23 @@ class Rows:
 
 
 def checked_vectors(vectors: Any, metric: Any) -> NDArray[Any]:  # [V, d]
-    """Return vectors as an array, or say what is wrong with them, with the metric, or with the installation."""
+    """Return vectors as an array, or raise an error for bad vectors, metric or installation."""
     try:
         import faiss  # noqa: F401
     except ImportError:
         raise MissingExtra("faiss", "compress", "Graph.nearest") from None
-    if metric not in METRICS:
-        raise ArgumentError(f"metric={metric!r}: use {' or '.join(map(repr, METRICS))}")
+    check_choice("metric", metric, METRICS)
     found = as_array("vectors", vectors)
     if found.ndim != 2 or found.shape[1] == 0 or found.dtype.kind not in "fiu":
         raise ArgumentError(
-            f"vectors are {found.dtype} of shape {found.shape}: give numbers [V, d], one row for each object"
+            f"vectors are {found.dtype} of shape {found.shape}: give numbers [V, d], one row for "
+            "each object"
         )
     return found
 
 
 def nearest_first(objects: int, arcs: Iterator[tuple[Ids, Ids, Floats]]) -> tuple[Ids, Ids]:
-    """Return the pairs i < j behind arcs, each once, the nearest first."""
+    """Return the distinct pairs i < j of arcs, by increasing distance."""
     first, second, far = (np.concatenate(part) for part in zip(*arcs, strict=True))
     low, high = np.minimum(first, second), np.maximum(first, second)
     order = np.lexsort((high, low, far))

@@ -1,4 +1,4 @@
-"""The file of a graph: a safetensors container of two arrays, memory-mapped, checked in full when it is opened."""
+"""The file of a graph: a safetensors container of two memory-mapped arrays, checked on opening."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from featherbed.errors import FormatError
 from featherbed.graphs.checks import MOST_OBJECTS
 from featherbed.graphs.lists import Lists, blocks, slices
-from featherbed.packed.file import ENTRY, array_of, metadata_of, opened
+from featherbed.packed.file import ENTRY, array_of, metadata_of, open_file
 from featherbed.packed.writing import replacing
 
 ABOUT = {"graph": 1}  # what the file is, and the version of its form
@@ -22,7 +22,7 @@ NAMES = ("starts", "neighbours")
 
 
 def write(lists: Lists, path: Path) -> None:
-    """Write neighbour lists to a new file, then put it in the place of ``path`` in one step."""
+    """Write neighbor lists to a temporary file, then rename it to ``path``."""
     entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps(ABOUT)}}
     offset = 0
     for name, array in zip(NAMES, lists, strict=True):
@@ -44,10 +44,11 @@ def write(lists: Lists, path: Path) -> None:
 
 def read(path: Path) -> Lists:
     """Return the neighbour lists of a file, memory-mapped; raise FormatError where they are none."""
-    header, start, mapped = opened(path)
+    header, start, mapped = open_file(path)
     if metadata_of(header) != ABOUT:
         raise FormatError(
-            f"{path.name} holds no graph that this featherbed reads: graphs are written by graph.save(path)"
+            f"{path.name} holds no graph that this featherbed reads: graphs are written by "
+            "graph.save(path)"
         )
     if set(header) - {"__metadata__"} != set(NAMES):
         raise FormatError(
@@ -61,7 +62,8 @@ def read(path: Path) -> Lists:
     ):
         found = f"{kind} of shapes {shapes}"[:100]
         raise FormatError(
-            f"{path.name}: starts [V + 1] and neighbours [arcs] must be U32 or U64 with V from 1; found {found}"
+            f"{path.name}: starts [V + 1] and neighbours [arcs] must be U32 or U64 with V from 1; "
+            f"found {found}"
         )
     arrays = (
         array_of(mapped, header, start, name, kind, tuple(shape))
@@ -75,10 +77,11 @@ def read(path: Path) -> Lists:
 
 
 def _problem(starts: NDArray[Any], neighbours: NDArray[Any]) -> str | None:
-    """Say what keeps two arrays from being neighbour lists, if anything does."""
+    """Return why two arrays are no neighbor lists, or None."""
     objects = len(starts) - 1
     if starts[0] != 0 or starts[-1] != len(neighbours):
-        return f"starts go from {starts[0]} to {starts[-1]}, not from 0 to the number of neighbours, {len(neighbours)}"
+        span = f"starts go from {starts[0]} to {starts[-1]}"
+        return f"{span}, not from 0 to the number of neighbours, {len(neighbours)}"
     falling = np.flatnonzero(starts[1:] < starts[:-1])
     if len(falling):
         return f"object {falling[0]} has a negative number of neighbours, starts must not fall"
@@ -87,7 +90,8 @@ def _problem(starts: NDArray[Any], neighbours: NDArray[Any]) -> str | None:
         wrong = (j < 0) | (j >= objects) | (i == j)
         if wrong.any():
             at = int(wrong.argmax())
-            return f"object {i[at]} has the neighbour {j[at]}: neighbours are others of the {objects} objects"
+            wrong = f"object {i[at]} has the neighbour {j[at]}"
+            return f"{wrong}: neighbours are others of the {objects} objects"
         keys = i * objects + j
         wrong = np.diff(keys, prepend=last) <= 0
         if wrong.any():

@@ -29,23 +29,29 @@ def wordnet(
     folder: str | Path | None = None,
     relations: Sequence[str] = ("synonyms", "antonyms", "hypernyms", "hyponyms"),
 ) -> Graph:
-    """Relate words that WordNet relates directly (one hop), whatever their sense (Miller 1995; Liang et al. 2021, Appendix H).
+    """Relate words that WordNet relates directly, in any sense (Miller 1995; Liang et al. 2021,
+    app.
+    H).
 
-    Synonyms share a synset; the words of a synset and of its hypernyms (more general) or hyponyms are related, instances
-    included; antonyms are pairs of single words. A graph has no direction, so hypernyms and hyponyms are the same edges. Case
-    does not matter, blanks are underscores ("hot dog" is ``hot_dog``); words that WordNet does not have get no neighbours.
+    Synonyms share a synset; words of a synset are related to those of its hypernyms (more general)
+    and hyponyms, including instances; antonyms are pairs of words. A graph has no direction, so
+    hypernyms and hyponyms give the same edges. Case is ignored, and spaces are underscores ("hot
+    dog" is ``hot_dog``); unknown words have no neighbors.
 
     Args:
         words: the objects, in the order of their ids.
-        folder: the folder with ``data.noun``, ``data.verb``, ``data.adj`` and ``data.adv``, or a tar or zip file of it, or a
-            folder with such a ``wordnet*`` file. By default the usual places: ``$WNSEARCHDIR``, ``$WNHOME/dict``,
-            ``$FEATHERBED_DATA/wordnet``, NLTK's ``corpora/wordnet``, ``/usr/share/wordnet``, ``/usr/local/WordNet-3.0/dict``.
-        relations: which relations count.
+        folder: the folder with ``data.noun``, ``data.verb``, ``data.adj`` and ``data.adv``, a tar
+            or zip file of it, or a folder with such a ``wordnet*`` file. By default
+            ``$WNSEARCHDIR``, ``$WNHOME/dict``, ``$FEATHERBED_DATA/wordnet``, NLTK's
+            ``corpora/wordnet``, ``/usr/share/wordnet`` and ``/usr/local/WordNet-3.0/dict`` are
+            searched.
+        relations: the relations to use.
 
     >>> folder = getfixture("tmp_path")
     >>> for name in FILES:
     ...     _ = (folder / name).write_text("")
-    >>> lines = ["01 05 n 02 car 0 auto 0 001 @ 02 n 0000 | a carriage with a motor", "02 05 n 01 vehicle 0 000 | it moves"]
+    >>> lines = ["01 05 n 02 car 0 auto 0 001 @ 02 n 0000 | a carriage with a motor"]
+    >>> lines.append("02 05 n 01 vehicle 0 000 | it moves")
     >>> _ = (folder / "data.noun").write_text("\\n".join(lines))
     >>> wordnet(["car", "vehicle", "auto", "tree"], folder).pairs().tolist()
     [[0, 1], [0, 2], [1, 2]]
@@ -87,9 +93,11 @@ def _parse(
     synsets: dict[str, Synset],
     pointers: list[tuple[str, str, int, int]],
 ) -> None:
-    """Read a synset: offset, file number, type, number of words, words with sense numbers, number of pointers, pointers.
+    """Parse a synset: offset, file number, type, number of words, words, number of pointers,
+    pointers.
 
-    Only synsets with a known word are kept. Satellites of adjectives (type s) are adjectives (a) to whoever points at them.
+    Only synsets with a known word are kept. Satellite adjectives (type s) are stored as adjectives
+    (a).
     """
     fields = line.split(" | ", 1)[0].split()
     after = 4 + 2 * int(fields[3], 16)
@@ -112,14 +120,14 @@ def _key(offset: str, kind: str) -> str:
 
 
 def _chosen(synset: Synset, word: int) -> list[int]:
-    """The objects a pointer speaks of: of word 1, 2, ..., or of the whole synset where it says 0."""
+    """Return the objects of a pointer: word 1, 2, ..., or the whole synset for 0."""
     return [
         place for places_ in (synset if word == 0 else synset[word - 1 : word]) for place in places_
     ]
 
 
 def _find(folder: str | Path | None) -> Path:
-    """Return the folder or archive that holds the data files."""
+    """Return the folder or archive with the data files."""
     looked = [Path(folder), Path(folder) / "dict"] if folder is not None else _usual_places()
     for place in looked:
         if all((place / name).is_file() for name in FILES) or (place.is_file() and _archive(place)):
@@ -134,7 +142,8 @@ def _find(folder: str | Path | None) -> Path:
         if zipped.is_file():  # as NLTK leaves it
             return zipped
     raise DataError(
-        f"WordNet was not found: no {', '.join(FILES)} in {', '.join(map(str, looked))}; give its folder, tar or zip file"
+        f"WordNet was not found: no {', '.join(FILES)} in {', '.join(map(str, looked))}; give its "
+        "folder, tar or zip file"
     )
 
 
@@ -175,7 +184,8 @@ def _read(place: Path) -> Iterator[tuple[str, list[str]]]:
         raise DataError(f"{place} cannot be read as WordNet: {error}") from None
     if len(found) < len(FILES):
         raise DataError(
-            f"{place} holds no {', '.join(name for name in FILES if name not in found)}: WordNet has all of them"
+            f"{place} holds no {', '.join(name for name in FILES if name not in found)}: WordNet "
+            "has all of them"
         )
 
 
@@ -202,6 +212,7 @@ def _limited(place: Path, file: IO[bytes]) -> bytes:
     content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise DataError(
-            f"{place} holds a data file of more than {MOST_BYTES:,} bytes: WordNet has none of that size"
+            f"{place} holds a data file of more than {MOST_BYTES:,} bytes: WordNet has none of "
+            "that size"
         )
     return content

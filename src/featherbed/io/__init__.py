@@ -1,1 +1,3 @@
-"""Readers of files people have: matrices and checkpoints (``featherbed.io.vectors``)."""
+"""Readers: ratings (``records``), texts, matrices and checkpoints (``vectors``), opening of files."""
+
+__all__ = ["find_data", "find_file", "open_compressed", "read_arrays", "read_lines", "write_arrays"]

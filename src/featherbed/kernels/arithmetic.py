@@ -1,8 +1,8 @@
-"""Arithmetic on float32 rows given by address, a row being one vector: scores, sums, optimizer steps.
+"""Vector arithmetic on float32 rows given by address: scores, sums, optimizer steps.
 
-The compiler would vectorise plain loops over rows of a known width too, but behind tests that no two rows overlap, which cost
-as much as the row. Products may be fused with sums, lanes are added in any order that is always the same. Widths and the like
-are whole numbers known when compiled: they come first among the arguments.
+The compiler would vectorize plain loops over rows of a known width too, but only after checking that
+no two rows overlap, which costs as much as the row. Products may be fused with sums, lanes are added
+in a fixed order. Widths and similar integers, known when compiled, are the first arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FUSED = ("contract",)
-LANES = (16, 4, 1)  # elements stepped at once; the narrower ones finish what is left of a row
+LANES = (16, 4, 1)  # elements updated at once; the narrower ones finish a row
 NONE, NONNEGATIVE, L1 = 0, 1, 2
 YOGI, ADAM = 0, 2
 
@@ -45,8 +45,8 @@ def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
 
 
-def _called(builder: Any, name: str, width: int, *values: Any) -> Any:
-    """Call an operation of LLVM on vectors."""
+def _call(builder: Any, name: str, width: int, *values: Any) -> Any:
+    """Call an LLVM intrinsic on vectors."""
     kind = _kind(width)
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(kind, [kind] * len(values)), f"llvm.{name}.v{width}f32"
@@ -63,7 +63,7 @@ def _total(builder: Any, vector: Any, width: int) -> Any:
     return builder.call(function, [ir.Constant(_F32, -0.0), vector], fastmath=("reassoc",))
 
 
-def _replaced(builder: Any, vector: Any, value: Any) -> Any:
+def _replace_first(builder: Any, vector: Any, value: Any) -> Any:
     return builder.insert_element(vector, value, ir.Constant(_I32, 0))
 
 
@@ -71,7 +71,7 @@ def _first(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, ir.Constant(_I32, 0))
 
 
-def _nought(width: int) -> Any:
+def _zeros(width: int) -> Any:
     return ir.Constant(_kind(width), [0.0] * width)
 
 
@@ -83,14 +83,14 @@ def _number(builder: Any, row: Any, index: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score(typing_context: Any, width: Any, column: Any, left: Any, right: Any) -> Any:
-    """Return left . right; with ``column`` 1, the first elements are added, not multiplied."""
+    """Return left . right; with ``column`` 1 the first elements are added, not multiplied."""
     wide, added = width.literal_value, column.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one, other = (_load(builder, address, wide) for address in arguments[2:])
         products = builder.fmul(one, other)
         if added:
-            products = _replaced(
+            products = _replace_first(
                 builder, products, builder.fadd(_first(builder, one), _first(builder, other))
             )
         return _total(builder, products, wide)
@@ -114,7 +114,7 @@ def add_scaled(
         target, source, number = arguments[2:]
         values = _load(builder, source, wide)
         if ones:
-            values = _replaced(builder, values, ir.Constant(_F32, 1.0))
+            values = _replace_first(builder, values, ir.Constant(_F32, 1.0))
         total = _fused(builder, _splat(builder, number, wide), values, _load(builder, target, wide))
         _store(builder, total, target, wide)
         return context.get_dummy_value()
@@ -137,8 +137,8 @@ def combine(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length, distance = arguments[1:]
-        total = cgutils.alloca_once_value(builder, _nought(wide))
-        builder.store(_nought(wide), total)
+        total = cgutils.alloca_once_value(builder, _zeros(wide))
+        builder.store(_zeros(wide), total)
         with cgutils.for_range(builder, length) as loop:
             weight = _number(builder, weight_row, loop.index)
             row = _load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
@@ -155,7 +155,7 @@ def combine(
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any, count: Any) -> Any:
-    """out[k] += weights[k] row for ``count`` rows of ``out`` that lie side by side."""
+    """out[k] += weights[k] row for ``count`` consecutive rows of ``out``."""
     wide = width.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -182,7 +182,7 @@ def descend(
     keeps: Any,
     moves: Any,
 ) -> Any:
-    """left, right = keeps[0] left + moves[0] right, keeps[1] right + moves[1] left, both from what they were.
+    """left, right = keeps[0] left + moves[0] right, keeps[1] right + moves[1] left, simultaneously.
 
     With ``column`` 1 the first element of the row that is added counts as 1.
     """
@@ -195,7 +195,7 @@ def descend(
         )
         rows = [_load(builder, address, wide) for address in places]
         added = [
-            _replaced(builder, row, ir.Constant(_F32, 1.0)) if ones else row
+            _replace_first(builder, row, ir.Constant(_F32, 1.0)) if ones else row
             for row in reversed(rows)
         ]
         for address, row, other, keep, move in zip(places, rows, added, keeps, moves, strict=True):
@@ -222,12 +222,13 @@ def step(
     count: Any,
     c: Any,
 ) -> Any:
-    """Take one step of Yogi or Adam on ``count`` elements, and the prox that follows, in place.
+    """Update ``count`` elements by a step of Yogi or Adam and the proximal step, in place.
 
-    c: decay, rate, what is kept and added of the momentum, 1 - beta2, eps, correction, threshold, weight decay that is added
-    to the gradient. ``kept``: the address of a byte for each element that is 0 where the element is held at zero, or 0.
+    c: weight decay factor, learning rate, factors of the momentum and of the gradient in the new
+    momentum, 1 - beta2, eps, correction, threshold, weight decay added to the gradient. ``kept``:
+    the address of a byte for each element, 0 if the element stays at zero; or 0.
     """
-    how = (rule.literal_value, kind.literal_value, metric.literal_value)
+    variant = (rule.literal_value, kind.literal_value, metric.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *places, kept_bytes, length, numbers = arguments[3:]
@@ -243,7 +244,7 @@ def step(
                 places,
                 kept_bytes,
                 [_splat(builder, x, lanes) for x in c],
-                how,
+                variant,
             )
         return context.get_dummy_value()
 
@@ -260,9 +261,9 @@ def _step_lanes(
     places: list[Any],
     kept: Any,
     c: list[Any],
-    how: tuple[int, int, int],
+    variant: tuple[int, int, int],
 ) -> None:
-    """Emit the loop that steps ``lanes`` elements at a time while that many are left."""
+    """Emit the loop that updates ``lanes`` elements at a time while that many are left."""
     test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
     builder.branch(test)
     builder.position_at_end(test)
@@ -271,18 +272,20 @@ def _step_lanes(
     builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
     builder.position_at_end(body)
     here = [builder.add(place, builder.mul(start, ir.Constant(start.type, 4))) for place in places]
-    p, m, v = _stepped(builder, lanes, how, [_load(builder, address, lanes) for address in here], c)
+    p, m, v = _step_vectors(
+        builder, lanes, variant, [_load(builder, address, lanes) for address in here], c
+    )
     _store(builder, m, here[1], lanes)
     _store(builder, v, here[2], lanes)
-    held = builder.icmp_unsigned("!=", kept, ir.Constant(kept.type, 0))
-    with builder.if_else(held) as (some, every):
+    masked = builder.icmp_unsigned("!=", kept, ir.Constant(kept.type, 0))
+    with builder.if_else(masked) as (some, every):
         with some:
             mask = ir.VectorType(_I8, lanes)
             flags = builder.load(
                 builder.inttoptr(builder.add(kept, start), mask.as_pointer()), align=1
             )
             free = builder.icmp_unsigned("!=", flags, ir.Constant(mask, [0] * lanes))
-            _store(builder, builder.select(free, p, _nought(lanes)), here[0], lanes)
+            _store(builder, builder.select(free, p, _zeros(lanes)), here[0], lanes)
         with every:
             _store(builder, p, here[0], lanes)
     builder.store(stop, done)
@@ -290,11 +293,11 @@ def _step_lanes(
     builder.position_at_end(leave)
 
 
-def _stepped(
-    builder: Any, width: int, how: tuple[int, int, int], values: list[Any], c: list[Any]
+def _step_vectors(
+    builder: Any, width: int, variant: tuple[int, int, int], values: list[Any], c: list[Any]
 ) -> list[Any]:
-    """Emit the step: p, m and v after it."""
-    (rule, kind, metric), (p, m, v, g) = how, values
+    """Emit the step; return p, m and v after it."""
+    (rule, kind, metric), (p, m, v, g) = variant, values
     g = _fused(builder, c[8], p, g)
     m = builder.fadd(builder.fmul(c[2], m), builder.fmul(c[3], g))
     square, one = builder.fmul(g, g), ir.Constant(_kind(width), [1.0] * width)
@@ -303,26 +306,22 @@ def _stepped(
         less, more = builder.fsub(v, change), builder.fadd(v, change)
         above, below = (builder.fcmp_ordered(sign, v, square) for sign in (">", "<"))
         v = builder.select(above, less, builder.select(below, more, v))
-        scale = builder.fadd(_called(builder, "sqrt", width, v), c[5])
+        scale = builder.fadd(_call(builder, "sqrt", width, v), c[5])
     else:
         v = builder.fadd(v, builder.fmul(c[4], builder.fsub(square, v)))
-        scale = builder.fadd(builder.fdiv(_called(builder, "sqrt", width, v), c[6]), c[5])
+        scale = builder.fadd(builder.fdiv(_call(builder, "sqrt", width, v), c[6]), c[5])
     share = builder.fdiv(one, scale)
     p = builder.fsub(builder.fmul(c[0], p), builder.fmul(builder.fmul(c[1], m), share))
     threshold = builder.fmul(c[7], share) if metric else c[7]
-    return [_shrunk(builder, width, kind, p, threshold), m, v]
+    return [_shrink(builder, width, kind, p, threshold), m, v]
 
 
-def _shrunk(builder: Any, width: int, kind: int, p: Any, threshold: Any) -> Any:
+def _shrink(builder: Any, width: int, kind: int, p: Any, threshold: Any) -> Any:
     if kind == NONNEGATIVE:
         less = builder.fsub(p, threshold)
-        return builder.select(
-            builder.fcmp_ordered("<=", less, _nought(width)), _nought(width), less
-        )
+        return builder.select(builder.fcmp_ordered("<=", less, _zeros(width)), _zeros(width), less)
     if kind == L1:
-        less = builder.fsub(_called(builder, "fabs", width, p), threshold)
-        size = builder.select(
-            builder.fcmp_ordered("<=", less, _nought(width)), _nought(width), less
-        )
-        return _called(builder, "copysign", width, size, p)
+        less = builder.fsub(_call(builder, "fabs", width, p), threshold)
+        size = builder.select(builder.fcmp_ordered("<=", less, _zeros(width)), _zeros(width), less)
+        return _call(builder, "copysign", width, size, p)
     return p

@@ -1,11 +1,12 @@
-"""Rows of a matrix factorisation in closed form: normal equations of each row, solved, or solved in a few levels.
+"""Rows of a matrix factorization in closed form: the normal equations of each row.
 
-A row x of one side meets rows y of the other. With the biases in the first columns, f = (1, y_1, ..) and t = r - y_0, the
-expected squared error of x over what is uncertain about the y is
+They are solved exactly, or over the levels of quantized rows. A row x of one side has ratings r with
+rows y of the other. With the biases in the first columns, f = (1, y_1, ..) and t = r - y_0, the
+expected squared error of x over the posterior of y is
 
     x' A x - 2 b' x + c,   A = Σ E[f f'],   b = Σ E[f t],   c = Σ E[t²].
 
-``moments`` hold E[f f'] (lower triangle, row by row), ``cross`` E[f y_0], both without what the rating brings.
+``moments`` hold E[f f'] (lower triangle, row by row), ``cross`` E[f y_0]: the parts without r.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def gather(
     system: Any,
     right: Any,
 ) -> float:
-    """Add up the normal equations of one row: ``system`` [T] and ``right`` [d] are overwritten; return c."""
+    """Write the normal equations of one row to ``system`` [T] and ``right`` [d]; return c."""
     dim, size = rows.shape[1], moments.shape[1]
     system[:] = 0.0
     right[:] = 0.0
@@ -47,7 +48,7 @@ def gather(
 
 @compiled
 def _factor(lower: Any) -> None:
-    """Turn a positive definite matrix [d, d] (lower triangle) into its Cholesky factor."""
+    """Replace a positive definite matrix [d, d] (lower triangle) by its Cholesky factor."""
     for j in range(len(lower)):
         for i in range(j, len(lower)):
             total = lower[i, j]
@@ -58,7 +59,7 @@ def _factor(lower: Any) -> None:
 
 @compiled
 def _invert(lower: Any, inverse: Any) -> None:
-    """Turn a Cholesky factor into the inverse of its matrix (lower triangle); the factor is overwritten with it too."""
+    """Write the inverse of the matrix of a Cholesky factor, which is overwritten by it too."""
     dim = len(lower)
     for j in range(dim):  # the factor's own inverse first
         inverse[j, j] = 1.0 / lower[j, j]
@@ -82,7 +83,7 @@ def _invert(lower: Any, inverse: Any) -> None:
 def solve_rows(
     starts: Any,  # int64 [V+1]
     others: Any,  # int32 [N]
-    values: Any,  # float64 [N], the mean taken off
+    values: Any,  # float64 [N], centered
     rows: Any,  # float64 [W, d], the other side
     moments: Any,  # float64 [W, T]
     cross: Any,  # float64 [W, d]
@@ -93,7 +94,7 @@ def solve_rows(
     means: Any,  # float64 [V, d], written
     covariances: Any,  # float64 [V, T], written
 ) -> float:
-    """Give rows first .. last - 1 their posterior means and covariances; return their expected squared error."""
+    """Write posterior means and covariances of rows first .. last - 1; return the expected error."""
     dim, size = rows.shape[1], moments.shape[1]
     system, right = np.empty(size), np.empty(dim)
     lower, inverse = np.empty((dim, dim)), np.empty((dim, dim))
@@ -128,7 +129,7 @@ def solve_rows(
 def _descend(
     system: Any, right: Any, bits: Any, scale: Any, levels: Any, row: Any, slope: Any, sweeps: int
 ) -> None:
-    """Move one row's levels, a column at a time, to where x' A x - 2 b' x is least; ``row`` is kept in step."""
+    """Minimize x' A x - 2 b' x over the levels of one row by coordinate descent; update ``row``."""
     dim = len(row)
     for i in range(dim):
         slope[i] = right[i]
@@ -172,7 +173,7 @@ def choose_levels(
     grams: Any,  # float64 [G, d, d], added to
     rights: Any,  # float64 [G, d], added to
 ) -> None:
-    """Improve the levels of rows first .. last - 1; add up the normal equations of their grades' scales."""
+    """Improve the levels of rows first .. last - 1; add the normal equations of their scales."""
     dim, size = rows.shape[1], moments.shape[1]
     packed, right, slope = np.empty(size), np.empty(dim), np.empty(dim)
     system, row, centred = np.empty((dim, dim)), np.empty(dim), np.empty(dim)

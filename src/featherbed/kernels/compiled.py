@@ -1,4 +1,4 @@
-"""How loops are compiled: without the GIL, kept on disk where a folder can be written."""
+"""Compilation of loops: without the GIL, cached on disk if a folder is writable."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
     """The cache files of one function, safe for several processes at a time.
 
     numba numbers data files by an index that it reads, changes and writes without a lock, and writes
-    the index first: two processes with a cold cache can file different code under one number, and
+    the index first: two processes with a cold cache can store different code under one number, and
     each loads the code of the other. Here a data file is named after the key of its code and written
-    before the index points to it, both under a lock.
+    before the index names it, both under a lock.
     """
 
     def __init__(self, folder: str, base: str, stamp: Any) -> None:
@@ -31,7 +31,7 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
         self.folder, self.base = Path(folder), f"{base}.keyed"
 
     def save(self, key: Any, data: Any) -> None:
-        """Store the code of a key; data files that the index does not name any more are removed."""
+        """Store the code of a key; remove data files that the index no longer names."""
         digest = hashlib.sha256(self._dump((self._source_stamp, key))).hexdigest()[:24]
         name = f"{self.base}.{digest}.nbc"
         with exclusive(self.folder / "featherbed.lock"):  # or another process would remove the data
@@ -43,7 +43,7 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
                     path.unlink(missing_ok=True)
 
     def load(self, key: Any) -> Any:
-        """Return the code of a key; None where there is none, or none that can be read."""
+        """Return the code of a key; None if there is none, or it cannot be read."""
         try:
             return super().load(key)
         except Exception:  # a damaged file: the function is compiled again
@@ -86,7 +86,7 @@ def compiled(function: F) -> F:
 
 
 def fast(function: F) -> F:
-    """Compile a function of finite numbers whose sums may be taken in any order."""
+    """Compile a function of finite numbers whose sums may be reordered."""
     try:
         made: F = guarded(njit(nogil=True, cache=True, fastmath=True)(function))
     except RuntimeError:
@@ -95,7 +95,10 @@ def fast(function: F) -> F:
 
 
 def job(function: Callable[[Any, Any, Any], Any]) -> int:
-    """Compile ``function(block, start, stop)`` to a job any thread can run without Python; return its address."""
+    """Compile ``function(block, start, stop)`` to a job; return its address.
+
+    Any thread can run a job without the GIL. It returns 1 on success.
+    """
     made: Any = CFunc(
         function, normalize_signature("int64(int64, int64, int64)"), locals={}, options={}
     )

@@ -1,8 +1,9 @@
-"""Finding the codes of a row over additive dictionaries: greedy start, coordinate descent, random restarts.
+"""Codes of rows over additive dictionaries: greedy start, coordinate descent, perturbation.
 
-The cost of codes b is  Σ_m unary[m, b_m] + Σ_{m<q} pairs[m, b_m, q, b_q], that is ||t - Σ_m C_m[b_m]||² less a constant when
-unary = ||C_m[k]||² - 2 t . C_m[k]  and  pairs = 2 C_m[k] . C_q[l]  (iterated conditional modes with perturbation: Martinez et
-al. 2016, "Revisiting additive quantization").
+The cost of codes b is  Σ_m unary[m, b_m] + Σ_{m<q} pairs[m, b_m, q, b_q], which equals
+||t - Σ_m C_m[b_m]||² up to a constant for  unary = ||C_m[k]||² - 2 t . C_m[k]  and
+pairs = 2 C_m[k] . C_q[l]  (iterated conditional modes: Martinez et al. 2016, "Revisiting additive
+quantization").
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _next(state: Any) -> Any:
 
 @fast
 def _cheapest(unary: Floats, pairs: Floats, codes: Any, m: int, known: int, cost: Floats) -> int:
-    """Return the best choice of part m while the other parts below ``known`` stay."""
+    """Return the best choice of part m for fixed choices of the other parts below ``known``."""
     choices = len(cost)
     for k in range(choices):
         cost[k] = unary[m, k]
@@ -67,7 +68,10 @@ def descend(
     sweeps: int,
     seed: int,
 ) -> None:
-    """Improve the codes of rows first .. last - 1: a try moves ``moves`` codes at random, descends, and is kept if better."""
+    """Improve the codes of rows first .. last - 1.
+
+    Each try changes ``moves`` codes at random, descends, and is kept if it is better.
+    """
     parts, choices = unary.shape[1], unary.shape[2]
     cost = np.empty(choices, np.float32)
     trial = np.empty(parts, np.int32)
@@ -104,10 +108,8 @@ def descend(
 
 
 @compiled
-def count_pairs(
-    codes: Codes, weights: Floats, choices: int, out: NDArray[np.float64]
-) -> None:  # out [M*K, M*K]
-    """Add up how often (by weight) two atoms are used by one row: the lower triangle of the normal equations."""
+def count_pairs(codes: Codes, weights: Floats, choices: int, out: NDArray[np.float64]) -> None:
+    """Add the weighted co-occurrences of atoms [M K, M K], the lower triangle of the normal equations."""
     for i in range(len(codes)):
         for m in range(codes.shape[1]):
             a = m * choices + codes[i, m]

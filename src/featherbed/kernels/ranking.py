@@ -1,4 +1,4 @@
-"""Bayesian personalised ranking, one pair of items at a time."""
+"""Bayesian personalized ranking, one pair of items at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from featherbed.kernels.compiled import compiled, fast
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-TRIES = 100  # of a negative that the user has not met
+TRIES = 100  # draws of a negative that is not among the user's items
 
 
 @compiled
-def _met(item: int, known: Any) -> bool:
-    """Whether an item is in a rising list."""
+def _contains(item: int, known: Any) -> bool:
+    """Return whether an item is in a sorted list."""
     low, high = 0, len(known)
     while low < high:
         middle = (low + high) // 2
@@ -29,12 +29,12 @@ def _met(item: int, known: Any) -> bool:
 
 @compiled
 def draw_negatives(users: Ids, starts: Ids, known: Ids, items: int, rng: Any, out: Ids) -> None:
-    """Draw an item for every user, uniformly among those that are not in the user's rising list."""
+    """Draw an item for every user, uniformly among those outside the user's sorted list."""
     for n in range(len(users)):
         mine = known[starts[users[n]] : starts[users[n] + 1]]
         drawn = int(rng.integers(0, items))
         for _ in range(TRIES):
-            if not _met(drawn, mine):
+            if not _contains(drawn, mine):
                 break
             drawn = int(rng.integers(0, items))
         out[n] = drawn
@@ -44,7 +44,7 @@ def draw_negatives(users: Ids, starts: Ids, known: Ids, items: int, rng: Any, ou
 def ranking_pass(
     rows: Floats, columns: Floats, users: Ids, liked: Ids, others: Ids, lr: float, decay: float
 ) -> Any:
-    """Step for each (user, liked item, other item) in turn; return the mean of -ln σ(x_liked - x_other)."""
+    """Update by each (user, liked, other) in turn; return the mean of -ln σ(x_liked - x_other)."""
     dim = rows.shape[1]
     total: Any = 0.0
     rate, shrink = np.float32(lr), np.float32(lr * decay)

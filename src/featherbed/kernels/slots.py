@@ -1,6 +1,6 @@
-"""Compiled loops for rows made of slots: composed once for each distinct id, pooled, and their gradients.
+"""Compiled loops for rows made of slots: composed once per distinct id, pooled, and their gradients.
 
-Blocks are as in ``featherbed.kernels.lookup``.
+The arguments of jobs are described in ``featherbed.kernels.memory``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.lookup import weigh
-from featherbed.kernels.train import AHEAD, _block, _flat, _grid
+from featherbed.kernels.lookup import addresses8, weigh
+from featherbed.kernels.memory import matrix, vector, words
+from featherbed.kernels.train import AHEAD
 from featherbed.kernels.vectors import eight_dots, prefetch, row_sum
 
 LANES = 16  # minima kept side by side
@@ -20,7 +21,7 @@ LANES = 16  # minima kept side by side
 
 @compiled
 def _are_below(parts: Any, u: Any, slots: Any, most: Any) -> Any:
-    """Whether the parts of a row are all below ``most``; a negative one is a huge unsigned one."""
+    """Return whether the parts of a row are below ``most``; as unsigned, negative ones are huge."""
     wrong = np.uint32(0)
     for j in range(slots):
         wrong |= np.uint32(np.uint32(parts[u, j]) >= most)
@@ -29,7 +30,7 @@ def _are_below(parts: Any, u: Any, slots: Any, most: Any) -> Any:
 
 @cache
 def compose(kind: Any) -> int:
-    """Make the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
+    """Compile the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
 
     ``kind`` is the dtype of the support. The job returns 0 if the support names an atom that does
     not exist; the first atom then stands in for it.
@@ -37,17 +38,11 @@ def compose(kind: Any) -> int:
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
-        block = _block(address)
-        support, ids, parts = (
-            _grid(block, 0, kind),
-            _flat(block, 3, np.int64),
-            _grid(block, 5, np.int32),
-        )
-        values, atoms, out = (
-            _grid(block, 8, np.float32),
-            _grid(block, 11, np.float32),
-            _grid(block, 14, np.float32),
-        )
+        block = words(address)
+        support, ids = matrix(block, 0, kind), vector(block, 3, np.int64)
+        parts = matrix(block, 5, np.int32)
+        values, atoms = matrix(block, 8, np.float32), matrix(block, 11, np.float32)
+        out = matrix(block, 14, np.float32)
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
         size, good = np.uint64(slots * support.itemsize), True
         most = np.uint32(min(atoms.shape[0], 2**31))
@@ -67,12 +62,9 @@ def compose(kind: Any) -> int:
 @job
 def spread(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]]."""
-    block = _block(address)
-    rows, index, out = (
-        _grid(block, 0, np.float32),
-        _flat(block, 3, np.int32),
-        _grid(block, 5, np.float32),
-    )
+    block = words(address)
+    rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)
+    out = matrix(block, 5, np.float32)
     width = rows.shape[1]
     base = np.uint64(rows.ctypes.data)
     for i in range(start, stop):
@@ -86,14 +78,11 @@ def spread(address: Any, start: Any, stop: Any) -> Any:
 
 @job
 def pool(address: Any, start: Any, stop: Any) -> Any:
-    """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b: bounds[b] .. bounds[b + 1]."""
-    block = _block(address)
-    rows, index, out = (
-        _grid(block, 0, np.float32),
-        _flat(block, 3, np.int32),
-        _grid(block, 5, np.float32),
-    )
-    bounds, weights = _flat(block, 8, np.int64), _flat(block, 10, np.float32)
+    """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b, bounds[b] .. bounds[b + 1]."""
+    block = words(address)
+    rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)
+    out = matrix(block, 5, np.float32)
+    bounds, weights = vector(block, 8, np.int64), vector(block, 10, np.float32)
     width, weighted = rows.shape[1], len(weights) > 0
     for b in range(start, stop):
         to = out[b]
@@ -121,7 +110,7 @@ def _place(gradient: Any, order: Any, owner: Any, i: Any) -> Any:
 def _gathered(
     gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any
 ) -> None:
-    """out = Σ weights[i] * gradient[owner[i]] over the places of one row; eight at a time where there are no weights."""
+    """out = Σ weights[i] * gradient[owner[i]] over the places of one row."""
     weighted, width, to = len(weights) > 0, gradient.shape[1], np.uint64(out.ctypes.data)
     _set1(
         to,
@@ -157,29 +146,14 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 
 @compiled
 def _by_slots(one: Any, atoms: Any, support: Any, u: Any, out: Any) -> None:
-    """out[u, j] = one . atoms[support[u, j]], eight slots in one pass over the row."""
+    """out[u, j] = one . atoms[support[u, j]], eight slots in one loop over the row."""
     width, slots, j = atoms.shape[1], support.shape[1], 0
-    base, size, row = (
-        np.uint64(atoms.ctypes.data),
-        np.uint64(4 * atoms.shape[1]),
-        np.uint64(one.ctypes.data),
-    )
+    base, size = np.uint64(atoms.ctypes.data), np.uint64(4 * atoms.shape[1])
+    row = np.uint64(one.ctypes.data)
     to = np.uint64(out.ctypes.data) + np.uint64(4 * u * slots)
     while j + 8 <= slots:
-        a0, a1 = base + np.uint64(support[u, j]) * size, base + np.uint64(support[u, j + 1]) * size
-        a2, a3 = (
-            base + np.uint64(support[u, j + 2]) * size,
-            base + np.uint64(support[u, j + 3]) * size,
-        )
-        a4, a5 = (
-            base + np.uint64(support[u, j + 4]) * size,
-            base + np.uint64(support[u, j + 5]) * size,
-        )
-        a6, a7 = (
-            base + np.uint64(support[u, j + 6]) * size,
-            base + np.uint64(support[u, j + 7]) * size,
-        )
-        done = eight_dots(to + np.uint64(4 * j), row, (a0, a1, a2, a3, a4, a5, a6, a7), width)
+        eight = addresses8(base, size, support, u, j)
+        done = eight_dots(to + np.uint64(4 * j), row, eight, width)
         if done < width:
             for k in range(j, j + 8):
                 out[u, k] += _dot(one, atoms[support[u, k]], done)
@@ -190,8 +164,8 @@ def _by_slots(one: Any, atoms: Any, support: Any, u: Any, out: Any) -> None:
 
 
 @compiled
-def _ask(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
-    """Ask for the gradient that belongs to a place of the order, four lines of it."""
+def _prefetch_row(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
+    """Prefetch four cache lines of the gradient that belongs to a place of the order."""
     if i < last:
         soon = _place(gradient, order, owner, i)
         for line in range(min(4, (4 * gradient.shape[1] + 63) // 64)):
@@ -200,25 +174,25 @@ def _ask(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
 
 @job
 def gradients(address: Any, start: Any, stop: Any) -> Any:
-    """Gradients of values [U, s] and atoms (a part [pieces, K, d] for each piece) from that of the pooled rows.
+    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from that of pooled rows.
 
-    A piece is a range of rows, borders[piece] .. borders[piece + 1]; ``total`` [U, d], the gradient of each row, is kept where
-    there is room for it.
+    A piece is a range of rows, borders[piece] .. borders[piece + 1]; the gradient of each row is
+    kept in ``total`` [U, d] unless that is empty.
     """
-    block = _block(address)
-    support, values = _grid(block, 0, np.int32), _grid(block, 3, np.float32)
-    atoms, gradient = _grid(block, 6, np.float32), _grid(block, 9, np.float32)
-    order, starts = _flat(block, 12, np.int32), _flat(block, 14, np.int32)
-    owner, weights = _flat(block, 16, np.int64), _flat(block, 18, np.float32)
-    to_values, to_atoms = _grid(block, 20, np.float32), _grid(block, 23, np.float32)
-    total, borders = _grid(block, 26, np.float32), _flat(block, 29, np.int64)
+    block = words(address)
+    support, values = matrix(block, 0, np.int32), matrix(block, 3, np.float32)
+    atoms, gradient = matrix(block, 6, np.float32), matrix(block, 9, np.float32)
+    order, starts = vector(block, 12, np.int32), vector(block, 14, np.int32)
+    owner, weights = vector(block, 16, np.int64), vector(block, 18, np.float32)
+    to_values, to_atoms = matrix(block, 20, np.float32), matrix(block, 23, np.float32)
+    total, borders = matrix(block, 26, np.float32), vector(block, 29, np.int64)
     keep, anchors, width, slots = len(total) > 0, atoms.shape[0], atoms.shape[1], support.shape[1]
     local, plain = np.empty(width, np.float32), not keep and len(owner) == 0
     for piece in range(start, stop):
         part = to_atoms[piece * anchors : (piece + 1) * anchors]
         for u in range(borders[piece], borders[piece + 1]):
             for i in range(starts[u], min(starts[u + 1], starts[u] + AHEAD)):
-                _ask(gradient, order, owner, i + AHEAD, starts[borders[piece + 1]])
+                _prefetch_row(gradient, order, owner, i + AHEAD, starts[borders[piece + 1]])
             one = total[u] if keep else local
             if starts[u + 1] - starts[u] == 1 and plain:
                 one = gradient[order[starts[u]]]
@@ -238,13 +212,10 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
 @job
 def weight_gradients(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]] . gradient[owner[i]]."""
-    block = _block(address)
-    rows, index, gradient = (
-        _grid(block, 0, np.float32),
-        _flat(block, 3, np.int32),
-        _grid(block, 5, np.float32),
-    )
-    owner, out = _flat(block, 8, np.int64), _flat(block, 10, np.float32)
+    block = words(address)
+    rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)
+    gradient = matrix(block, 5, np.float32)
+    owner, out = vector(block, 8, np.int64), vector(block, 10, np.float32)
     for i in range(start, stop):
         out[i] = _dot(rows[index[i]], gradient[owner[i]], 0)
     return np.int64(1)
@@ -252,7 +223,7 @@ def weight_gradients(address: Any, start: Any, stop: Any) -> Any:
 
 @compiled
 def _least(row: Any, lanes: Any) -> Any:
-    """Return the place of the least number of a row, and it, if that is below 0 (else 0, 0): by lanes, as vectors go."""
+    """Return index and value of the minimum of a row if it is negative, else 0, 0; vectorized."""
     whole = len(row) - len(row) % LANES
     for lane in range(LANES):
         lanes[lane] = np.float32(0)
@@ -273,15 +244,16 @@ def _least(row: Any, lanes: Any) -> Any:
 
 @job
 def best_atoms(address: Any, start: Any, stop: Any) -> Any:
-    """For each row the atom it lacks whose weight has the largest gradient, and that; 0 where there is none.
+    """For each row, the atom outside its support with the largest gradient, and the gradient.
 
-    ``scores`` [n, K], which are overwritten, are the gradients but for a factor above 0; ``signed`` asks for the most negative.
+    ``scores`` [n, K], which are overwritten, are the gradients up to a positive factor; ``signed``:
+    the most negative gradient instead of the largest magnitude. The gradient is 0 if there is none.
     """
-    block = _block(address)
-    scores, support = _grid(block, 0, np.float32), _grid(block, 3, np.int32)
-    atoms, found = _flat(block, 6, np.int64), _flat(block, 8, np.float32)
-    factor, signed = np.float32(_flat(block, 10, np.float64)[0]), block[12]
-    lanes, wanted = np.empty(LANES, np.float32), np.empty(scores.shape[1], np.float32)
+    block = words(address)
+    scores, support = matrix(block, 0, np.float32), matrix(block, 3, np.int32)
+    atoms, found = vector(block, 6, np.int64), vector(block, 8, np.float32)
+    factor, signed = np.float32(vector(block, 10, np.float64)[0]), block[12]
+    lanes, magnitudes = np.empty(LANES, np.float32), np.empty(scores.shape[1], np.float32)
     for u in range(start, stop):
         row = scores[u]
         for j in range(support.shape[1]):
@@ -290,7 +262,7 @@ def best_atoms(address: Any, start: Any, stop: Any) -> Any:
             best, least = _least(row, lanes)
         else:
             for k in range(len(row)):
-                wanted[k] = -abs(row[k])
-            best, least = _least(wanted, lanes)
+                magnitudes[k] = -abs(row[k])
+            best, least = _least(magnitudes, lanes)
         atoms[u], found[u] = best, factor * row[best] if least < np.float32(0) else np.float32(0)
     return np.int64(1)

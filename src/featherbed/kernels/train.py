@@ -1,7 +1,7 @@
-"""Compiled loops of training: distinct ids, rows brought up to date, rows composed from slots and their gradients, row updates.
+"""Compiled loops of training: distinct ids, and rows that are settled and updated lazily.
 
-Blocks are as in ``featherbed.kernels.lookup``. Nothing is assumed of the numbers: NaN
-stays NaN. Every loop gives the same result for the same number of threads.
+The arguments of jobs are described in ``featherbed.kernels.memory``. NaN stays NaN. Every loop gives
+the same result for the same number of threads.
 """
 
 from __future__ import annotations
@@ -10,36 +10,20 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray
 
 from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.vectors import pointer, prefetch
+from featherbed.kernels.memory import matrix, vector, words
+from featherbed.kernels.vectors import prefetch
 
-AHEAD = 16  # rows between asking for a row and reading it
-WORDS = 64  # of a block
+AHEAD = 16  # rows between the prefetch of a row and its use
 NONE, NONNEGATIVE, L1 = 0, 1, 2
 YOGI, SGD, ADAM, ADAGRAD = 0, 1, 2, 3
 DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 
 
 @compiled
-def _block(address: Any) -> Any:
-    return carray(pointer(np.uint64(address)), WORDS, np.int64)
-
-
-@compiled
-def _flat(block: Any, at: Any, kind: Any) -> Any:
-    return carray(pointer(np.uint64(block[at])), block[at + 1], kind)
-
-
-@compiled
-def _grid(block: Any, at: Any, kind: Any) -> Any:
-    return carray(pointer(np.uint64(block[at])), (block[at + 1], block[at + 2]), kind)
-
-
-@compiled
 def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
-    """Number the distinct ids in the order they appear: distinct[index[i]] = ids[i]; return how many.
+    """Number the distinct ids in order of appearance, distinct[index[i]] = ids[i]; return their number.
 
     ``room`` [a power of two, at least twice the ids] is filled with -1.
     """
@@ -48,15 +32,15 @@ def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
         at = (np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)
         while True:
             at &= mask
-            held = room[at]
-            if held < 0:
+            number = room[at]
+            if number < 0:
                 room[at] = found
                 distinct[found] = ids[i]
                 index[i] = found
                 found += 1
                 break
-            if distinct[held] == ids[i]:
-                index[i] = held
+            if distinct[number] == ids[i]:
+                index[i] = number
                 break
             at += np.uint64(1)
     return found
@@ -64,7 +48,7 @@ def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
 
 @compiled
 def group(index: Any, starts: Any, order: Any) -> None:
-    """Sort places by number, first come first: order[starts[u] : starts[u + 1]] are the i with index[i] = u."""
+    """Sort places by number, stably: order[starts[u] : starts[u + 1]] are the i with index[i] = u."""
     for u in range(len(starts)):
         starts[u] = 0
     for i in range(len(index)):
@@ -119,11 +103,12 @@ def _step_by_step(
 
 @cache
 def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> Any:
-    """Return ``f(p, m, v, eps, at, end, reach, past, powers, out)``: a row after what it missed, at once where that is exact.
+    """Return ``f(p, m, v, eps, at, end, reach, past, powers, out)``: a row after the steps it missed.
 
-    ``fixed``: the width of rows where it is known when compiled, so that a row is one vector; 0 for any width.
-    A one-sided shrinkage clips at zero at every step. Taken at once it clips only at the end, which is the same while the row
-    falls after it has risen, never the other way round: ``odd`` counts the steps that could make it so.
+    They are applied at once where that is exact. ``fixed``: the width of rows if it is known when
+    compiled, so that a row is one vector; 0 for any width. A one-sided shrinkage clips at zero at
+    every step. Applied at once it clips only at the end, which is the same if the row rises before
+    it falls, but not the other way round: ``ODD`` counts the steps that could make it so.
     """
     one, nought = real(1), real(0)
 
@@ -168,33 +153,20 @@ def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metri
 
 @cache
 def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> int:
-    """Make the job that brings rows up to date, in place or in ``out``."""
-    row_of, nought, size = (
-        catch_up(real, fixed, kind, moving, scaled, metric),
-        real(0),
-        real(0).itemsize,
-    )
+    """Compile the job that settles rows (applies the steps they missed), in place or in ``out``."""
+    row_of, nought = catch_up(real, fixed, kind, moving, scaled, metric), real(0)
+    size = real(0).itemsize
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
-        block = _block(address)
-        weight, ids, stamps = (
-            _grid(block, 0, real),
-            _flat(block, 3, np.int64),
-            _flat(block, 5, np.int32),
-        )
-        momentum, second = _grid(block, 7, real), _grid(block, 10, real)
-        out, past, powers = (
-            _grid(block, 13, real),
-            _grid(block, 16, np.float64),
-            _flat(block, 19, np.float64),
-        )
-        eps, write, begin, now = (
-            real(_flat(block, 21, np.float64)[0]),
-            block[23],
-            block[24],
-            block[25],
-        )
+        block = words(address)
+        weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
+        stamps = vector(block, 5, np.int32)
+        momentum, second = matrix(block, 7, real), matrix(block, 10, real)
+        out, past = matrix(block, 13, real), matrix(block, 16, np.float64)
+        powers = vector(block, 19, np.float64)
+        eps, write, begin = real(vector(block, 21, np.float64)[0]), block[23], block[24]
+        now = block[25]
         width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
         for u in range(start, stop):
             if u + AHEAD < stop:
@@ -244,7 +216,8 @@ def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric:
 def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
     """Return an element after a step, its moments and one over its preconditioner.
 
-    c: decay, rate, what is kept and added of the momentum, 1 - beta2, eps, correction.
+    c: weight decay factor, learning rate, factors of the momentum and of the gradient in the new
+    momentum, 1 - beta2, eps, correction.
     """
     if rule == YOGI:
         m = c[2] * m + c[3] * g
@@ -270,29 +243,20 @@ def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
 
 @cache
 def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bool) -> int:
-    """Make the job that brings rows up to date, steps them by their gradients and shrinks them, in one pass."""
+    """Compile the job that settles rows, updates them by their gradients and shrinks them."""
     scaled, holds_m = rule != SGD, rule in (YOGI, ADAM) or moving
-    row_of, nought, size = (
-        catch_up(real, fixed, kind, moving, rule == YOGI, metric),
-        real(0),
-        real(0).itemsize,
-    )
+    row_of, nought = catch_up(real, fixed, kind, moving, rule == YOGI, metric), real(0)
+    size = real(0).itemsize
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
-        block = _block(address)
-        weight, ids, stamps = (
-            _grid(block, 0, real),
-            _flat(block, 3, np.int64),
-            _flat(block, 5, np.int32),
-        )
-        momentum, second = _grid(block, 7, real), _grid(block, 10, real)
-        gradient, past, powers = (
-            _grid(block, 13, real),
-            _grid(block, 16, np.float64),
-            _flat(block, 19, np.float64),
-        )
-        numbers, begin, now, stamp = _flat(block, 21, np.float64), block[23], block[24], block[25]
+        block = words(address)
+        weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
+        stamps = vector(block, 5, np.int32)
+        momentum, second = matrix(block, 7, real), matrix(block, 10, real)
+        gradient, past = matrix(block, 13, real), matrix(block, 16, np.float64)
+        powers = vector(block, 19, np.float64)
+        numbers, begin, now, stamp = vector(block, 21, np.float64), block[23], block[24], block[25]
         width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
         c = (
             real(numbers[0]), real(numbers[1]), real(numbers[2]), real(numbers[3]),
@@ -351,13 +315,10 @@ def _add_group(rows: Any, order: Any, first: Any, last: Any, out: Any) -> None:
 @job
 def sum_groups(address: Any, start: Any, stop: Any) -> Any:
     """out[u] = Σ of the rows of its group, in order."""
-    block = _block(address)
-    rows, order, starts = (
-        _grid(block, 0, np.float32),
-        _flat(block, 3, np.int32),
-        _flat(block, 5, np.int32),
-    )
-    out = _grid(block, 7, np.float32)
+    block = words(address)
+    rows, order = matrix(block, 0, np.float32), vector(block, 3, np.int32)
+    starts = vector(block, 5, np.int32)
+    out = matrix(block, 7, np.float32)
     for u in range(start, stop):
         _add_group(rows, order, starts[u], starts[u + 1], out[u])
     return np.int64(1)

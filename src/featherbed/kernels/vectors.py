@@ -1,4 +1,4 @@
-"""What the compiled loops need beyond Python: vector sums, memory by address."""
+"""LLVM intrinsics for compiled loops: vector sums, and memory by address."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = (32, 8, 1)  # floats handled at once; the narrower ones finish what is left of a row
+LANES = (32, 8, 1)  # floats processed at once; the narrower ones finish a row
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def row_sum(count: int, add: bool) -> Callable[..., None]:
-    """Return ``f(out, atoms, weights, width)``: out = Σ_j weights[j] * atoms[j], or out += with ``add``.
+    """Return ``f(out, atoms, weights, width)``: out = Σ_j weights[j] * atoms[j] (``add``: out +=).
 
-    ``out`` and the ``count`` atoms are addresses of float32 rows of ``width`` elements. The compiler would vectorise a plain
-    loop too, but only behind tests that the result overlaps none of the atoms: with eight atoms those cost as much as the
-    sum. Products and sums are rounded one by one, as numpy does: no fused multiply-add.
+    ``out`` and the ``count`` atoms are addresses of float32 rows of ``width`` elements. The compiler
+    would vectorize a plain loop too, but only after checking that the result overlaps no atom, which
+    costs as much as the sum of eight atoms. Products and sums are rounded one by one, as in numpy:
+    no fused multiply-add.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -45,7 +46,7 @@ def row_sum(count: int, add: bool) -> Callable[..., None]:
 def _loop(
     builder: Any, lanes: int, length: Any, done: Any, out: Any, atoms: Any, weights: Any, add: bool
 ) -> None:
-    """Emit the loop that handles ``lanes`` floats at a time while that many are left."""
+    """Emit the loop that processes ``lanes`` floats at a time while that many are left."""
     kind = ir.FloatType() if lanes == 1 else ir.VectorType(ir.FloatType(), lanes)
     wide = [_splat(builder, weight, lanes) for weight in weights]
     test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
@@ -71,7 +72,7 @@ def _loop(
 
 
 _LANES8 = ir.VectorType(ir.FloatType(), 8)
-# how two rounds of partial sums become one: lanes of the first summand, and of the second
+# pairwise sums of two vectors: lanes of the first summand, and of the second
 _FOLDS = (([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
           ([0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]),
           ([0, 2, 4, 6, 8, 10, 12, 14], [1, 3, 5, 7, 9, 11, 13, 15]))  # fmt: skip
@@ -79,10 +80,10 @@ _FOLDS = (([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
 
 @intrinsic  # type: ignore[untyped-decorator]
 def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) -> Any:
-    """out[j] = row . atoms[j] for eight atoms, all float32 rows given by address, over the whole eights of ``width``.
+    """out[j] = row . atoms[j] for eight atoms, all float32 rows given by address.
 
-    It returns how many elements are done: the last few, fewer than eight, are left to the caller. Sums are taken lane by lane,
-    then across lanes: in another order than numpy, always the same.
+    Returns the number of elements processed, a multiple of eight: the caller adds the others. Sums
+    go lane by lane, then across lanes: a fixed order, but not that of numpy.
     """
     signature = types.intp(types.uintp, types.uintp, types.UniTuple(types.uintp, 8), types.intp)
 
@@ -136,10 +137,10 @@ def _folded(builder: Any, one: Any, other: Any, low: list[int], high: list[int])
 
 
 def level_row(bits: int, by_column: bool) -> Callable[..., int]:
-    """Return ``f(out, source, middle, scale, width)``: out = scale * (level - middle), 32 levels of 8 or 4 bits at a time.
+    """Return ``f(out, source, middle, scale, width)``: out = scale * (level - middle).
 
-    ``scale`` is a number, or with ``by_column`` the address of one for each element. It returns how many elements are done: the
-    last few, fewer than 32, are left to the caller.
+    Levels have 8 or 4 bits. ``scale`` is a number, or with ``by_column`` the address of one for each
+    element. It returns the number of elements processed, a multiple of 32.
     """
     wide = ir.VectorType(ir.FloatType(), 32)
 
@@ -202,9 +203,7 @@ def _levels(builder: Any, bits: int, source: Any, start: Any) -> Any:
         return packed
     low = builder.and_(packed, ir.Constant(kind, [15] * count))
     high = builder.lshr(packed, ir.Constant(kind, [4] * count))
-    order = [
-        half * count + at for at in range(count) for half in (0, 1)
-    ]  # low and high halves of each byte in turn
+    order = [half * count + at for at in range(count) for half in (0, 1)]  # low, high, low, ...
     return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, 32), order))
 
 
@@ -220,7 +219,7 @@ def _splat(builder: Any, value: Any, lanes: int) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line at an address that will be read soon."""
+    """Prefetch the cache line at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
@@ -234,7 +233,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy(typing_context: Any, out: Any, source: Any, size: Any) -> Any:
-    """Copy bytes from one address to another; of a size known when compiled, as a few vector moves."""
+    """Copy bytes from one address to another; a constant size becomes a few vector moves."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(
@@ -270,7 +269,7 @@ def bit_count(typing_context: Any, word: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pointer(typing_context: Any, address: Any) -> Any:
-    """Turn an address into a pointer numba.carray takes."""
+    """Return an address as a pointer for numba.carray."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], _I8.as_pointer())

@@ -1,4 +1,4 @@
-"""Losses of models with many outputs, where few ids stand for all, and terms that a loss may have for anchors."""
+"""Losses over many ids by sampling, and loss terms for anchors."""
 
 from featherbed.losses.anchors import negative_pairs, orthogonality
 from featherbed.losses.full import FullSoftmax

@@ -1,4 +1,4 @@
-"""Loss terms for anchor tables: unrelated objects share no anchors, anchors do not repeat each other."""
+"""Loss terms for anchor tables: negative pairs and orthogonal anchors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from featherbed.ops import check_ids
 from featherbed.tables.anchor import AnchorTable
 
 
-def _of_anchors(table: Any) -> AnchorTable:
-    if not isinstance(table, AnchorTable):
+def _of_anchors(table: Any) -> Any:
+    if not getattr(table, "sparse_codes", False):
         raise ArgumentError(f"{table!r}: give a table of anchors, such as fb.AnchorTable")
     return table
 
 
 def negative_pairs(table: AnchorTable, pairs: Any) -> Tensor:  # integer [n, 2] -> []
-    """Return Σ over unrelated pairs (u, v) of |t_u| . |t_v|: what their rows of the transform have in common.
+    """Return Σ over unrelated pairs (u, v) of |t_u| . |t_v|, the overlap of their transform rows.
 
-    Liang et al. 2021, appendix F. ``pairs`` are non-edges of a graph, all or sampled (``graph.non_edges(count, seed)``); add
-    the term to the loss times a weight of your own.
+    Liang et al. 2021, appendix F. ``pairs`` are non-edges of a graph, all or sampled
+    (``graph.non_edges(count, seed)``); add the term to the loss with a weight.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(3, 4, anchors=2, init=fb.Frequency([2, 1, 0]))
@@ -47,9 +47,9 @@ def negative_pairs(table: AnchorTable, pairs: Any) -> Tensor:  # integer [n, 2] 
 
 
 def orthogonality(table: AnchorTable) -> Tensor:  # -> []
-    """Return Σ over i != j of |a_i . a_j|: zero where the anchors are orthogonal to each other.
+    """Return Σ over i != j of |a_i . a_j|, zero for orthogonal anchors.
 
-    Liang et al. 2021, appendix E: a term of the loss that keeps anchors from being combinations of one another.
+    Liang et al. 2021, appendix E: a loss term that prevents redundant anchors.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(10, 2, anchors=2)

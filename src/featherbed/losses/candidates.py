@@ -1,4 +1,4 @@
-"""What the sampled losses share: the corrected scores of the true ids and of a few sampled ones."""
+"""Base of sampled losses: corrected scores of true ids and sampled ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from featherbed.tables.table import Table
 
 
 class Candidates(NamedTuple):
-    """Corrected scores s(w) - log E(w) of n positions: of the true id, and of m negatives that all positions share."""
+    """Corrected scores s(w) - log E(w) of n positions: the true ids, and m negatives for all
+    positions.
+    """
 
     true: Tensor  # [n]
     noise: Tensor  # [n, m]
@@ -25,14 +27,15 @@ class Candidates(NamedTuple):
 
     @property
     def hits(self) -> Tensor:  # bool [n, m]
-        """Where a negative is the position's own target."""
+        """Positions whose target is among the negatives, [n, m]."""
         return self.targets[:, None] == self.negatives
 
 
 class CandidateLoss(nn.Module):
-    """The mean loss of predicting ids by hidden . row(id) + bias(id), seen in training through a few sampled ids.
+    """Mean loss of predicting ids by hidden . row(id) + bias(id), with sampled ids in training.
 
-    A loss says in ``position_losses`` what it makes of the corrected scores. In evaluation it is the full cross-entropy.
+    A loss defines ``position_losses`` of the corrected scores. In evaluation it is the full
+    cross-entropy.
     """
 
     bias: nn.Parameter | None
@@ -44,18 +47,21 @@ class CandidateLoss(nn.Module):
         super().__init__()
         if not isinstance(table, Table):
             raise ArgumentError(
-                f"table is of type {type(table).__name__}: give a table (of a matrix, fb.DenseTable.from_dense(matrix))"
+                f"table is of type {type(table).__name__}: give a table (of a matrix, "
+                "fb.DenseTable.from_dense(matrix))"
             )
         rows = table.num_embeddings
         if sampler is None:
             sampler = LogUniform(rows, replace=self.repeats)
         if not isinstance(sampler, Sampler):
             raise ArgumentError(
-                f"sampler={sampler!r}: give an object such as fb.LogUniform({rows}) or fb.Uniform({rows})"
+                f"sampler={sampler!r}: give an object such as fb.LogUniform({rows}) or "
+                f"fb.Uniform({rows})"
             )
         if sampler.rows != rows:
             raise ArgumentError(
-                f"{sampler!r} draws from {sampler.rows} ids, the table has {rows} rows: make it with rows={rows}"
+                f"{sampler!r} draws from {sampler.rows} ids, the table has {rows} rows: make it "
+                f"with rows={rows}"
             )
         if bias is not None and (not isinstance(bias, nn.Parameter) or bias.shape != (rows,)):
             given = (
@@ -88,7 +94,7 @@ class CandidateLoss(nn.Module):
     def candidates(
         self, hidden: Tensor, targets: Tensor
     ) -> Candidates:  # [n, d], int64 [n], checked
-        """Draw negatives; score them and the targets by one look-up, in float32 at least."""
+        """Draw negatives; score them and the targets with one look-up, in float32 or wider."""
         drawn, tries = self.sampler.draw(self.samples)
         negatives = drawn.to(targets.device)
         ids = torch.cat([targets, negatives])
@@ -109,14 +115,15 @@ class CandidateLoss(nn.Module):
 
 
 def check_hidden(hidden: Tensor, targets: Tensor, width: int) -> None:
-    """Refuse hidden vectors and targets that do not belong together."""
+    """Raise an error if hidden vectors and targets do not match."""
     if not hidden.is_floating_point():
         raise ArgumentError(
             f"hidden has dtype {hidden.dtype}: give floating-point vectors [..., {width}]"
         )
     if hidden.dim() == 0 or hidden.shape[-1] != width:
         raise ArgumentError(
-            f"hidden has shape {tuple(hidden.shape)}, the rows have width {width}: give [..., {width}]"
+            f"hidden has shape {tuple(hidden.shape)}, the rows have width {width}: give [..., "
+            f"{width}]"
         )
     if targets.shape != hidden.shape[:-1]:
         raise ArgumentError(
@@ -125,5 +132,6 @@ def check_hidden(hidden: Tensor, targets: Tensor, width: int) -> None:
         )
     if not targets.numel():
         raise ArgumentError(
-            f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip the batch"
+            f"targets of shape {tuple(targets.shape)} are empty: no mean is taken of nothing, skip "
+            "the batch"
         )

@@ -1,4 +1,4 @@
-"""The full softmax over a sparse transform, whose gradient leaves out the rows that the prox would set back to zero."""
+"""Full softmax over a sparse transform, without gradients of rows that stay zero."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from featherbed.losses.candidates import check_hidden
 from featherbed.ops import check_ids
 from featherbed.optim.penalties import L1, NonNegativeL1, Penalty
 from featherbed.tables.anchor import AnchorTable
+from featherbed.tables.table import Table
 
 ROUNDING = 1e-5  # by which a sum in another order may differ
 
 
 class FullSoftmax(nn.Module):
-    """Mean cross-entropy of ids scored by hidden . row(id) over all rows of an AnchorTable, updated where it matters.
+    """Mean cross-entropy of hidden . row(id) over all rows of an AnchorTable, with a sparse
+    gradient.
 
         gradient of T[v]:  g_v = Σ_i (softmax_iv - [v = y_i]) A h_i / n
 
-    A row of T that is zero stays zero under plain SGD and a non-negative L1 prox iff -g_vk <= lam for every anchor k (Liang et
-    al. 2021, appendix H, equation 35). It is left out of the row-sparse gradient when even Σ_i |softmax_iv - [v = y_i]| max_k
-    of the anchors' scores of the sign that matters stays within lam: n sums a row decide what n K products would say. With
-    ``fb.SGD`` without momentum the table is the one that the whole gradient gives, with one backward pass a step and a loss
-    that is not scaled (clipping is fine); ``left_out`` counts the rows spared last.
+    Under plain SGD and a nonnegative L1 prox a zero row of T stays zero iff -g_vk <= lam for every
+    anchor k (Liang et al. 2021, appendix H, equation 35). It is left out of the row-sparse gradient
+    if already the bound Σ_i |softmax_iv - [v = y_i]| max_k of the anchors' scores of the relevant
+    sign is within lam, which takes n sums per row instead of n K products. With ``fb.SGD`` without
+    momentum the result equals that of the full gradient, given one backward pass per step and an
+    unscaled loss (clipping is fine); ``left_out`` counts the rows left out last.
 
     Args:
-        table: an AnchorTable with sparse=True, without slots.
-        penalty: the one the optimizer has for ``table.transform``: fb.NonNegativeL1 or fb.L1.
+        table: an AnchorTable with sparse=True and without slots.
+        penalty: the optimizer's penalty on ``table.transform``: fb.NonNegativeL1 or fb.L1.
         bias: nn.Parameter [V] added to the scores.
 
     >>> import featherbed as fb
@@ -47,7 +50,8 @@ class FullSoftmax(nn.Module):
         self, table: AnchorTable, penalty: Penalty, bias: nn.Parameter | None = None
     ) -> None:
         super().__init__()
-        if not isinstance(table, AnchorTable) or table.slots is not None or not table.sparse:
+        factored = isinstance(table, Table) and table.has_anchors and table.factors is not None
+        if not factored or not table.sparse:
             raise ArgumentError(
                 f"{table!r}: give an fb.AnchorTable(..., sparse=True) without slots"
             )
@@ -57,7 +61,8 @@ class FullSoftmax(nn.Module):
             )
         if bias is not None and bias.shape != (table.num_embeddings,):
             raise ArgumentError(
-                f"bias has shape {tuple(bias.shape)}: give one number for each of {table.num_embeddings} ids"
+                f"bias has shape {tuple(bias.shape)}: give one number for each of "
+                f"{table.num_embeddings} ids"
             )
         self.table, self.penalty = table, penalty
         self.register_parameter("bias", bias)
@@ -66,7 +71,9 @@ class FullSoftmax(nn.Module):
     def forward(
         self, hidden: Tensor, targets: Tensor, inputs: Tensor | None = None
     ) -> Tensor:  # [..., d], integer [...] -> []
-        """Return the mean loss over all positions; ``inputs`` are ids the same table looked up in this step: they are kept."""
+        """Return the mean loss over all positions; rows of ``inputs`` (looked up in this step) are
+        kept.
+        """
         check_hidden(hidden, targets, self.table.embedding_dim)
         wanted = check_ids(targets.reshape(-1), self.table.num_embeddings)
         flat = hidden.reshape(-1, self.table.embedding_dim)
@@ -79,7 +86,7 @@ class FullSoftmax(nn.Module):
 
 
 class _Scores(torch.autograd.Function):
-    """scores [n, K] of the anchors -> logits [n, V] = scores Tᵀ; the gradient of T is row-sparse."""
+    """Anchor scores [n, K] -> logits [n, V] = scores Tᵀ, with a row-sparse gradient of T."""
 
     @staticmethod
     def forward(
@@ -99,7 +106,8 @@ class _Scores(torch.autograd.Function):
             before._values().any() if before.is_sparse else before.any()
         ):
             raise ArgumentError(
-                "the transform has a gradient already: rows are spared by the gradient of one backward pass a step; use "
+                "the transform has a gradient already: rows are spared by the gradient of one "
+                "backward pass a step; use "
                 "F.cross_entropy(table.logits(hidden), targets) where gradients add up"
             )
         most = _most(gradient, scores, loss.penalty) * (1 + ROUNDING)
@@ -118,7 +126,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _most(gradient: Tensor, scores: Tensor, penalty: Penalty) -> Tensor:  # [n, V], [n, K] -> [V]
-    """Return a bound on how much any anchor's weight would rise (non-negative) or move (L1) in each row."""
+    """Return a bound on the increase (nonnegative) or change (L1) of any weight of each row."""
     if isinstance(penalty, L1):
         return gradient.abs().T @ scores.abs().amax(1)
     high, low = scores.amax(1).clamp(min=0), (-scores).amax(1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Noise-contrastive estimation: telling true ids from sampled ones."""
+"""Noise-contrastive estimation: distinguishing true ids from sampled ones."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from featherbed.tables.table import Table
 
 
 class NCE(CandidateLoss):
-    """Noise-contrastive estimation: a logistic regression that tells the true id t from k sampled ids, shared by all positions.
+    """Noise-contrastive estimation: logistic regression of the true id t against k sampled ids.
 
         loss = -log σ(c_t) - Σ_{w in S} log σ(-c_w),   c_w = h . row(w) + bias_w - log(k p(w))
 
-    Gutmann and Hyvärinen (2010); Mnih and Teh (2012), who fix the normaliser at 1: at the optimum the score itself,
-    h . row(w) + bias_w, is the log-probability. A step costs in the rows of targets and samples, never in V (a bias's gradient
-    is dense). Samples that are the position's own target are kept, as the theory has it: the noise draws from all ids, the true
-    one included. In evaluation (``.eval()``) the loss is the full cross-entropy, by ``table.logits``, so that losses compare.
+    Gutmann and Hyvärinen (2010); Mnih and Teh (2012), who fix the normalizer at 1: at the optimum
+    the score h . row(w) + bias_w is the log-probability. Samples are shared by all positions, and
+    the cost of a step depends on the rows of targets and samples, not on V (the gradient of a bias
+    is dense). Samples equal to the target are kept, in agreement with the theory: the noise covers
+    all ids. In evaluation (``.eval()``) the loss is the full cross-entropy, by ``table.logits``, so
+    that losses are comparable.
 
     Args:
-        table: the rows of the output ids; the model's input table too where the two are tied.
-        samples: how many negatives, k; the more, the nearer to maximum likelihood.
-        sampler: ``fb.LogUniform(V, replace=True)`` if None, which wants ids sorted by falling frequency. With distinct samples
-            the expected count 1 - (1 - p)^tries stands for k p.
-        bias: one number for each id, [V], that is added to the scores. Started at -log V, scores begin as log-probabilities do.
+        table: the rows of the output ids, possibly tied to the model's input table.
+        samples: number of negatives k; more are closer to maximum likelihood.
+        sampler: ``fb.LogUniform(V, replace=True)`` by default, which expects ids sorted by
+            decreasing frequency. With distinct samples the expected count 1 - (1 - p)^tries
+            replaces k p.
+        bias: [V], added to the scores. Initialized at -log V, initial scores are near
+            log-probabilities.
 
     >>> import torch
     >>> import featherbed as fb

@@ -15,22 +15,25 @@ from featherbed.tables.table import Table
 
 
 class SampledSoftmax(CandidateLoss):
-    """The softmax's cross-entropy from the true id t and m sampled ids S, shared by all positions, in the place of all V.
+    """Cross-entropy over the true id t and m sampled ids S shared by all positions.
 
-        loss = -log( exp(c_t) / (exp(c_t) + Σ_{w in S, w ≠ t} exp(c_w)) ),   c_w = h . row(w) + bias_w - log E_w
+        loss = -log( exp(c_t) / (exp(c_t) + Σ_{w in S, w ≠ t} exp(c_w)) ),
+        c_w = h . row(w) + bias_w - log E_w
 
-    with E_w the expected count of w among the samples. Bengio and Senécal (2008); Jean et al. (2015), section 3. A step costs
-    in the rows of targets and samples, never in V (a bias's gradient is dense). Its gradient is a biased estimate of the full
-    softmax's, nearer to it the larger m; with m = V distinct samples it is the full one. In evaluation (``.eval()``) the loss
+    with E_w the expected count of w among the samples. Bengio and Senécal (2008); Jean et al.
+    (2015), section 3. The cost of a step depends on the rows of targets and samples, not on V (the
+    gradient of a bias is dense). The gradient is a biased estimate of the full softmax's, more
+    accurate for larger m and exact for m = V distinct samples. In evaluation (``.eval()``) the loss
     is the full cross-entropy, by ``table.logits``.
 
     Args:
-        table: the rows of the output ids; the model's input table too where the two are tied.
-        samples: how many negatives, m; some hundreds to some thousands, more for more rows.
-        sampler: ``fb.LogUniform(V)`` if None, which wants ids sorted by falling frequency.
-        remove_accidental: leave out samples that are the position's own target. Right for distinct samples; with replacement
-            such hits belong to the estimate, so a sampler with ``replace=True`` needs False.
-        bias: one number for each id, [V], that is added to the scores.
+        table: the rows of the output ids, possibly tied to the model's input table.
+        samples: number of negatives m: hundreds to thousands, more for more rows.
+        sampler: ``fb.LogUniform(V)`` by default, which expects ids sorted by decreasing frequency.
+        remove_accidental: ignore samples equal to the position's target. Correct for distinct
+            samples; with replacement such hits belong to the estimate, so a sampler with
+            ``replace=True`` needs False.
+        bias: [V], added to the scores.
 
     >>> import featherbed as fb
     >>> words = fb.DenseTable(50_000, 32)
@@ -52,8 +55,10 @@ class SampledSoftmax(CandidateLoss):
         super().__init__(table, samples, sampler, bias)
         if remove_accidental and self.sampler.replace:
             raise ArgumentError(
-                f"remove_accidental=True with {self.sampler!r}: expected counts belong to all draws, and removing some makes "
-                "frequent ids too likely; pass remove_accidental=False, or a sampler with replace=False"
+                f"remove_accidental=True with {self.sampler!r}: expected counts belong to all "
+                "draws, and removing some makes "
+                "frequent ids too likely; pass remove_accidental=False, or a sampler with "
+                "replace=False"
             )
         self.remove_accidental = remove_accidental
 

@@ -1,4 +1,4 @@
-"""Where negatives come from: objects that draw ids and know how often each was to be expected."""
+"""Samplers of negatives, with the expected count of each id."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
-from featherbed.tables.table import positive
 
 MOST_AT_ONCE = 1 << 20  # ids drawn in one go while distinct ones are looked for
 
 
 class Sampler(ABC):
-    """Ids drawn from a distribution p over ``rows`` ids; a sampler of your own defines ``pick`` and ``probability``."""
+    """Draws ids from a distribution p over ``rows`` ids; subclasses define ``pick`` and
+    ``probability``.
+    """
 
     def __init__(
         self, rows: int, *, replace: bool = False, generator: torch.Generator | None = None
     ) -> None:
-        self.rows = positive("rows", rows)
+        self.rows = check_integer("rows", rows)
         if not isinstance(replace, bool):
             raise ArgumentError(
                 f"replace={replace!r}: give True (ids may repeat) or False (distinct ids)"
             )
         if generator is not None and not isinstance(generator, torch.Generator):
             raise ArgumentError(
-                f"generator={generator!r}: give a torch.Generator, such as torch.Generator().manual_seed(0), or None"
+                f"generator={generator!r}: give a torch.Generator, such as "
+                "torch.Generator().manual_seed(0), or None"
             )
         self.replace = replace
         self.generator = generator
 
     @abstractmethod
     def pick(self, count: int) -> Tensor:  # -> int64 [count], on self.device
-        """Draw ``count`` ids from p, independently of each other."""
+        """Draw ``count`` ids from p independently."""
 
     @abstractmethod
     def probability(self, ids: Tensor) -> Tensor:  # int64 [...] -> float64 [...]
@@ -42,14 +45,14 @@ class Sampler(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where ids are drawn: where the generator is."""
+        """Device of the generator."""
         return torch.device("cpu") if self.generator is None else self.generator.device
 
     def draw(self, count: int) -> tuple[Tensor, float]:  # -> int64 [count], tries
-        """Draw ``count`` ids; return them and the number of tries it took, which ``log_expected`` asks for.
+        """Draw ``count`` ids; return them and the number of tries, for ``log_expected``.
 
-        Distinct ids are drawn one after the other until there are ``count``, repeats thrown away but counted. All rows need no
-        draw: they are what infinitely many tries find.
+        Distinct ids are drawn until there are ``count``; repeats are discarded but counted as
+        tries. Drawing all rows takes no tries: it is the limit of infinitely many.
         """
         self.check(count)
         if self.replace:
@@ -66,7 +69,9 @@ class Sampler(ABC):
             found, tries = pool[places], tries + len(fresh)
 
     def log_expected(self, ids: Tensor, tries: float) -> Tensor:  # int64 [...] -> float64 [...]
-        """Return the log of how often an id is expected in so many tries: log(p tries); distinct: log(1 - (1 - p)^tries)."""
+        """Return the log expected count in a number of tries: log(p tries), distinct: log(1 - (1 -
+        p)^tries).
+        """
         p = self.probability(ids)
         return (
             p.log() + math.log(tries)
@@ -76,9 +81,10 @@ class Sampler(ABC):
 
     def check(self, count: int) -> int:
         """Return a number of ids that can be drawn, or say why this one cannot."""
-        if positive("samples", count) > self.rows and not self.replace:
+        if check_integer("samples", count) > self.rows and not self.replace:
             raise ArgumentError(
-                f"samples={count}: there are only {self.rows} distinct ids; ask for at most that many, or pass replace=True"
+                f"samples={count}: there are only {self.rows} distinct ids; ask for at most that "
+                "many, or pass replace=True"
             )
         return count
 
@@ -87,19 +93,21 @@ class Sampler(ABC):
 
 
 class LogUniform(Sampler):
-    """Negatives by Zipf's law, for ids sorted by falling frequency (id 0 the most frequent).
+    """Negatives by Zipf's law, for ids sorted by decreasing frequency.
 
         P(k) = log((k + 2) / (k + 1)) / log(V + 1)
 
-    by inverse distribution function, k = floor((V + 1)^u) - 1 with u uniform in [0, 1): a draw costs nothing in V. It is the
-    distribution of TensorFlow's ``log_uniform_candidate_sampler``, whose ``unique`` is ``not replace``. Ids in another order
-    are corrected for too, but drawn from a poor distribution: take ``Uniform`` for them.
+    by inverting the distribution function, k = floor((V + 1)^u) - 1 with u uniform in [0, 1): the
+    cost does not depend on V. It is the distribution of TensorFlow's
+    ``log_uniform_candidate_sampler``, whose ``unique`` is ``not replace``. Ids in another order are
+    corrected for, but use ``Uniform`` for them.
 
     Args:
-        rows: the number of ids, V.
-        replace: whether an id may be drawn twice. Distinct ids (False) tell more for the same cost, until nearly all rows are
-            asked for: the last few of many rows take very many tries (exactly all of them take none).
-        generator: where randomness comes from; its state is yours to save. None is torch's own, as for dropout.
+        rows: number of ids V.
+        replace: whether an id may be drawn twice. Distinct ids (False) carry more information at
+            the same cost, unless nearly all rows are drawn: the last few take very many tries (all
+            of them take none).
+        generator: random generator, saved by the caller; None uses torch's default, like dropout.
 
     >>> sampler = LogUniform(50_000, generator=torch.Generator().manual_seed(0))
     >>> ids, tries = sampler.draw(1000)
@@ -108,7 +116,7 @@ class LogUniform(Sampler):
     """
 
     def pick(self, count: int) -> Tensor:
-        """floor((V + 1)^u) - 1; in float64, whose steps are finer than any id."""
+        """floor((V + 1)^u) - 1, in float64."""
         u = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
         return (
             (u * math.log(self.rows + 1)).exp().long().sub_(1).clamp_(max=self.rows - 1)
@@ -122,14 +130,15 @@ class LogUniform(Sampler):
 
 
 class Uniform(Sampler):
-    """Negatives drawn evenly, P(k) = 1 / V: for ids in any order.
+    """Uniform negatives, P(k) = 1 / V, for ids in any order.
 
-    The further P is from the model's distribution, the more samples the same accuracy takes (Bengio and Senécal 2008).
+    The further P is from the model's distribution, the more samples are needed (Bengio and Senécal
+    2008).
 
     Args:
-        rows: the number of ids, V.
+        rows: number of ids V.
         replace: whether an id may be drawn twice.
-        generator: where randomness comes from; its state is yours to save. None is torch's own, as for dropout.
+        generator: random generator, saved by the caller; None uses torch's default, like dropout.
 
     >>> sampler = Uniform(10, replace=True, generator=torch.Generator().manual_seed(0))
     >>> ids, tries = sampler.draw(20)
@@ -138,7 +147,7 @@ class Uniform(Sampler):
     """
 
     def pick(self, count: int) -> Tensor:
-        """Whole numbers below V."""
+        """Integers below V."""
         return torch.randint(self.rows, (count,), generator=self.generator, device=self.device)
 
     def probability(self, ids: Tensor) -> Tensor:
@@ -147,7 +156,7 @@ class Uniform(Sampler):
 
 
 def first_places(ids: Tensor) -> Tensor:  # int64 [n] -> int64 [distinct], rising
-    """Return the places at which an id appears for the first time.
+    """Return the positions of the first occurrence of each id.
 
     >>> first_places(torch.tensor([4, 2, 4, 7, 2]))
     tensor([0, 1, 3])

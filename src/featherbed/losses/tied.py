@@ -1,4 +1,4 @@
-"""The cross-entropy of a softmax over all rows, in blocks of positions: logits of all positions at once are never made."""
+"""Softmax cross-entropy over all rows in blocks of positions, without storing all logits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ def tied_cross_entropy(
     targets: Tensor,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy of ids scored by hidden . row(id) + bias(id): [n, d], [V, d], [V], int [n] -> [].
+    """Return the mean cross-entropy of hidden . row(id) + bias(id): [n, d], [V, d], [V], int [n] ->
+    [].
 
         loss = mean_i ( log Σ_v exp(h_i . w_v + b_v) - h_i . w_(y_i) - b_(y_i) )
 
-    Equal to ``F.cross_entropy(hidden @ weight.T + bias, targets)``, but a block of positions is scored, normalised and turned
-    into gradients while it is in the processor's cache: memory is O(block + V d) in the place of O(n V). ``weight`` may be
-    computed, such as ``table.weight`` of a compact table: its gradient goes on from there. ``precision=torch.bfloat16`` rounds
-    the factors of the three matrix products, about twice as fast where the processor has such products.
+    Equal to ``F.cross_entropy(hidden @ weight.T + bias, targets)``, but blocks of positions are
+    scored, normalized and turned into gradients while they are in the processor's cache: memory is
+    O(block + V d) instead of O(n V). ``weight`` may be computed, such as ``table.weight`` of a
+    compact table. ``precision=torch.bfloat16`` rounds the factors of the three matrix products,
+    about twice as fast on processors with native support.
 
-    >>> hidden, weight, targets = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 6, 2, 2, 1])
+    >>> hidden, weight = torch.randn(5, 3), torch.randn(7, 3)
+    >>> targets = torch.tensor([0, 6, 2, 2, 1])
     >>> loss = tied_cross_entropy(hidden, weight, None, targets)
     >>> bool(torch.isclose(loss, torch.nn.functional.cross_entropy(hidden @ weight.T, targets)))
     True
@@ -58,7 +61,7 @@ def tied_cross_entropy(
 
 
 class _TiedLoss(torch.autograd.Function):
-    """Loss and gradients in one pass: the loss is a mean, so that its gradients are known but for a factor."""
+    """Loss and gradients in one pass: gradients of a mean are known up to a factor."""
 
     @staticmethod
     def forward(
@@ -105,7 +108,7 @@ class _TiedLoss(torch.autograd.Function):
 def _add(
     slopes: list[Tensor | None], start: int, scores: Tensor, part: Tensor, weight: Tensor
 ) -> None:
-    """Take in the gradients of a block, whose scores are now those of the loss."""
+    """Accumulate the gradients of a block, whose scores now hold those of the loss."""
     hidden, rows, bias = slopes
     assert hidden is not None
     assert rows is not None

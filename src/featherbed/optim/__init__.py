@@ -1,4 +1,4 @@
-"""Optimisers that know about penalties, and about gradients of few rows."""
+"""Optimizers with penalties, for dense and row-sparse gradients."""
 
 from featherbed.optim.adagrad import Adagrad
 from featherbed.optim.adamw import AdamW

@@ -7,17 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featherbed.optim.checks import check_number
+from featherbed.checks import check_number
 from featherbed.optim.penalties import Penalty
 from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer
 
 
 class Adagrad(RowOptimizer):
-    """Adagrad (Duchi, Hazan and Singer 2011), as torch.optim.Adagrad.
+    """Adagrad (Duchi, Hazan and Singer 2011), like torch.optim.Adagrad.
 
-        v ← v + g²,   p ← p - lr_t g / (sqrt(v) + eps),   lr_t = lr / (1 + (t - 1) lr_decay),   then the prox with step lr_t
+        v ← v + g²,   p ← p - lr_t g / (sqrt(v) + eps),   lr_t = lr / (1 + (t - 1) lr_decay)
 
-    Rows without a gradient do not move but for the prox, which reaches every row at every step.
+    followed by the prox with step lr_t. Rows without a gradient change by the prox only, which
+    applies to every row at every step.
 
     >>> import torch, featherbed as fb
     >>> table = fb.DenseTable(100, 8, sparse=True)
@@ -45,20 +46,22 @@ class Adagrad(RowOptimizer):
             "initial_accumulator": initial_accumulator,
         }
         super().__init__(
-            params, {name: check_number(name, value) for name, value in settings.items()}, penalties
+            params,
+            {name: check_number(name, value, minimum=0) for name, value in settings.items()},
+            penalties,
         )
 
     def coefficients(self, group: Group, step: int) -> Coefficients:
-        """The rate falls with the steps."""
+        """Return the coefficients of a step, with decaying learning rate."""
         rate = float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
         return Coefficients(rate, rate, eps=float(group["eps"]))
 
     def first(self, name: str, group: Group) -> float:  # noqa: ARG002 - there is only v
-        """v starts at a constant."""
+        """Return the initial accumulator."""
         return float(group["initial_accumulator"])
 
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
-        """Step in place."""
+        """Update values and state in place."""
         state["v"].addcmul_(grad, grad)
         scale = state["v"].sqrt().add_(c.eps)
         p.addcdiv_(grad, scale, value=-c.rate)

@@ -8,22 +8,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from featherbed.checks import check_number
 from featherbed.errors import ArgumentError
-from featherbed.optim.checks import check_betas, check_number
+from featherbed.optim.checks import check_betas
 from featherbed.optim.penalties import Penalty
 from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer
 
 
 class AdamW(RowOptimizer):
-    """AdamW (Loshchilov and Hutter 2019), which torch offers for dense gradients only.
+    """AdamW (Loshchilov and Hutter 2019), also for row-sparse gradients.
 
         p ← (1 - lr weight_decay) p
         m ← b1 m + (1 - b1) g,   v ← b2 v + (1 - b2) g²
         p ← p - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps),   then the prox with step lr
 
-    With dense gradients it is torch.optim.AdamW. With row-sparse gradients the moments of rows that are not in the batch rest,
-    as in torch.optim.SparseAdam; decay and prox, which SparseAdam lacks, reach every row at every step. The prox is never
-    preconditioned: where a gradient was never seen, eps = 1e-8 would make the threshold explode.
+    With dense gradients it equals torch.optim.AdamW. With row-sparse gradients the moments of rows
+    outside the batch do not change, as in torch.optim.SparseAdam; decay and prox, which SparseAdam
+    lacks, apply to every row at every step. The prox is never preconditioned: with eps = 1e-8 the
+    threshold would explode for parameters that never had a gradient.
 
     >>> import torch, featherbed as fb
     >>> table = fb.DenseTable(100, 8, sparse=True)
@@ -45,10 +47,11 @@ class AdamW(RowOptimizer):
         penalties: Mapping[nn.Parameter, Penalty] | None = None,
     ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            check_number(name, value)
+            check_number(name, value, minimum=0)
         if lr * weight_decay >= 1:
             raise ArgumentError(
-                f"lr={lr!r} times weight_decay={weight_decay!r} is the share of a parameter lost: keep it below 1"
+                f"lr={lr!r} times weight_decay={weight_decay!r} is the share of a parameter lost: "
+                "keep it below 1"
             )
         super().__init__(
             params,
@@ -57,7 +60,7 @@ class AdamW(RowOptimizer):
         )
 
     def coefficients(self, group: Group, step: int) -> Coefficients:
-        """Both moments are corrected for their start at zero."""
+        """Return the coefficients of a step, with bias-corrected moments."""
         (beta1, beta2), lr = group["betas"], float(group["lr"])
         return Coefficients(
             lr / (1 - beta1**step),
@@ -71,7 +74,7 @@ class AdamW(RowOptimizer):
         )
 
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
-        """Step in place."""
+        """Update values and state in place."""
         m, v = state["m"], state["v"]
         p.mul_(c.decay)
         m.lerp_(grad, c.add)

@@ -1,4 +1,4 @@
-"""Averaged: the mean of the parameters over the steps, from the step on at which it starts to pay."""
+"""Averaged: the mean of the parameters over steps, once it helps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import lazy_rows, settle_parameter
 from featherbed.optim.penalties import Penalty
@@ -19,15 +20,17 @@ NEVER = 1 << 62  # steps between two scans of the atoms that rows lack
 
 
 class Averaged(Optimizer):
-    """Step with ``optimizer``; from ``start()`` on keep the mean of every parameter over its steps (Polyak, Juditsky 1992).
+    """Steps ``optimizer``; from ``start()`` on, averages every parameter (Polyak and Juditsky
+    1992).
 
         p̄_t = p̄_(t-1) + (p_t - p̄_(t-1)) / t
 
-    ``observe`` takes the validation loss of every epoch and starts the mean when the newest is above the lowest of those
-    more than ``patience`` epochs old: NT-ASGD of Merity et al. 2017, their algorithm 1, with ``fb.SGD`` inside. In the block
-    ``with averaged.swapped():`` parameters are their means, to be validated and stored. Penalties work as they do
-    without: a penalised parameter's mean is zero where the parameter is, so that it is as sparse. Atoms that rows of tables
-    with slots lack are no longer scored: a mean over different anchors would be none.
+    ``observe`` takes the validation loss of every epoch and starts averaging when the latest is
+    above the lowest of those more than ``patience`` epochs old: NT-ASGD (Merity et al. 2017,
+    algorithm 1) with ``fb.SGD`` inside. Within ``with averaged.swapped():`` parameters are their
+    means, for validation and storage. Penalties work as usual: the mean is zero where a penalized
+    parameter is, so it is as sparse. Tables with slots no longer replace anchors, since a mean over
+    different anchors has no meaning.
 
     >>> import torch, featherbed as fb
     >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -45,9 +48,7 @@ class Averaged(Optimizer):
             raise ArgumentError(
                 f"{optimizer!r}: give an optimizer, such as fb.SGD(model.parameters(), lr=30)"
             )
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 0:
-            raise ArgumentError(f"patience={patience!r}: give a whole number of at least 0")
-        self.optimizer, self.patience = optimizer, patience
+        self.optimizer, self.patience = optimizer, check_integer("patience", patience, 0)
         super().__init__(
             [p for group in optimizer.param_groups for p in group["params"]], optimizer.defaults
         )
@@ -64,7 +65,7 @@ class Averaged(Optimizer):
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
-        """The state of the optimizer inside."""
+        """The state of the inner optimizer."""
         return self.optimizer.state
 
     @state.setter
@@ -73,18 +74,18 @@ class Averaged(Optimizer):
 
     @property
     def started(self) -> bool:
-        """Whether means are kept."""
+        """Whether averaging has started."""
         return self.means is not None
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Return the parameters, every row up to date."""
+        """Return the parameters, settled."""
         found = [p for group in self.param_groups for p in group["params"]]
         for parameter in found:
             settle_parameter(parameter)
         return found
 
     def start(self) -> None:
-        """Keep means from the next step on."""
+        """Start averaging at the next step."""
         if self.started:
             return
         self.means = [torch.zeros_like(p, requires_grad=False) for p in self._parameters()]
@@ -97,7 +98,9 @@ class Averaged(Optimizer):
                 lazy.slots.every = NEVER
 
     def observe(self, value: float) -> bool:
-        """Take in the newest validation loss; start if losses no longer fall. Return whether means are kept."""
+        """Record a validation loss; start averaging if losses stagnate. Return whether it has
+        started.
+        """
         self.observed.append(float(value))
         older = self.observed[: -self.patience - 1]
         if older and not value <= min(older):
@@ -106,10 +109,11 @@ class Averaged(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step, then take the new parameters into their means."""
+        """Step, then update the means."""
         if self.last is not None:
             raise ArgumentError(
-                "the parameters are their means here: leave the block `with averaged.swapped()` to train on"
+                "the parameters are their means here: leave the block `with averaged.swapped()` to "
+                "train on"
             )
         loss: float | None = self.optimizer.step(closure)
         if self.means is not None:
@@ -120,7 +124,7 @@ class Averaged(Optimizer):
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Put the means in the places of the parameters for a while; before there are any, nothing changes."""
+        """Replace the parameters by their means within a block."""
         if self.means is None or not self.count:
             yield
             return
@@ -148,7 +152,7 @@ class Averaged(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner state, means and losses; in the block of ``swapped`` also the parameters that are away."""
+        """Return inner state, means and losses; within ``swapped`` also the replaced parameters."""
         own = {
             "means": self.means,
             "last": self.last,
@@ -158,7 +162,7 @@ class Averaged(Optimizer):
         return {"optimizer": self.optimizer.state_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take in a state, the model's first: parameters that were away come back."""
+        """Load a state after the model's; replaced parameters are restored."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._share()
         self.count, self.observed = int(state_dict["count"]), list(state_dict["observed"])
@@ -168,12 +172,12 @@ class Averaged(Optimizer):
             self._rest_slots()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles keep everything."""
+        """Return the complete state."""
         names = ("optimizer", "patience", "means", "last", "count", "observed")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take in a copy's state."""
+        """Restore the state of a copy."""
         self.__dict__.update(state)
         super().__setstate__({"defaults": self.optimizer.defaults, "state": {}, "param_groups": []})
         self._share()
@@ -183,7 +187,7 @@ class Averaged(Optimizer):
 
 
 def penalties_of(optimizer: Any) -> dict[nn.Parameter, Penalty]:
-    """Return the penalties of an optimizer, or of those it is made of.
+    """Return the penalties of an optimizer and of those it wraps.
 
     >>> penalties_of(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     {}

@@ -1,14 +1,14 @@
-"""Budget: training that ends with a given number of non-zero weights."""
+"""Budget: training to a given number of nonzero weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import settle_parameter
 from featherbed.optim.penalties import Penalty
@@ -18,19 +18,22 @@ SLACK = 1.02  # of the budget is the support while it is refitted
 
 
 class Budget:
-    """Steers the penalised ``parameters`` to ``nonzeros`` non-zero entries in all; call ``step`` after each of the optimizer's.
+    """Steers penalties to a total of ``nonzeros`` nonzero entries; call ``step`` after the
+    optimizer's.
 
-    Three parts of ``steps`` steps: up to ``warmup`` the penalties work as they are given; from there to ``until`` the entries
-    become fewer; then the support is frozen and the weights are trained without shrinkage (a refit). Some of them come to
-    rest at zero, so the support N has 2 % more; with the last step at most ``nonzeros`` stay.
+    Three parts of ``steps`` steps: up to ``warmup`` the penalties work as they are given; from
+    there to ``until`` the entries become fewer; then the support is frozen and the weights are
+    trained without shrinkage (a refit). Some of them come to rest at zero, so the support N has 2 %
+    more; with the last step at most ``nonzeros`` stay.
 
-    ``how="projection"``, the default: now and then only the largest entries |x| stay, over all parameters,
+    ``how="projection"``, the default: now and then only the largest entries |x| stay, over all
+    parameters,
 
         n(t) = N + (n(warmup) - N) (1 - t)³,   t from 0 to 1,   N = 1.02 nonzeros
 
-    (the cubic fall of Zhu and Gupta 2017). ``how="penalty"``: lam rises or falls so that the number follows n(t), and the
-    largest entries stay at ``until``. ``count`` is the number of non-zeros now. Measured on MovieLens-1M: see
-    docs/size.md.
+    (the cubic fall of Zhu and Gupta 2017). ``how="penalty"``: lam rises or falls so that the number
+    follows n(t), and the largest entries stay at ``until``. ``count`` is the number of non-zeros
+    now. Measured on MovieLens-1M: see docs/size.md.
 
     Args:
         penalties: {parameter: penalty}, as the optimizer has them.
@@ -71,22 +74,19 @@ class Budget:
             )
         if len({id(penalty) for penalty in penalties.values()}) < len(penalties):
             raise ArgumentError(
-                "one penalty is on several parameters, each with its own zeros: give every parameter a penalty"
+                "one penalty is on several parameters, each with its own zeros: give every "
+                "parameter a penalty"
             )
         for name, value in (("nonzeros", nonzeros), ("steps", steps), ("every", every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
+            check_integer(name, value)
         entries = sum(parameter.numel() for parameter in penalties)
         if nonzeros > entries:
             raise ArgumentError(f"nonzeros={nonzeros}: the parameters have only {entries} entries")
-        if how not in WAYS:
-            raise ArgumentError(f"how={how!r}: use {' or '.join(WAYS)}")
-        numbers = all(
-            isinstance(share, Real) and not isinstance(share, bool) for share in (warmup, until)
-        )
-        if not numbers or not 0 <= warmup < until <= 1:
+        check_choice("how", how, WAYS)
+        if not (is_number(warmup, 0) and is_number(until, 0, 1) and warmup < until):
             raise ArgumentError(
-                f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < until <= 1"
+                f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < "
+                "until <= 1"
             )
         self.penalties, self.nonzeros, self.steps, self.how, self.every = (
             dict(penalties),
@@ -101,18 +101,18 @@ class Budget:
 
     @property
     def count(self) -> int:
-        """How many entries are other than zero."""
+        """Number of nonzero entries."""
         for parameter in self.penalties:
             settle_parameter(parameter)
         return sum(int(torch.count_nonzero(parameter.detach())) for parameter in self.penalties)
 
     @property
     def reached(self) -> bool:
-        """Whether the budget holds, to 2 %, from here on."""
+        """Whether the budget is met within 2 % from now on."""
         return self.done >= self.end
 
     def step(self) -> None:
-        """Go on by a step of the optimizer."""
+        """Advance by one step of the optimizer."""
         self.done += 1
         if self.done == self.end:
             self._project(self.support)
@@ -132,7 +132,7 @@ class Budget:
             self._project(self.nonzeros)
 
     def finish(self) -> None:
-        """Keep at most ``nonzeros`` entries, whichever epoch's parameters are there: the best may be one of the refit."""
+        """Keep at most ``nonzeros`` entries of the current parameters, of whichever epoch."""
         self._project(self.nonzeros)
 
     def _steer(self, excess: float) -> None:
@@ -154,12 +154,12 @@ class Budget:
             penalty.keep(parameter, part.view_as(parameter) & (parameter != 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the budget stands, with the weights of the penalties and the entries they hold at zero."""
+        """Return the state with the weights of the penalties and the entries kept at zero."""
         held = [(penalty.lam, penalty.kept) for penalty in self.penalties.values()]
         return {"done": self.done, "first": self.first, "penalties": held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; load the model's state first."""
+        """Load a state; load the model's state first."""
         self.done, self.first = int(state["done"]), int(state["first"])
         for (parameter, penalty), (lam, kept) in zip(
             self.penalties.items(), state["penalties"], strict=True

@@ -17,16 +17,18 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale all gradients in place so that their norm, taken over all of them, is at most ``max_norm``; return the norm.
+    """Scale all gradients in place to a total norm of at most ``max_norm``; return the norm.
 
-    torch.nn.utils.clip_grad_norm_, which refuses sparse gradients, for both kinds. Rows that are in a gradient more than once
-    are summed first.
+    Like torch.nn.utils.clip_grad_norm_, but also for sparse gradients, whose repeated rows are
+    summed first.
 
     >>> import torch, featherbed as fb
     >>> table = fb.DenseTable(10, 4, sparse=True)
     >>> table(torch.tensor([3, 3])).sum().backward()
-    >>> float(clip_grad_norm_(table.parameters(), 1.0)), float(table.weight.grad.to_dense().norm().round(decimals=4))
-    (4.0, 1.0)
+    >>> float(clip_grad_norm_(table.parameters(), 1.0))
+    4.0
+    >>> float(table.weight.grad.to_dense().norm().round(decimals=4))
+    1.0
     """
     if not max_norm >= 0:
         raise ArgumentError(f"max_norm={max_norm!r}: give a number of at least 0")
@@ -44,7 +46,8 @@ def clip_grad_norm_(
     )
     if error_if_nonfinite and not bool(total.isfinite()):
         raise ArgumentError(
-            f"the norm of the gradients is {float(total)}: nothing was changed; lower the learning rate"
+            f"the norm of the gradients is {float(total)}: nothing was changed; lower the learning "
+            "rate"
         )
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for grad in grads:

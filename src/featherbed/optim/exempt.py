@@ -1,4 +1,4 @@
-"""Exempt: (object, anchor) entries of a transform that its penalty leaves alone."""
+"""Exempt: (object, anchor) entries of a transform that are not penalized."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from featherbed.errors import ArgumentError
 
 
 class HasSupport(Protocol):
-    """A table, as far as its exempt entries need it: its transform and, with slots, the anchors its entries stand for."""
+    """A table with a transform and, with slots, the anchors of its entries."""
 
     transform: Any  # [V, K] or [V, s]
     support: Any  # int [V, s] or None
 
 
 class Exempt:
-    """1 - S(G) of Liang et al. 2021 (appendix F), stored sparse: the anchors related to each object.
+    """1 - S(G) of Liang et al. 2021 (appendix F), stored sparse: the related anchors of each
+    object.
 
-    Made by ``table.related(graph)`` for ``fb.NonNegativeL1(lam, exempt=...)``.
+    Created by ``table.related(graph)`` for ``fb.NonNegativeL1(lam, exempt=...)``.
 
     >>> import featherbed as fb
-    >>> table = fb.AnchorTable(4, 2, anchors=2, init=fb.Frequency([5, 1, 1, 4]))  # objects 0 and 3 are anchors
+    >>> table = fb.AnchorTable(4, 2, anchors=2, init=fb.Frequency([5, 1, 1, 4]))  # anchors 0, 3
     >>> exempt = Exempt(table, torch.tensor([[1, 0], [2, 1]]), 2)
     >>> exempt.places(None)
     (tensor([1, 2]), tensor([0, 1]))
@@ -42,7 +43,9 @@ class Exempt:
         return len(self.columns)
 
     def places(self, ids: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return where, among the rows ``ids`` of the transform (None: all), the entries are that are not penalised."""
+        """Return the positions of exempt entries among the rows ``ids`` of the transform (None:
+        all).
+        """
         rows = torch.arange(self.rows) if ids is None else ids.cpu()
         begin = self.starts[rows]
         counts = self.starts[rows + 1] - begin
@@ -61,15 +64,16 @@ class Exempt:
         return at.to(device), columns.to(device)
 
     def holds(self, ids: Tensor, atoms: Tensor) -> Tensor:  # [n], [n] -> bool [n]
-        """Say of pairs of objects and anchors whether they are exempt."""
+        """Return whether pairs of objects and anchors are exempt."""
         keys = (ids.long() * self.anchors + atoms.long()).cpu()
         return torch.isin(keys, self._keys).to(ids.device)
 
     def check(self, parameter: Tensor) -> None:
-        """Refuse a parameter of another table."""
+        """Raise an error if the parameter belongs to another table."""
         if parameter is not self.table.transform:
             raise ArgumentError(
-                f"exempt entries are of another table's transform {tuple(self.table.transform.shape)} than the penalised "
+                "exempt entries are of another table's transform "
+                f"{tuple(self.table.transform.shape)} than the penalised "
                 f"parameter {tuple(parameter.shape)}: use related() of the table that is penalised"
             )
 

@@ -2,8 +2,8 @@
 
     prox_h(x; s) = argmin_z  Σ_i (z_i - x_i)² / (2 s_i) + h(z)
 
-with a step s that is one number or, in the metric of a preconditioner, one number for each element. A penalty may leave
-some entries alone (``exempt``) and hold others at zero (``freeze``).
+with a step s that is a number or, in the metric of a preconditioner, a number per element. A
+penalty may leave entries alone (``exempt``) and keep others at zero (``freeze``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,17 @@ Step = float | Tensor
 
 
 class Penalty(ABC):
-    """h(x) = lam * something; ``lam`` may be changed between steps.
+    """h(x) with the weight ``lam``, which may change between steps.
 
-    The prox depends on lam and the step by their product alone, and two after each other are one: shrink(shrink(x, a), b) =
-    shrink(x, a + b), at least where a and b are single numbers. ``separable``: that holds element by element.
+    The prox depends on the product of lam and step only, and two successive ones combine:
+    shrink(shrink(x, a), b) = shrink(x, a + b), at least for scalars a and b. ``separable``: this
+    holds element by element.
     """
 
-    _lam: float
+    lam: float  # the weight of the penalty
     separable: ClassVar[bool] = True
-    loops: ClassVar[str | None] = None  # by which compiled loops know it
+    scheduled: ClassVar[str] = "lam"  # the attribute that fb.Schedule sets
+    kind: str | None = None  # the name by which compiled loops know it, None: they do not
     exempt: Exempt | None = None  # entries that are not penalised
     kept: Tensor | None = (
         None  # bool, as the parameter: entries that may be other than zero (None: all)
@@ -43,27 +45,16 @@ class Penalty(ABC):
     def __init__(self, lam: float) -> None:
         self.lam = lam
 
-    @property
-    def lam(self) -> float:
-        """The weight of the penalty."""
-        return self._lam
-
-    @lam.setter
-    def lam(self, value: float) -> None:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, Real)
-            or not (math.isfinite(value) and value >= 0)
-        ):
-            raise ArgumentError(
-                f"lam={value!r}: a penalty's weight is a finite number of at least 0"
-            )
-        self._lam = float(value)
-
-    @property
-    def kind(self) -> str | None:
-        """The name by which compiled loops know this penalty; None: they do not."""
-        return self.loops if self.exempt is None else None
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; check ``lam``."""
+        if name == "lam":
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not number or not (math.isfinite(value) and value >= 0):
+                raise ArgumentError(
+                    f"lam={value!r}: a penalty's weight is a finite number of at least 0"
+                )
+            value = float(value)
+        super().__setattr__(name, value)
 
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
@@ -71,10 +62,12 @@ class Penalty(ABC):
 
     @abstractmethod
     def point(self, x: Tensor, threshold: Step) -> Tensor:
-        """Return the proximal point of x for threshold = lam * step, where every entry is penalised."""
+        """Return the proximal point of x for threshold = lam * step, without exempt entries."""
 
     def shrink(self, x: Tensor, threshold: Step, ids: Tensor | None = None) -> Tensor:
-        """Return the proximal point for threshold = lam * step of x: the rows ``ids`` of the parameter, or all of it."""
+        """Return the proximal point for threshold = lam * step, of rows ``ids`` or the whole
+        parameter.
+        """
         if self.kept is not None:
             x = torch.where(
                 self.kept if ids is None else self.kept[ids], x, 0.0
@@ -92,7 +85,9 @@ class Penalty(ABC):
     def first(
         self, x: Tensor, step: Step, ids: Tensor, atoms: Tensor
     ) -> Tensor:  # [n], step, [n], [n] -> [n]
-        """Return the proximal point of single entries that rows ``ids`` of a table with slots would have for ``atoms``."""
+        """Return the proximal point of new entries for ``atoms`` in rows ``ids`` of a table with
+        slots.
+        """
         if self.kept is not None:
             return torch.zeros_like(x)
         found = self.point(x, self.lam * step)
@@ -103,7 +98,8 @@ class Penalty(ABC):
         )
 
     def freeze(self, parameter: nn.Parameter) -> None:
-        """Let the zeros of ``parameter`` stay zero and the others free: ``lam`` is 0 from now on. For a refit after selection.
+        """Keep the zeros of ``parameter`` at zero and set ``lam`` to 0, for a refit after
+        selection.
 
         >>> weights, penalty = nn.Parameter(torch.tensor([[0.0, 2.0]])), NonNegativeL1(1.0)
         >>> penalty.freeze(weights); penalty.prox(torch.tensor([[5.0, 5.0]]), 1.0)
@@ -114,15 +110,17 @@ class Penalty(ABC):
         self.lam = 0.0
 
     def keep(self, parameter: nn.Parameter, kept: Tensor | None) -> None:  # bool, as the parameter
-        """Hold every other entry at zero, from now on (None: none)."""
+        """Keep all entries except ``kept`` at zero from now on (None: no restriction)."""
         settle_parameter(parameter)  # what rows have missed, they missed under the old rule
         if kept is not None and self.shared:
             raise ArgumentError(
-                f"{self!r} is on several parameters, each with its own zeros: give every parameter a penalty"
+                f"{self!r} is on several parameters, each with its own zeros: give every parameter "
+                "a penalty"
             )
         if kept is not None and kept.shape != parameter.shape:
             raise ArgumentError(
-                f"kept entries have shape {tuple(kept.shape)}, the parameter {tuple(parameter.shape)}"
+                f"kept entries have shape {tuple(kept.shape)}, the parameter "
+                f"{tuple(parameter.shape)}"
             )
         self.kept = kept
         if kept is not None:
@@ -141,7 +139,7 @@ class L1(Penalty):
     tensor([-2., 0., 1.])
     """
 
-    loops = "l1"
+    kind: str | None = "l1"
 
     def value(self, x: Tensor) -> Tensor:
         """lam Σ|x|."""
@@ -153,16 +151,17 @@ class L1(Penalty):
 
 
 class NonNegativeL1(Penalty):
-    """h(x) = lam Σ x_i for x >= 0, infinite elsewhere; prox: max(x - lam s, 0). Non-negativity holds also at lam = 0.
+    """h(x) = lam Σ x_i for x >= 0, infinite elsewhere; prox: max(x - lam s, 0), also for lam = 0.
 
-    ANT's penalty on the transform (Liang et al. 2021, equation 3). ``exempt=table.related(graph)`` leaves the entries of
-    related objects and anchors unpenalised: T = max((T - lam s) S(G) + T (1 - S(G)), 0), with S(G) = 0 for related pairs.
+    ANT's penalty on the transform (Liang et al. 2021, equation 3). ``exempt=table.related(graph)``
+    exempts related objects and anchors: T = max((T - lam s) S(G) + T (1 - S(G)), 0), with S(G) = 0
+    for related pairs.
 
     >>> NonNegativeL1(1.0).prox(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
     tensor([0., 0., 1.])
     """
 
-    loops = "nonnegative"
+    kind: str | None = "nonnegative"
 
     def __init__(self, lam: float, exempt: Exempt | None = None) -> None:
         super().__init__(lam)
@@ -171,9 +170,11 @@ class NonNegativeL1(Penalty):
                 f"exempt={exempt!r}: give table.related(graph), the entries that are not penalised"
             )
         self.exempt = exempt
+        if exempt is not None:
+            self.kind = None
 
     def value(self, x: Tensor) -> Tensor:
-        """lam Σ x over the entries that are penalised, or infinity."""
+        """lam Σ x over the penalized entries, or infinity."""
         total = x.sum() if self.exempt is None else x.sum() - x[self.exempt.places(None)].sum()
         return torch.where(
             (x < 0).any(),
@@ -187,10 +188,12 @@ class NonNegativeL1(Penalty):
 
 
 class GroupL1(Penalty):
-    """h(x) = lam Σ_r ||x_r||_2 over rows r: whole rows go to zero together (group lasso, Yuan and Lin 2006).
+    """h(x) = lam Σ_r ||x_r||_2 over rows r: whole rows become zero (group lasso, Yuan and Lin
+    2006).
 
-    With one step: x_r max(1 - lam s / ||x_r||, 0). With a step for each element the point is z_i = x_i t / (t + lam s_i),
-    where t = ||z|| solves Σ (x_i / (t + lam s_i))² = 1, found by bisection; zero where no t > 0 does.
+    With a scalar step: x_r max(1 - lam s / ||x_r||, 0). With a step per element the point is z_i =
+    x_i t / (t + lam s_i), where t = ||z|| solves Σ (x_i / (t + lam s_i))² = 1, found by bisection;
+    zero if there is no t > 0.
 
     >>> GroupL1(1.0).prox(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[2.4000, 3.2000],
@@ -205,7 +208,7 @@ class GroupL1(Penalty):
         return total
 
     def point(self, x: Tensor, threshold: Step) -> Tensor:
-        """Shrink every row's length; thresholds are one number, one for each row [V, 1], or one for each element."""
+        """Shrink the length of every row; thresholds are a scalar, [V, 1], or one per element."""
         rows = x.reshape(len(x), -1)
         if (
             not isinstance(threshold, Tensor)
@@ -235,7 +238,7 @@ class GroupL1(Penalty):
 def check_penalties(
     penalties: Mapping[nn.Parameter, Penalty], held: set[int]
 ) -> dict[nn.Parameter, Penalty]:
-    """Return the mapping as a dict; refuse penalties on parameters the optimizer does not hold."""
+    """Return the mapping as a dict; raise an error for parameters the optimizer does not hold."""
     if not isinstance(penalties, Mapping):
         raise ArgumentError(
             f"penalties is a dict {{parameter: penalty}}, got {type(penalties).__name__}"
@@ -243,18 +246,21 @@ def check_penalties(
     for parameter, penalty in penalties.items():
         if not isinstance(parameter, Tensor):
             raise ArgumentError(
-                f"penalties are given for parameters, such as table.transform; got {str(parameter)[:60]!r}"
+                "penalties are given for parameters, such as table.transform; got "
+                f"{str(parameter)[:60]!r}"
             )
         if not isinstance(penalty, Penalty):
             raise ArgumentError(
-                f"penalties map parameters to penalties, got {penalty!r}: for example fb.NonNegativeL1(2e-6)"
+                f"penalties map parameters to penalties, got {penalty!r}: for example "
+                "fb.NonNegativeL1(2e-6)"
             )
         if penalty.exempt is not None:
             penalty.exempt.check(parameter)
         if id(parameter) not in held:
             shape = tuple(getattr(parameter, "shape", ()))
             raise ArgumentError(
-                f"{penalty!r} is on a parameter of shape {shape} that this optimizer does not hold: pass it too"
+                f"{penalty!r} is on a parameter of shape {shape} that this optimizer does not "
+                "hold: pass it too"
             )
     given = [*penalties.values()]
     for penalty in given:

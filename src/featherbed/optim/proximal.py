@@ -13,11 +13,12 @@ from featherbed.optim.penalties import Penalty, check_penalties
 
 
 class Proximal(Optimizer):
-    """Step with ``optimizer``, then x = prox(x; lr) for every penalised parameter: proximal gradient descent.
+    """Steps ``optimizer``, then x = prox(x; lr) for every penalized parameter.
 
-    The threshold is lam * lr of the parameter's group, whatever the optimizer's preconditioner: with Adam's eps of 1e-8 a
-    preconditioned threshold explodes where a gradient was never seen. Every row is shrunk at every step. Groups, state and
-    defaults are the wrapped optimizer's own, so schedulers, gradient scalers and checkpoints work as with it.
+    The threshold is lam * lr of the parameter's group, independent of the optimizer's
+    preconditioner: with Adam's eps of 1e-8 a preconditioned threshold explodes for parameters
+    without gradients. Every row is shrunk at every step. Groups, state and defaults are the wrapped
+    optimizer's, so schedulers, gradient scalers and checkpoints work as usual.
 
     >>> import torch, featherbed as fb
     >>> table = fb.AnchorTable(100, 8, anchors=4)
@@ -43,11 +44,11 @@ class Proximal(Optimizer):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles keep the wrapped optimizer and the penalties, on the copied parameters."""
+        """Return a state with the wrapped optimizer and the penalties on the copied parameters."""
         return {"optimizer": self.optimizer, "penalties": list(self.penalties.items())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take in a copy's state."""
+        """Restore the state of a copy."""
         self.optimizer, self.penalties = state["optimizer"], dict(state["penalties"])
         shared = {"defaults": self.optimizer.defaults, "state": self.optimizer.state}
         super().__setstate__({**shared, "param_groups": self.optimizer.param_groups})
@@ -55,7 +56,7 @@ class Proximal(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step, then prox."""
+        """Step, then apply the prox."""
         loss: float | None = self.optimizer.step(closure)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Parameters that change their shape, and what optimizers keep for them with them."""
+"""Parameters that change shape, together with their optimizer state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[
 
 
 def owners(optimizer: Optimizer | None) -> list[Optimizer]:
-    """Return an optimizer and those it wraps.
+    """Return an optimizer and the optimizers it wraps.
 
     >>> import featherbed as fb
     >>> adam = torch.optim.Adam([nn.Parameter(torch.zeros(2))])
@@ -31,7 +31,7 @@ def owners(optimizer: Optimizer | None) -> list[Optimizer]:
 
 
 def kept_for(parameter: nn.Parameter, optimizer: Optimizer | None) -> dict[str, Tensor]:
-    """Return the tensors of a parameter's shape that an optimizer keeps for it, by name."""
+    """Return the optimizer's state tensors with the shape of a parameter, by name."""
     found: dict[str, Tensor] = {}
     for owner in owners(optimizer):
         state = owner.state.get(parameter, {})
@@ -45,10 +45,10 @@ def _alike(value: object, parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None = None) -> None:
-    """Give a parameter, and every tensor of its shape that an optimizer keeps for it, the shape that ``change`` makes.
+    """Apply ``change`` to a parameter and to all optimizer state tensors of its shape.
 
-    The parameter stays the object it is, so that optimizers, penalties and models still hold it. Its new entries are zero;
-    those of the optimizer's tensors are what fresh ones hold.
+    The parameter remains the same object, so optimizers, penalties and models keep it. New entries
+    are zero, those of state tensors have their initial value.
     """
     settle_parameter(parameter)
     for owner in reversed(
@@ -70,7 +70,8 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
             owner.forget(parameter)
     parameter.grad = None
     changed = change(parameter.data, 0.0)
-    # autograd remembers the shape while a graph lives (a loop's last loss): only another type makes it forget
+    # autograd remembers the shape while a graph lives (a loop's last loss): only another type makes
+    # it forget
     parameter.data = changed.new_empty(
         0, dtype=torch.float16 if changed.dtype != torch.float16 else torch.float32
     )

@@ -1,4 +1,4 @@
-"""RowOptimizer, the base of our optimizers: dense and row-sparse gradients, penalties, lazily updated rows."""
+"""RowOptimizer, the base of our optimizers: penalties, row-sparse gradients, lazy updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Group = dict[str, Any]
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The numbers of one step: p ← decay p - rate m / s, with m ← keep m + add g; ``prox`` is the step of the penalty."""
+    """The coefficients of one step: p ← decay p - rate m / s, with m ← keep m + add g.
+
+    ``prox`` is the step size of the penalty.
+    """
 
     rate: float
     prox: float
@@ -33,14 +36,18 @@ class Coefficients:
     second: float = 0.0
     eps: float = 0.0
     correction: float = 1.0
+    beta: float = (
+        0.0  # share of its momentum that a row without a gradient keeps; 0: it does not move
+    )
 
 
 class RowOptimizer(Optimizer):
-    """Steps parameters by dense and by row-sparse gradients, then takes the prox of the penalised ones.
+    """Steps parameters by dense and row-sparse gradients, then applies the prox of penalized ones.
 
-    A rule says what a step does (``coefficients``, ``advance``). A row-sparse gradient changes its own rows only; what the rule
-    would have done to the others is kept in a ledger and done when they are next looked up, stepped, copied or saved, so
-    that every row is what it would be with dense gradients. NaN or infinity in any gradient is refused before anything changes.
+    Subclasses define the update (``coefficients``, ``advance``). A row-sparse gradient changes its
+    own rows only; the updates of other rows are recorded and applied when these are next looked up,
+    stepped, copied or saved, so that every row equals its value with dense gradients. NaN or
+    infinity in a gradient raises an error before anything changes.
     """
 
     rule: ClassVar[str]
@@ -65,25 +72,21 @@ class RowOptimizer(Optimizer):
 
     @abstractmethod
     def coefficients(self, group: Group, step: int) -> Coefficients:
-        """Return the numbers of the step of this number, from 1."""
+        """Return the coefficients of a step, numbered from 1."""
 
     @abstractmethod
     def advance(
         self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients
     ) -> Tensor | float:
-        """Step values by their gradients, with the tensors kept for them, all in place; return the preconditioner."""
+        """Update values and their state in place; return the preconditioner."""
 
     def first(self, name: str, group: Group) -> float:  # noqa: ARG002 - some rules start elsewhere
-        """Return what a kept tensor is filled with before the first step."""
-        return 0.0
-
-    def beta(self, group: Group) -> float:  # noqa: ARG002 - some rules have one
-        """Return the share of its momentum that a row without a gradient keeps at each step, 0 if it does not move."""
+        """Return the initial value of a state tensor."""
         return 0.0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient, then take the prox of the penalized ones."""
+        """Update every parameter with a gradient, then apply the prox of penalized ones."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -116,37 +119,42 @@ class RowOptimizer(Optimizer):
         return loss
 
     def _check(self, parameter: nn.Parameter, group: Group) -> None:
-        """Refuse gradients and settings that a step cannot take, before anything changes."""
+        """Raise an error for unusable gradients and settings, before anything changes."""
         grad = parameter.grad
         assert grad is not None
-        if not native.finite(grad._values() if grad.is_sparse else grad):
+        if not native.usable(grad):
             raise ArgumentError(
-                f"the gradient of the parameter of shape {tuple(parameter.shape)} holds NaN or infinity; nothing was changed: "
+                f"the gradient of the parameter of shape {tuple(parameter.shape)} holds NaN or "
+                "infinity; nothing was changed: "
                 "lower the learning rate, or look for the cause of so large a loss"
             )
-        decay = self.coefficients(group, 1).decay
-        if decay <= 0:
+        c = self.coefficients(group, 1)
+        if c.decay <= 0:
             raise ArgumentError(
-                f"lr={group['lr']} times weight_decay={group['weight_decay']} takes all of a parameter: lower one"
+                f"lr={group['lr']} times weight_decay={group['weight_decay']} takes all of a "
+                "parameter: lower one"
             )
         if not grad.is_sparse:
             return
         penalty, lazy = self.penalties.get(parameter), lazy_rows(parameter)
         if penalty is not None and self.metric and not penalty.separable:
             raise ArgumentError(
-                f"{penalty!r} joins the elements of a row, which a row-sparse parameter cannot catch up in the metric of its "
+                f"{penalty!r} joins the elements of a row, which a row-sparse parameter cannot "
+                "catch up in the metric of its "
                 "optimizer: use prox='scalar'"
             )
-        moves = penalty is not None or decay != 1.0 or self.beta(group) > 0
+        moves = penalty is not None or c.decay != 1.0 or c.beta > 0
         if moves and (lazy is None or not lazy.settled_by_lookup):
             raise ArgumentError(
-                f"the parameter of shape {tuple(parameter.shape)} has row-sparse gradients, but is no table of featherbed, "
-                "whose rows could catch up with the steps they miss: use fb.DenseTable(..., sparse=True) in place of "
+                f"the parameter of shape {tuple(parameter.shape)} has row-sparse gradients, but is "
+                "no table of featherbed, "
+                "whose rows could catch up with the steps they miss: use fb.DenseTable(..., "
+                "sparse=True) in place of "
                 "nn.Embedding(..., sparse=True)"
             )
 
     def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
-        """Return the state of a parameter, completed where it is new or the parameter has changed its type or shape."""
+        """Return the state of a parameter, created or converted to its dtype and shape."""
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -163,7 +171,7 @@ class RowOptimizer(Optimizer):
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
-        """Return initial state tensors; those of a row lie side by side, on few cache lines."""
+        """Return initial state tensors; those of a row are adjacent, on few cache lines."""
         kept: dict[str, Tensor] = {}
         width = like.shape[1] if like.dim() == 2 else 0
         together = like.new_empty(len(like), len(self.holds) * width) if width else like
@@ -182,7 +190,7 @@ class RowOptimizer(Optimizer):
             if lazy.bound_to(self):
                 lazy.steps = state["step"]
             if lazy.slots is not None:
-                lazy.slots.clear()
+                lazy.slots.collected.clear()
         if self.coupled and group["weight_decay"]:
             grad = grad + group["weight_decay"] * parameter
         scale = self.advance(parameter, grad, state, c)
@@ -193,7 +201,7 @@ class RowOptimizer(Optimizer):
     def _step_rows(
         self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
     ) -> None:
-        lazy, penalty = self._bind(parameter, group, state), self.penalties.get(parameter)
+        lazy, penalty = self._bind(parameter, group, state, c.beta), self.penalties.get(parameter)
         assert parameter.grad is not None
         ids, grad = native.summed(parameter.grad._indices()[0], parameter.grad._values())
         if self.coupled and group["weight_decay"]:
@@ -222,7 +230,7 @@ class RowOptimizer(Optimizer):
         state: dict[str, Any],
         stamp: int,
     ) -> None:
-        """Settle, step and stamp rows with torch: the reference implementation of ``native.update_rows``."""
+        """Settle, step and stamp rows: the reference of ``native.update_rows``."""
         lazy.settle(ids)
         kept = {name: state[name][ids] for name in self.holds}
         rows, penalty = lazy.weight.detach()[ids], self.penalties.get(lazy.weight)
@@ -234,12 +242,14 @@ class RowOptimizer(Optimizer):
             state[name][ids] = tensor
         lazy.stamps[ids] = stamp
 
-    def _bind(self, parameter: nn.Parameter, group: Group, state: dict[str, Any]) -> LazyRows:
+    def _bind(
+        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], beta: float
+    ) -> LazyRows:
         """Return the record of a parameter, bound to this optimizer and its state."""
         lazy = lazy_rows(parameter)
         if lazy is None:
             lazy = self._untracked[parameter] = LazyRows(parameter, settled_by_lookup=False)
-        beta, penalty = self.beta(group), self.penalties.get(parameter)
+        penalty = self.penalties.get(parameter)
         moments = UpdateState(
             momentum=state["m"] if beta > 0 else None,
             second=state["v"] if self.preconditioned else None,
@@ -260,7 +270,9 @@ class RowOptimizer(Optimizer):
         c: Coefficients,
         proposal: Proposal,
     ) -> None:
-        """Give the slot of a row's weakest anchor to a better one, if the first step makes its weight larger."""
+        """Replace the weakest anchor of a row by a better one whose first step gives it a larger
+        weight.
+        """
         table, penalty, ids = proposal.table, self.penalties.get(parameter), proposal.ids
         weak = parameter.detach()[ids].abs().min(dim=1)
         grad = proposal.gradients
@@ -279,7 +291,7 @@ class RowOptimizer(Optimizer):
             state[name][at] = tensor[better]
 
     def _records(self) -> list[LazyRows]:
-        """Return the records that are bound to this optimizer."""
+        """Return the records bound to this optimizer."""
         found = (lazy_rows(p) for group in self.param_groups for p in group["params"])
         return [lazy for lazy in found if lazy is not None and lazy.bound_to(self)]
 
@@ -289,12 +301,12 @@ class RowOptimizer(Optimizer):
             lazy.settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, every row settled: save the model's state with it."""
+        """Return the state with settled rows; save the model's state with it."""
         self.settle()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; one of other shapes is refused before anything changes."""
+        """Load a state; raise an error for other shapes before anything changes."""
         check_state(self, state_dict)
         for lazy in self._records():
             lazy.release()
@@ -302,20 +314,23 @@ class RowOptimizer(Optimizer):
         self._bind_all()
 
     def _bind_all(self) -> None:
-        """Bind parameters whose state goes on: a backward pass before the next step may ask for the number of steps."""
+        """Bind parameters with a state: a backward pass before the next step may need its step
+        count.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 if lazy_rows(parameter) is not None and self.state.get(parameter):
-                    self._bind(parameter, group, self.state[parameter])
+                    beta = self.coefficients(group, 1).beta
+                    self._bind(parameter, group, self.state[parameter], beta)
 
     def forget(self, parameter: nn.Parameter) -> None:
-        """Settle a parameter whose shape or state is about to change, and forget its record."""
+        """Settle a parameter whose shape or state is about to change, and release its record."""
         lazy = lazy_rows(parameter)
         if lazy is not None and lazy.bound_to(self):
             lazy.release()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles keep the penalties, on the copied parameters."""
+        """Return a state that contains the penalties, on the copied parameters."""
         self.settle()
         return {
             **super().__getstate__(),
@@ -324,7 +339,7 @@ class RowOptimizer(Optimizer):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy, or of a checkpoint, which has no penalties of its own."""
+        """Restore the state of a copy, or of a checkpoint (without penalties)."""
         if "penalties" in state:
             state = {**state, "penalties": dict(state["penalties"]), "_untracked": {}}
         super().__setstate__(state)

@@ -1,23 +1,28 @@
-"""Schedules of a penalty's weight, or of how often ids are shared."""
+"""Schedules of a penalty's weight or of the replacement probability of ``fb.SSE``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from numbers import Real
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from featherbed.checks import is_integer, is_number
 from featherbed.errors import ArgumentError
-from featherbed.optim.penalties import Penalty
-from featherbed.sharing import SSE
+
+
+class Scheduled(Protocol):
+    """An object with an attribute, named by ``scheduled``, that may change between steps."""
+
+    scheduled: ClassVar[str]
 
 
 class Schedule:
-    """lam(t) of penalties, or p(t) of ``fb.SSE``, linear between the given points {step: value} and constant outside them.
+    """lam(t) of penalties or p(t) of ``fb.SSE``: piecewise linear between points {step: value}.
 
-    Optimizers read ``penalty.lam`` at every step, so the schedule reaches them: call ``step`` after each of theirs. With n
-    steps an epoch, ``{0: 0, 5 * n: 0, 50 * n: 2e-6}`` is constant for 5 epochs and then rises to the end.
+    Constant outside of the points. Optimizers read ``penalty.lam`` at every step; call ``step``
+    after each of theirs. With n steps per epoch, ``{0: 0, 5 * n: 0, 50 * n: 2e-6}`` is constant for
+    5 epochs and then increases to the end.
 
     >>> import featherbed as fb
     >>> penalty = fb.NonNegativeL1(0.0)
@@ -27,31 +32,25 @@ class Schedule:
     """
 
     def __init__(
-        self, penalties: Penalty | SSE | Iterable[Penalty | SSE], points: Mapping[int, float]
+        self, targets: Scheduled | Iterable[Scheduled], points: Mapping[int, float]
     ) -> None:
-        given = [penalties] if isinstance(penalties, Penalty | SSE) else penalties
-        self.penalties = list(given) if isinstance(given, Iterable) else []
-        if not self.penalties or not all(
-            isinstance(penalty, Penalty | SSE) for penalty in self.penalties
-        ):
+        given: Any = [targets] if hasattr(targets, "scheduled") else targets
+        self.targets = list(given) if isinstance(given, Iterable) else []
+        if not self.targets or not all(hasattr(target, "scheduled") for target in self.targets):
             raise ArgumentError(
-                f"{penalties!r}: give a penalty, such as fb.NonNegativeL1(0.0), an fb.SSE, or several"
+                f"{targets!r}: give a penalty, such as fb.NonNegativeL1(0.0), an fb.SSE, or several"
             )
         if not isinstance(points, Mapping) or not points:
             raise ArgumentError(
                 f"points={points!r}: give {{step: value, ...}} with at least one point"
             )
-        good = all(
-            isinstance(t, int | np.integer) and not isinstance(t, bool) and t >= 0 for t in points
-        )
-        if not good or not all(
-            isinstance(w, Real) and not isinstance(w, bool) and 0 <= w < np.inf
-            for w in points.values()
-        ):
+        weights = points.values()
+        if not all(is_integer(t, 0) for t in points) or not all(is_number(w, 0) for w in weights):
             raise ArgumentError(
-                f"points={dict(points)!r}: steps are whole numbers from 0, weights finite numbers from 0"
+                f"points={dict(points)!r}: steps are whole numbers from 0, weights finite numbers "
+                "from 0"
             )
-        if any(isinstance(penalty, SSE) for penalty in self.penalties) and max(points.values()) > 1:
+        if any(target.scheduled == "p" for target in self.targets) and max(points.values()) > 1:
             raise ArgumentError(
                 f"points={dict(points)!r}: the p of fb.SSE is a probability, from 0 to 1"
             )
@@ -61,11 +60,8 @@ class Schedule:
 
     def _set(self) -> None:
         value = float(np.interp(self.steps, *self.points))
-        for penalty in self.penalties:
-            if isinstance(penalty, SSE):
-                penalty.p = value
-            else:
-                penalty.lam = value
+        for target in self.targets:
+            setattr(target, target.scheduled, value)
 
     def step(self) -> None:
         """Set the values for the next step of the optimizer."""
@@ -73,10 +69,10 @@ class Schedule:
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule stands."""
+        """Return the number of steps."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.steps = int(state["steps"])
         self._set()

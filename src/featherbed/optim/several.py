@@ -1,4 +1,4 @@
-"""Several optimizers as one: code logits learn by other rules than the rest of a model."""
+"""Several optimizers as one, for example a separate one for code logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from featherbed.errors import ArgumentError
 
 
 class Several(Optimizer):
-    """Steps every one of ``optimizers``, which share no parameter; groups, gradients and checkpoints are those of all of them.
+    """Steps all ``optimizers``, which share no parameters; groups, gradients and checkpoints are
+    combined.
 
     >>> import torch, featherbed as fb
     >>> table = fb.KDTable(100, 8, choices=4, parts=4, sparse=True)
@@ -44,7 +45,7 @@ class Several(Optimizer):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The state of every parameter, whichever optimizer holds it."""
+        """The states of all parameters."""
         found: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for optimizer in self.optimizers:
             found.update(optimizer.state)
@@ -66,16 +67,16 @@ class Several(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all of them, in order."""
+        """Return the states of all optimizers, in order."""
         return {"several": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take in the states of as many optimizers."""
+        """Load the states of all optimizers."""
         states = state_dict.get("several", [])
         if len(states) != len(self.optimizers):
             raise ArgumentError(
@@ -86,11 +87,11 @@ class Several(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles keep the optimizers."""
+        """Return a state that contains the optimizers."""
         return {"optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take in a copy's state."""
+        """Restore the state of a copy."""
         self.optimizers = state["optimizers"]
         super().__setstate__({"defaults": {}, "state": {}, "param_groups": []})
         self._share()

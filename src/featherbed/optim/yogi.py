@@ -9,28 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featherbed.checks import check_choice, check_number
 from featherbed.errors import ArgumentError
-from featherbed.optim.checks import check_betas, check_number
+from featherbed.optim.checks import check_betas
 from featherbed.optim.penalties import Penalty
 from featherbed.optim.row_optimizer import Coefficients, Group, RowOptimizer
 
 
 class Yogi(RowOptimizer):
-    """Yogi (Zaheer et al. 2018), as released: constant v_0 and Adam's bias correction.
+    """Yogi (Zaheer et al. 2018) as released: constant v_0 and Adam's bias correction.
 
         m ← b1 m + (1 - b1) g
         v ← v - (1 - b2) sign(v - g²) g²
         p ← p - s m / (sqrt(v) + eps),   s = lr sqrt(1 - b2^t) / (1 - b1^t)
 
-    ``penalties={parameter: penalty}`` adds a prox after the step. ``prox="preconditioned"`` takes it in Yogi's own metric
-    (step s / (sqrt(v) + eps) for each element; the published lambdas of ANT belong to it), ``prox="scalar"`` with step lr
-    (ANT's equation 3 as printed). At the start the first is about 500 times the second. ``weight_decay`` adds
-    weight_decay * p to the gradient. Penalised or not, every row is as if updated at every step; with row-sparse gradients
-    (a table made with ``sparse=True``) only the rows in the batch cost anything, and only they are decayed.
+    ``penalties={parameter: penalty}`` adds a prox after the step: ``prox="preconditioned"`` in
+    Yogi's metric (step s / (sqrt(v) + eps) per element, to which the published lambdas of ANT
+    belong), ``prox="scalar"`` with step lr (ANT's equation 3 as printed). Initially the first is
+    about 500 times the second. ``weight_decay`` adds weight_decay * p to the gradient. Every row is
+    updated as if at every step; with row-sparse gradients (``sparse=True`` tables) only the rows of
+    the batch cost time, and only they are decayed.
 
     >>> import torch, featherbed as fb
     >>> table = fb.AnchorTable(100, 8, anchors=4, sparse=True)
-    >>> optimizer = fb.Yogi(table.parameters(), lr=0.01, penalties={table.transform: fb.NonNegativeL1(1e-4)})
+    >>> penalties = {table.transform: fb.NonNegativeL1(1e-4)}
+    >>> optimizer = fb.Yogi(table.parameters(), lr=0.01, penalties=penalties)
     >>> table(torch.tensor([1, 2])).sum().backward(); optimizer.step()
     """
 
@@ -56,11 +59,10 @@ class Yogi(RowOptimizer):
             ("weight_decay", weight_decay),
             ("initial_accumulator", initial_accumulator),
         ):
-            check_number(name, value)
+            check_number(name, value, minimum=0)
         if not eps > 0:
             raise ArgumentError(f"eps={eps!r}: it must be above 0")
-        if prox not in ("preconditioned", "scalar"):
-            raise ArgumentError(f"prox={prox!r}: use preconditioned or scalar")
+        check_choice("prox", prox, ("preconditioned", "scalar"))
         defaults = {
             "lr": lr,
             "betas": check_betas(betas),
@@ -75,7 +77,7 @@ class Yogi(RowOptimizer):
         )
 
     def coefficients(self, group: Group, step: int) -> Coefficients:
-        """Bias correction is in the step, as in Adam."""
+        """Return the coefficients of a step, with bias correction as in Adam."""
         beta1, beta2 = group["betas"]
         lr = float(group["lr"])
         rate = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
@@ -86,18 +88,15 @@ class Yogi(RowOptimizer):
             add=1 - beta1,
             second=1 - beta2,
             eps=float(group["eps"]),
+            beta=beta1,
         )
 
-    def beta(self, group: Group) -> float:
-        """Return the decay of the momentum."""
-        return float(group["betas"][0])
-
     def first(self, name: str, group: Group) -> float:
-        """v starts at a small constant."""
+        """Return the initial value: v starts at a small constant."""
         return float(group["initial_accumulator"]) if name == "v" else 0.0
 
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
-        """Step in place."""
+        """Update values and state in place."""
         m, v, squared = state["m"], state["v"], grad * grad
         m.lerp_(grad, c.add)
         v.sub_(torch.sign(v - squared).mul_(squared), alpha=c.second)

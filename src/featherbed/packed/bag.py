@@ -1,4 +1,4 @@
-"""Bags of rows: sums or means of the rows of several ids, as nn.EmbeddingBag has them."""
+"""Bags of rows: the sum or mean of the rows of several ids, as in nn.EmbeddingBag."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 Starts = NDArray[np.int64]
 
 
-def bag_starts(
-    ids: NDArray[Any], offsets: ArrayLike | None, include_last: bool
-) -> Starts:  # -> [bags + 1]
-    """Return where each bag starts among the flattened ids, and where the last one ends."""
+def bag_starts(ids: NDArray[Any], offsets: ArrayLike | None, include_last: bool) -> Starts:
+    """Return the start of each bag among the flattened ids, and the end of the last: [bags + 1]."""
     if ids.ndim == 2 and offsets is None:
         even: Starts = np.arange(ids.shape[0] + 1, dtype=np.int64) * ids.shape[1]
         return even
@@ -29,14 +27,14 @@ def bag_starts(
     given = np.asarray(offsets)
     if given.ndim != 1 or given.dtype.kind not in "iu" or (include_last and not len(given)):
         raise ArgumentError(
-            f"offsets must be a 1-D array of whole numbers, got {given.dtype} of shape {given.shape}"
+            f"offsets must be a 1-D array of integers, got {given.dtype} of shape {given.shape}"
         )
     starts = given.astype(np.int64)
     if not include_last:
         starts = np.concatenate([starts, [len(ids)]])
     if starts[0] != 0 or np.any(np.diff(starts) < 0) or starts[-1] != len(ids):
         raise ArgumentError(
-            f"offsets must start at 0, never fall and end at {len(ids)} (the ids given): {given}"
+            f"offsets must start at 0, never fall and end at the {len(ids)} ids given: {given}"
         )
     return starts
 
@@ -57,26 +55,21 @@ def bag(
     factors = None if weights is None else np.asarray(weights, dtype=np.float32)
     if factors is not None and (mode != "sum" or factors.shape != array.shape):
         raise ArgumentError(
-            "per_sample_weights go with mode='sum' and have the shape of the ids, as in nn.EmbeddingBag"
+            "per_sample_weights go with mode='sum' and have the shape of the ids, "
+            "as in nn.EmbeddingBag"
         )
     flat = array.reshape(-1)
+    if factors is not None:
+        factors = np.ascontiguousarray(factors.reshape(-1))
     out = np.zeros((len(starts) - 1, table.dim), dtype=np.float32)
     step = max(1, table._chunk)
     for begin in range(0, len(flat), step):
         rows = table[flat[begin : begin + step]]
-        part = (
-            None
-            if factors is None
-            else np.ascontiguousarray(factors.reshape(-1)[begin : begin + step])
-        )
+        part = None if factors is None else factors[begin : begin + step]
         _add(out, rows, np.clip(starts - begin, 0, len(rows)), part)
     if mode == "mean":
-        counted = (
-            np.ones(len(flat), dtype=np.int64)
-            if table.padding_idx is None
-            else (flat != table.padding_idx).astype(np.int64)
-        )
-        totals = np.concatenate([[0], np.cumsum(counted)])
+        padding = -1 if table.padding_idx is None else table.padding_idx
+        totals = np.concatenate([[0], np.cumsum(flat != padding)])
         out /= np.maximum(totals[starts[1:]] - totals[starts[:-1]], 1)[:, None].astype(np.float32)
     return out
 

@@ -1,7 +1,8 @@
-"""Bit fields in little-endian streams of 32-bit words: how codes are stored with no bit to spare.
+"""Bit fields in little-endian streams of 32-bit words: codes stored without padding.
 
-Field f of record r starts at bit ``r * record_bits + sum(widths[:f])``; bit b of the stream is bit ``b % 32`` of word
-``b // 32``. Streams end with two spare words, so that the eight bytes around any field may be read.
+Field f of record r starts at bit ``r * record_bits + sum(widths[:f])``; bit b of the stream is bit
+``b % 32`` of word ``b // 32``. Streams end with two spare words, so that the eight bytes around any
+field may be read.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from featherbed.errors import ArgumentError
 
 Words = NDArray[np.uint32]
 
-_CHUNK = 1 << 24  # bits spread out at once, a byte each
+_CHUNK = 1 << 24  # bits unpacked at once, a byte each
 
 
 def width(choices: int) -> int:
-    """Return the bits that tell ``choices`` things apart: ceil(log2(choices)).
+    """Return the bits of an index below ``choices``: ceil(log2(choices)).
 
     >>> [width(n) for n in (1, 2, 3, 256, 257)]
     [0, 1, 2, 8, 9]
@@ -26,7 +27,7 @@ def width(choices: int) -> int:
 
 
 def word_count(records: int, record_bits: int) -> int:
-    """Return how many words a stream of ``records`` takes, the spare ones included."""
+    """Return the number of words of a stream of ``records``, the spare ones included."""
     return -(-records * record_bits // 32) + 2
 
 
@@ -39,9 +40,8 @@ def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> w
     record_bits = sum(widths)
     stream = np.zeros(word_count(len(fields), record_bits), dtype="<u4")
     as_bytes = stream.view(np.uint8)
-    step = max(
-        32, _CHUNK // max(1, record_bits) // 32 * 32
-    )  # a multiple of 32 keeps every chunk on a word boundary
+    # a multiple of 32 keeps every chunk on a word boundary
+    step = max(32, _CHUNK // max(1, record_bits) // 32 * 32)
     for start in range(0, len(fields), step):
         chunk = fields[start : start + step]
         bits = np.empty((len(chunk), record_bits), dtype=np.uint8)
@@ -60,10 +60,8 @@ def pack(fields: NDArray[np.uint32], widths: list[int]) -> Words:  # [n, f] -> w
     return stream
 
 
-def unpack(
-    stream: Words, start: NDArray[np.int64], bit_count: int
-) -> NDArray[np.uint32]:  # bit positions [...] -> [...]
-    """Read the fields of ``bit_count`` bits (at most 32) that start at the given bit positions.
+def unpack(stream: Words, start: NDArray[np.int64], bit_count: int) -> NDArray[np.uint32]:
+    """Read the fields of ``bit_count`` bits (at most 32) that start at bit positions [...].
 
     >>> unpack(np.array([105, 0], dtype=np.uint32), np.array([0, 2, 5, 7]), 2).tolist()
     [1, 2, 3, 0]

@@ -1,4 +1,4 @@
-"""Columns that hold anything: of graded rows, columns with zero bits are 0 in every row."""
+"""Columns with data: in graded rows, a column with zero bits is 0 in every row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Flags = NDArray[np.bool_]
 
 
 def columns_with_bits(table: PackedTable) -> Flags | None:  # -> [d]
-    """Tell which columns have bits in some row of a table of graded rows; None for other tables.
+    """Return whether each column has bits in some row of a table of graded rows, without reading it.
 
-    No row is read.
+    None for other tables.
     """
     found = np.zeros(table.dim, dtype=bool)
     for band in table.bands:
@@ -37,7 +37,7 @@ def columns_with_bits(table: PackedTable) -> Flags | None:  # -> [d]
 
 
 def nonzero_columns(table: PackedTable) -> Flags:  # -> [d]
-    """Tell which columns are other than 0 in some row; rows are read until all columns are.
+    """Return whether each column is nonzero in some row; rows are read until all columns are.
 
     >>> import featherbed as fb
     >>> table = fb.DenseTable.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]))
@@ -56,7 +56,7 @@ def nonzero_columns(table: PackedTable) -> Flags:  # -> [d]
 
 
 def check_direction(table: PackedTable) -> None:
-    """Refuse to compare directions of rows with one stored column: any cosine is 1, -1 or 0."""
+    """Refuse the cosine of rows with one stored column: it is always 1, -1 or 0."""
     known = columns_with_bits(table)
     if known is not None and table.dim > 1 and np.count_nonzero(known) < 2:
         raise ArgumentError(

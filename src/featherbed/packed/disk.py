@@ -1,16 +1,17 @@
-"""A packed table whose rows are read from the file when asked for: for tables of hundreds of gigabytes.
+"""Packed tables whose rows are read from the file on each look-up, for hundreds of gigabytes.
 
-``fb.load`` maps a file: the pages of all rows it has read stay in the process, with their neighbours if those are cached.
-Here the bytes of rows (values, codes, scales, lengths) are read into a small buffer instead: each row once, in the order of
-the file, with many reads under way at a time, since a fast disk is fast only then. What rows share (dictionaries, networks,
-the bitmaps of bands) stays mapped. The rows are those of ``fb.load``, bit for bit.
+``fb.load`` maps a file: the pages of all rows it has read stay in the memory of the process. Here
+the bytes of rows (values, codes, scales, norms) are read into a small buffer instead: each row
+once, in the order of the file, with many reads in flight, which fast disks need. Everything rows
+share (dictionaries, networks, bitmaps of bands) stays mapped. The rows equal those of ``fb.load``,
+bit for bit.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ from featherbed.packed.graded import Graded
 from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
 from featherbed.packed.table import PackedTable
 
-WINDOW = 1024  # reads under way at a time
-Piece = tuple[int, int, int]  # place in the file, begin and end in the buffer
+WINDOW = 1024  # reads in flight
+Piece = tuple[int, int, int]  # offset in the file, begin and end in the buffer
 
 
 class RowFile:
-    """An open file and where its mapping lies in memory, so that the bytes of a mapped array can be read from the file."""
+    """An open file and the address of its mapping: reads bytes of mapped arrays from the file."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -42,110 +43,90 @@ class RowFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def rows(
-        self, array: NDArray[Any], positions: Ids
-    ) -> NDArray[Any]:  # [n, ...], [B] ascending -> [B, ...]
-        """Read rows of a mapped array."""
+    def rows(self, array: NDArray[Any], positions: Ids) -> NDArray[Any]:
+        """Read the rows [B, ...] at ascending positions of a mapped array [n, ...]."""
         length = array[:1].nbytes
         flat = self.read(array, positions * length, np.full(len(positions), length))
         return flat.view(array.dtype).reshape(len(positions), *array.shape[1:])
 
-    def bit_ranges(
-        self, stream: bits.Words, starts: Ids, counts: Ids
-    ) -> bits.Words:  # [B], [B] ascending -> words
-        """Read ranges of bits and join them to one stream."""
+    def bit_ranges(self, stream: bits.Words, starts: Ids, counts: Ids) -> bits.Words:
+        """Read ascending ranges of bits and join them to one stream."""
         first, last = starts >> 3, -(-(starts + counts) // 8)
         raw = self.read(stream, first, last - first)
         if np.any((starts | counts) & 7):
-            shift = (
-                (np.cumsum(last - first) - (last - first)) * 8
-                + (starts & 7)
-                - (np.cumsum(counts) - counts)
-            )
-            wanted = np.repeat(shift, counts) + np.arange(int(counts.sum()))
-            raw = np.packbits(np.unpackbits(raw, bitorder="little")[wanted], bitorder="little")
+            sources = (np.cumsum(last - first) - (last - first)) * 8 + (starts & 7)
+            shift = sources - (np.cumsum(counts) - counts)
+            index = np.repeat(shift, counts) + np.arange(int(counts.sum()))
+            raw = np.packbits(np.unpackbits(raw, bitorder="little")[index], bitorder="little")
         joined = np.zeros(bits.word_count(int(counts.sum()), 1), dtype="<u4")
         joined.view(np.uint8)[: len(raw)] = raw
         return joined
 
     def read(self, array: NDArray[Any], starts: Ids, lengths: Ids) -> NDArray[np.uint8]:
-        """Read the bytes of a mapped array from each start on, one after the other; neighbours are read as one."""
+        """Read ranges of bytes of a mapped array; adjacent ranges are read at once."""
         ends = np.cumsum(lengths)
         buffer = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
         if not len(buffer):
             return buffer
         apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
         begins = (ends - lengths)[apart]
-        places = starts[apart] + (array.ctypes.data - self.base)
-        self._fill(
-            buffer.data,
-            [
-                *zip(
-                    places.tolist(),
-                    begins.tolist(),
-                    [*begins[1:].tolist(), len(buffer)],
-                    strict=True,
-                )
-            ],
-        )
+        offsets = starts[apart] + (array.ctypes.data - self.base)
+        stops = [*begins[1:].tolist(), len(buffer)]
+        self._fill(buffer.data, list(zip(offsets.tolist(), begins.tolist(), stops, strict=True)))
         return buffer
 
     def _fill(self, view: memoryview, pieces: list[Piece]) -> None:
-        """Read what is in memory up to the first piece that is not; then announce each piece well before it is waited for."""
+        """Read cached pieces up to the first that is not; announce the others well before their read."""
         left = pieces[self._cached(view, pieces) :]
         if hasattr(os, "posix_fadvise"):
             for place, begin, end in left[:WINDOW]:
                 os.posix_fadvise(self.descriptor, place, end - begin, os.POSIX_FADV_WILLNEED)
             for (place, begin, end), (later, first, last) in zip(left, left[WINDOW:], strict=False):
                 os.posix_fadvise(self.descriptor, later, last - first, os.POSIX_FADV_WILLNEED)
-                self._wait_for(view[begin:end], place)
+                self._read_piece(view[begin:end], place)
             left = left[-WINDOW:]
         for place, begin, end in left:
-            self._wait_for(view[begin:end], place)
+            self._read_piece(view[begin:end], place)
 
     def _cached(self, view: memoryview, pieces: list[Piece]) -> int:
-        """Read pieces that the system holds in memory; return how many were read before the first that it does not hold."""
+        """Read pieces from the page cache; return the number read before the first that is not there."""
         if not hasattr(os, "RWF_NOWAIT"):
             return 0
         for number, (place, begin, end) in enumerate(pieces):
             try:
-                if (
-                    os.preadv(self.descriptor, [view[begin:end]], place, os.RWF_NOWAIT)
-                    < end - begin
-                ):
-                    return number
+                count = os.preadv(self.descriptor, [view[begin:end]], place, os.RWF_NOWAIT)
             except OSError:  # it would have to wait, or the file system cannot tell
+                return number
+            if count < end - begin:
                 return number
         return len(pieces)
 
-    def _wait_for(self, view: memoryview, place: int) -> None:
+    def _read_piece(self, view: memoryview, place: int) -> None:
         while len(view):
             found = os.preadv(self.descriptor, [view], place)
             if found == 0:
                 raise FormatError(
-                    f"{self.path.name} ends at byte {place:,}: it was cut short after it was opened"
+                    f"{self.path.name} ends at byte {place:,}: it was truncated after it was opened"
                 )
             view, place = view[found:], place + found
 
 
-@dataclass(eq=False)
 class DiskBand(Band):
     """A band whose look-ups read the rows they need from the file."""
 
-    source: RowFile | None = None
+    source: RowFile
 
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Read the rows at ``positions``, each once, and compose them."""
         if not len(positions):
             return super().lookup(ids, positions)
-        assert self.source is not None
-        wanted, at = np.unique(positions, return_inverse=True)
+        distinct, at = np.unique(positions, return_inverse=True)
         with engine.as_loaded():
-            return _held(self, wanted, self.source).lookup(ids, at)
+            return _read_band(self, distinct, self.source).lookup(ids, at)
 
 
 def open_rows(path: str | Path) -> PackedTable:
-    """Open a packed file as ``fb.load`` does, for look-ups that read their rows from the file and keep none in memory.
+    """Open a packed file as ``fb.load`` does, for look-ups that keep no rows in memory.
 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "items.safetensors"
@@ -157,26 +138,22 @@ def open_rows(path: str | Path) -> PackedTable:
     while True:
         source = RowFile(path)
         table = load(path)
-        if os.path.samestat(
-            os.fstat(source.descriptor), path.stat()
-        ):  # else another file took its place meanwhile
+        if os.path.samestat(os.fstat(source.descriptor), path.stat()):  # else it was replaced
             break
-    source.base = _mapped_at(table)
+    source.base = _mapping_address(table)
     for layer in (layer for band in table.bands for layer in band.layers):
         shared = layer.dictionary
         if shared is not None and not isinstance(layer.codes, Identity) and keeps_decoded(shared):
             shared._decoded = engine.on_line(shared.dense(), CACHE_BYTES)
-    bands: list[Band] = [
-        DiskBand(**{f.name: getattr(band, f.name) for f in fields(Band)}, source=source)
-        for band in table.bands
-    ]
-    return PackedTable(
-        bands, table.dim, padding_idx=table.padding_idx, keys=table.keys, made_by=table.made_by
-    )
+    bands = []
+    for band in table.bands:
+        bands.append(DiskBand(**{field.name: getattr(band, field.name) for field in fields(Band)}))
+        bands[-1].source = source
+    return table.replace(bands=bands)
 
 
-def _mapped_at(table: PackedTable) -> int:
-    """Return the address a table's file is mapped at."""
+def _mapping_address(table: PackedTable) -> int:
+    """Return the address at which the file of a table is mapped."""
     for array in table.arrays.values():
         base: Any = array
         while isinstance(base, np.ndarray):
@@ -186,40 +163,40 @@ def _mapped_at(table: PackedTable) -> int:
     return 0
 
 
-def _held(band: Band, positions: Ids, source: RowFile) -> Band:  # [B] ascending
-    """Return a band of the rows at ``positions``, read into memory, over the same dictionary."""
-    identity = isinstance(band.codes, Identity)
+def _read_band(band: Band, positions: Ids, source: RowFile) -> Band:
+    """Return a band of the rows at ascending positions, read into memory, on the same dictionary."""
+    dictionary, affine = band.dictionary, band.affine
+    if isinstance(band.codes, Identity):
+        dictionary = _read_rows(dictionary, positions, source)
+    if affine is not None and affine.norms is not None:
+        affine = replace(affine, norms=_read_rows(affine.norms, positions, source))
     return Band(
         len(positions),
-        _codes(band.codes, positions, source),
-        _matrix(band.values, positions, source),
-        _matrix(band.dictionary, positions, source) if identity else band.dictionary,
+        _read_codes(band.codes, positions, source),
+        _read_rows(band.values, positions, source),
+        dictionary,
         band.combine,
         band.cell,
-        band.affine,
-        None,
-        _matrix(band.norms, positions, source),
-        None if band.plus is None else _held(band.plus, positions, source),
+        affine,
+        plus=None if band.plus is None else _read_band(band.plus, positions, source),
     )
 
 
-def _matrix(matrix: Matrix | Graded | None, positions: Ids, source: RowFile) -> Matrix | None:
+def _read_rows(matrix: Matrix | Graded | None, positions: Ids, source: RowFile) -> Matrix | None:
     if matrix is None:
         return None
     shape = (len(positions), matrix.shape[1])
     if isinstance(matrix, Graded):  # of a few kilobytes
         return Matrix("float32", shape, matrix.rows(positions))
-    scale = (
-        matrix.scale
-        if matrix.scale is None or matrix.axis == 1
-        else source.rows(matrix.scale, positions)
-    )
+    scale = matrix.scale
+    if scale is not None and matrix.axis == 0:
+        scale = source.rows(scale, positions)
     return Matrix(matrix.kind, shape, source.rows(matrix.data, positions), scale, matrix.axis)
 
 
-def _codes(codes: Codes, positions: Ids, source: RowFile) -> Codes:
+def _read_codes(codes: Codes, positions: Ids, source: RowFile) -> Codes:
     if isinstance(codes, Ragged):
-        return _ragged(codes, positions, source)
+        return _read_ragged(codes, positions, source)
     if not isinstance(codes, Fixed):
         return codes
     size = codes.record_bits
@@ -227,26 +204,20 @@ def _codes(codes: Codes, positions: Ids, source: RowFile) -> Codes:
     return replace(codes, rows=len(positions), stream=stream)
 
 
-def _ragged(codes: Ragged, positions: Ids, source: RowFile) -> Ragged:
-    """Read first how many codes the rows have and where these begin, then the codes."""
+def _read_ragged(codes: Ragged, positions: Ids, source: RowFile) -> Ragged:
+    """Read the number of codes of rows and where they begin, then the codes."""
     block, of = np.unique(positions // DIRECTORY_STEP, return_inverse=True)
     last = len(codes.directory) - 1
     begins = source.rows(codes.directory, block).astype(np.int64)
     ends = source.rows(codes.directory, np.minimum(block + 1, last)).astype(np.int64)
     ends[block == last] = codes.entries
-    in_block = (
-        np.minimum(DIRECTORY_STEP, codes.rows - block * DIRECTORY_STEP) * codes.count_bits
-    )  # less in the last one only
-    counts = source.bit_ranges(codes.counts, block * DIRECTORY_STEP * codes.count_bits, in_block)
+    starts = block * DIRECTORY_STEP
+    in_block = np.minimum(DIRECTORY_STEP, codes.rows - starts)  # fewer in the last block
+    counts = source.bit_ranges(codes.counts, starts * codes.count_bits, in_block * codes.count_bits)
     slot = np.arange(len(block) * DIRECTORY_STEP).reshape(-1, DIRECTORY_STEP)
-    inside = block[:, None] * DIRECTORY_STEP + np.arange(DIRECTORY_STEP) < codes.rows
-    sizes = (
-        bits.unpack(counts, np.where(inside, slot, 0) * codes.count_bits, codes.count_bits).astype(
-            np.int64
-        )
-        * inside
-    )
-    first, count = codes.placed(positions, sizes[of], begins[of], ends[of])
+    inside = np.arange(DIRECTORY_STEP) < in_block[:, None]
+    sizes = replace(codes, counts=counts).read_counts(np.where(inside, slot, 0)) * inside
+    first, count = codes.spans_in_blocks(positions, sizes[of], begins[of], ends[of])
     size = codes.index_bits + codes.levels.bits
     return replace(
         codes,

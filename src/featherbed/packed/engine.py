@@ -1,7 +1,7 @@
-"""Which loops serve a look-up: compiled ones where numba is installed and the work is worth it, numpy otherwise.
+"""The choice between compiled loops and numpy for look-ups and scores.
 
-``$FEATHERBED_KERNELS`` may say "numpy" or "numba"; by default small calls stay with numpy until numba has been loaded, so that
-a command that looks up three rows does not wait for a compiler.
+``$FEATHERBED_KERNELS`` may be "numpy" or "numba"; by default small calls use numpy until numba has
+been loaded, so that a command that looks up three rows does not wait for a compiler.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from numpy.typing import NDArray
 from featherbed.errors import ArgumentError, FormatError, MissingExtra
 
 VARIABLE = "FEATHERBED_KERNELS"
-WORTH = 2048  # rows of one call that are worth loading the compiled loops for
+WORTH = 2048  # rows of one call from which on the compiled loops are loaded
 GRAIN = 512  # rows a thread takes at a time
 LINE = 64  # bytes of a cache line
-_LOOKUP = "featherbed.kernels.lookup"
+_LOOKUP, _SCORES = "featherbed.kernels.lookup", "featherbed.kernels.scores"
 _AS_LOADED = ContextVar("as_loaded", default=False)
 
 
 def kernels(rows: int) -> bool:
-    """Whether compiled loops should serve this many rows."""
-    wish = os.environ.get(VARIABLE, "auto")
-    unloaded = wish == "auto" and _LOOKUP not in sys.modules
-    if wish == "numpy" or (unloaded and (rows < WORTH or _AS_LOADED.get())):
+    """Return whether to use compiled loops for a call of ``rows`` rows."""
+    mode = os.environ.get(VARIABLE, "auto")
+    unloaded = mode == "auto" and _LOOKUP not in sys.modules
+    if mode == "numpy" or (unloaded and (rows < WORTH or _AS_LOADED.get())):
         return False
-    if wish not in ("auto", "numba"):
-        raise ArgumentError(f"{VARIABLE}={wish!r}: use auto, numpy or numba")
-    there = _jobs() is not None
-    if not there and wish == "numba":
+    if mode not in ("auto", "numba"):
+        raise ArgumentError(f"{VARIABLE}={mode!r}: use auto, numpy or numba")
+    installed = _jobs() is not None
+    if not installed and mode == "numba":
         raise MissingExtra("numba", "fast", f"{VARIABLE}=numba")
-    return there
+    return installed
 
 
 @contextlib.contextmanager
 def as_loaded() -> Iterator[None]:
-    """Within it no number of rows is worth loading the compiled loops: they take 100 MB of memory."""
+    """Do not load the compiled loops in this context: they take 100 MB of memory."""
     before = _AS_LOADED.set(True)
     try:
         yield
@@ -54,12 +54,9 @@ def as_loaded() -> Iterator[None]:
 
 @cache
 def _jobs() -> dict[str, Any] | None:
-    """Return every compiled job (or maker of jobs) by name; None without numba."""
+    """Return every compiled job, or function that makes one, by name; None without numba."""
     try:
-        modules = [
-            importlib.import_module(f"featherbed.kernels.{room}")
-            for room in ("lookup", "stored", "scores")
-        ]
+        modules = [importlib.import_module(name) for name in (_LOOKUP, _SCORES)]
     except ImportError:
         return None
     return {
@@ -71,7 +68,7 @@ def _jobs() -> dict[str, Any] | None:
 
 
 def _on_line(rows: int, columns: int) -> NDArray[np.float32]:
-    """Return an empty matrix that starts on a cache line, so that no vector of it lies across two."""
+    """Return an empty matrix that starts on a cache line."""
     spare = np.empty(rows * columns + LINE // 4, dtype=np.float32)
     skip = -spare.ctypes.data % LINE // 4
     return spare[skip : skip + rows * columns].reshape(rows, columns)
@@ -83,7 +80,7 @@ def empty(rows: int, columns: int) -> NDArray[np.float32]:
 
 
 def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """Return the matrix, copied to where a cache line starts unless it is there already or larger than ``most`` bytes."""
+    """Return a matrix that starts on a cache line, copied if need be; as it is above ``most`` bytes."""
     whole = np.ascontiguousarray(matrix)
     if whole.nbytes > most or whole.ctypes.data % LINE == 0:
         return whole
@@ -93,9 +90,9 @@ def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
 
 
 class Plan:
-    """A compiled job with those of its arguments that never change; ``run`` adds the others and the result.
+    """A compiled job with its constant arguments; ``run`` adds the others and the result.
 
-    ``shape`` makes the job for codes of one shape; it is compiled once and kept on disk.
+    With ``shape`` the job is compiled for codes of one shape, once, and cached on disk.
     """
 
     def __init__(
@@ -104,19 +101,18 @@ class Plan:
         jobs = _jobs()
         assert jobs is not None
         self.job: int = jobs[name] if shape is None else jobs[name](*shape)
-        self.held = arguments  # the block knows addresses only: these keep the arrays alive
+        self.arguments = arguments  # the block holds addresses only: this keeps the arrays alive
         self.words = [word for argument in arguments for word in _words(argument)]
-        self.share = importlib.import_module("featherbed.kernels.pool").run
+        self.run_job = importlib.import_module("featherbed.kernels.threads").run
 
     def run(self, out: NDArray[np.float32], *arguments: NDArray[Any] | int) -> None:
         """Run the job over the rows of ``out``; a code out of range is a FormatError."""
         words = self.words.copy()
         for argument in (*arguments, out):
             words += _words(argument)
-        if not self.share(
-            self.job, np.array(words, dtype=np.int64), len(out), GRAIN, (self, out, arguments)
-        ):
-            raise FormatError("a code is out of range: no atom stands behind it")
+        block = np.array(words, dtype=np.int64)
+        if not self.run_job(self.job, block, len(out), GRAIN, (self, out, arguments)):
+            raise FormatError("a code is out of range: it names an atom that does not exist")
 
 
 def _words(argument: NDArray[Any] | int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The file: a safetensors container, written atomically, opened by its header, checked in full on demand."""
+"""Packed files: written atomically, opened by reading the header, checked in full on demand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
-from featherbed.packed.band import check_values
-from featherbed.packed.container import parsed, read_header
-from featherbed.packed.header import VERSION, describe, rebuild, stored
+from featherbed.packed.container import parse_json, read_header
 from featherbed.packed.keys import Keys
+from featherbed.packed.schema import VERSION, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
 from featherbed.packed.writing import replacing
@@ -47,9 +46,10 @@ class Packable(Protocol):
 def save(
     table: PackedTable | Packable, path: str | Path, keys: Iterable[str] | None = None
 ) -> PackedTable:
-    """Write a table (packed exactly first, if it is a training one) to one file, atomically; return what was written.
+    """Write a table to one file, atomically, and return the packed table that was written.
 
-    ``keys`` names every row: ``fb.load(path)["the"]``.
+    A training table is packed first, without loss. ``keys`` name every row:
+    ``fb.load(path)["the"]``.
 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "words.safetensors"
@@ -60,7 +60,8 @@ def save(
     """
     if not isinstance(table, PackedTable | Packable):
         raise ArgumentError(
-            f"{type(table).__name__} has no packed form: save a table, such as fb.DenseTable.from_dense(old.weight.detach())"
+            f"{type(table).__name__} has no packed form: save a table, "
+            "such as fb.DenseTable.from_dense(old.weight.detach())"
         )
     packed = table if isinstance(table, PackedTable) else table.pack()
     if keys is not None:
@@ -69,23 +70,17 @@ def save(
             raise ArgumentError(
                 f"{len(index)} keys were given for {packed.rows} rows: give one for each"
             )
-        packed = PackedTable(
-            packed.bands,
-            packed.dim,
-            padding_idx=packed.padding_idx,
-            keys=index,
-            made_by=packed.made_by,
-        )
+        packed = packed.replace(keys=index)
     write(packed, Path(path))
     return packed
 
 
 def load(path: str | Path, *, mmap: bool = True) -> PackedTable:
-    """Open a packed file: its header is read, the rest is memory-mapped and read when asked for.
+    """Open a packed file: its header is read, everything else is memory-mapped.
 
-    With ``mmap=False`` the whole file is read into memory, and nothing that happens to it later
-    matters. A mapped file may be replaced or deleted, but must not be rewritten or truncated in
-    place: reading a page that is gone ends the process (SIGBUS).
+    With ``mmap=False`` the whole file is read into memory, and later changes to it have no effect.
+    A mapped file may be replaced or deleted, but must not be rewritten or truncated in place:
+    reading a page that is gone ends the process (SIGBUS).
 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "items.safetensors"
@@ -95,11 +90,11 @@ def load(path: str | Path, *, mmap: bool = True) -> PackedTable:
     """
     if not isinstance(mmap, bool):
         raise ArgumentError(f"mmap={mmap!r}: use True (map the file) or False (read it whole)")
-    return _table_of(*opened(Path(path), mapped=mmap))
+    return _read_table(*open_file(Path(path), mapped=mmap))
 
 
 def to_bytes(table: PackedTable) -> bytes:
-    """Return what ``save`` would write.
+    """Return the bytes that ``save`` would write.
 
     >>> import featherbed as fb
     >>> from_bytes(to_bytes(fb.DenseTable(5, 4).pack()))
@@ -110,37 +105,42 @@ def to_bytes(table: PackedTable) -> bytes:
     return b"".join((header_of(table), *arrays))
 
 
-def from_bytes(data: Any) -> PackedTable:  # bytes, or an array of them
-    """Return the table in ``data``, which are the bytes of a packed file: read where they lie, so leave them there."""
-    held = memoryview(data).cast("B")
-    length = int.from_bytes(held[:8], "little")
-    if length > MOST_HEADER or 8 + length > len(held):
+def from_bytes(data: Any) -> PackedTable:
+    """Return the table in the bytes of a packed file, or an array of them; they are not copied."""
+    view = memoryview(data).cast("B")
+    length = int.from_bytes(view[:8], "little")
+    if length > MOST_HEADER or 8 + length > len(view):
         raise FormatError(
-            f"these {len(held):,} bytes are no featherbed file: their header would have {length:,} bytes"
+            f"these {len(view):,} bytes are not a featherbed file: "
+            f"their header would have {length:,} bytes"
         )
-    text = bytes(held[8 : 8 + length])
-    return _table_of(read_header(text, len(held) - 8 - length, "this"), 8 + length, held)
+    text = bytes(view[8 : 8 + length])
+    return _read_table(read_header(text, len(view) - 8 - length, "this"), 8 + length, view)
 
 
-def _table_of(header: dict[str, Any], start: int, mapped: Buffer) -> PackedTable:
-    taken: set[str] = set()
+def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTable:
+    used: set[str] = set()
 
     def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        taken.add(name)
-        return array_of(mapped, header, start, name, kind, shape)
+        used.add(name)
+        return array_of(buffer, header, start, name, kind, shape)
 
-    bands, rows, dim, padding, has_keys, made_by = rebuild(metadata_of(header), take)
-    keys = _keys(header, take, rows) if has_keys else None
-    extra = set(header) - taken - {"__metadata__"}
+    found = rebuild(metadata_of(header), take)
+    keys = _read_keys(header, take, found.rows) if found.has_keys else None
+    extra = set(header) - used - {"__metadata__"}
     if extra:
         raise FormatError(
             f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}"
         )
-    return PackedTable(bands, dim, padding_idx=padding, keys=keys, made_by=made_by)
+    return PackedTable(
+        found.bands, found.dim, padding_idx=found.padding_idx, keys=keys, made_by=found.made_by
+    )
 
 
 def check(path: str | Path) -> PackedTable:
-    """Open a packed file and read every byte of it: codes in range, members and keys consistent. Raises FormatError.
+    """Open a packed file and check every byte of it; raise FormatError at the first fault.
+
+    Codes must be in range, members and keys consistent.
 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "items.safetensors"
@@ -150,14 +150,13 @@ def check(path: str | Path) -> PackedTable:
     """
     table = load(path)
     validate(table)
-    check_values(table.bands)
     return table
 
 
-def opened(path: Path, *, mapped: bool = True) -> tuple[dict[str, Any], int, Buffer]:
-    """Return the header, where the data begins, and the bytes of the file, mapped or read.
+def open_file(path: Path, *, mapped: bool = True) -> tuple[dict[str, Any], int, Buffer]:
+    """Return the header, the offset of the data, and the bytes of the file, mapped or read.
 
-    All three are of one file, even if ``path`` is replaced meanwhile.
+    All three belong to one file, even if ``path`` is replaced meanwhile.
     """
     if path.is_dir():
         raise IsFolderError(f"{path} is a folder: name a file in it")
@@ -165,7 +164,7 @@ def opened(path: Path, *, mapped: bool = True) -> tuple[dict[str, Any], int, Buf
         raise MissingFileError(f"{path}: no such file")
     while True:
         with path.open("rb") as file:
-            header, start = _header(path, file)
+            header, start = _read_file_header(path, file)
             here, there = os.fstat(file.fileno()), path.stat()
             if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
                 if not mapped:
@@ -186,32 +185,36 @@ def _read_whole(file: BufferedReader) -> memoryview:
     return data[:found].toreadonly()
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the container's header, checked, and where the data begins."""
+def _read_file_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the header of the file, checked, and the offset of the data."""
     length = int.from_bytes(file.read(8), "little")
     if length > MOST_HEADER:
         raise FormatError(
-            f"{path.name} is no featherbed file: its header would have {length:,} bytes, {MOST_HEADER:,} is the most"
+            f"{path.name} is not a featherbed file: its header would have {length:,} bytes, "
+            f"{MOST_HEADER:,} is the most"
         )
     size = os.fstat(file.fileno()).st_size - 8 - length
     return read_header(file.read(length), size, path.name), 8 + length
 
 
 def metadata_of(header: dict[str, Any]) -> Any:
+    """Return the featherbed metadata in the header of a file."""
     entries = header.get("__metadata__") or {}
     if ENTRY not in entries:
         raise FormatError(
-            "this safetensors file was not written by featherbed: its metadata has no 'featherbed' entry"
+            "this safetensors file was not written by featherbed: "
+            "its metadata has no 'featherbed' entry"
         )
     try:
-        return parsed(entries[ENTRY])
+        return parse_json(entries[ENTRY])
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the featherbed metadata is not JSON: {str(error)[:100]}") from None
 
 
 def array_of(
-    mapped: Buffer, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]
+    buffer: Buffer, header: dict[str, Any], start: int, name: str, kind: str, shape: tuple[int, ...]
 ) -> NDArray[Any]:
+    """Return an array of a file, whose data begins at ``start``, without copying it."""
     entry = header.get(name)
     if entry is None:
         raise FormatError(f"the array {name!r} is missing")
@@ -225,14 +228,14 @@ def array_of(
         raise FormatError(
             f"the array {name!r} is not aligned to its {dtype.itemsize}-byte elements"
         )
-    if offset + count * dtype.itemsize > len(mapped):
+    if offset + count * dtype.itemsize > len(buffer):
         raise FormatError(f"the array {name!r} reaches beyond the end of the file")
     if count == 0:
         return np.empty(shape, dtype=dtype)
-    return np.frombuffer(mapped, dtype=dtype, count=count, offset=offset).reshape(shape)
+    return np.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(shape)
 
 
-def _keys(header: dict[str, Any], take: Any, rows: int) -> Keys:
+def _read_keys(header: dict[str, Any], take: Any, rows: int) -> Keys:
     def kind(name: str) -> str:
         entry = header.get(name)
         return "U64" if entry is not None and entry["dtype"] == "U64" else "U32"
@@ -253,10 +256,12 @@ def _compact(fields: dict[str, Any]) -> str:  # every byte of a small file count
 
 
 def header_of(table: PackedTable) -> bytes:
-    """Return the container's header: length, JSON, padding to 8 bytes; arrays in order of falling element size."""
-    entries: dict[str, Any] = {
-        "__metadata__": {"format": "featherbed", ENTRY: _compact(stored(table))}
-    }
+    """Return the header of a table's file: length, JSON, padding to 8 bytes.
+
+    Arrays are in order of falling element size, so that all are aligned.
+    """
+    metadata = {"format": "featherbed", ENTRY: _compact(stored_metadata(table))}
+    entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, array in _in_order(table):
         entries[name] = {
@@ -275,7 +280,7 @@ def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
 
 
 def write(table: PackedTable, path: Path) -> None:
-    """Write header and arrays to a new file, then put it in the place of ``path`` in one step."""
+    """Write header and arrays to a new file, which then replaces ``path`` in one step."""
     refuse_unreadable(table)
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(header_of(table))
@@ -286,7 +291,7 @@ def write(table: PackedTable, path: Path) -> None:
 
 
 def refuse_unreadable(table: PackedTable) -> None:
-    """Refuse to write what could not be read again: the limits of the format hold for writers too."""
+    """Refuse a table that could not be read again: the limits of the format hold for writers too."""
     arrays = table.arrays
 
     def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,13 +1,14 @@
-"""Graded rows: runs of rows ("grades") with bits of their own for every column, for files of a few kilobytes.
+"""Graded rows: runs of rows ("grades") that each have their own number of bits for every column.
 
-A row of grade g takes Σ_k b_g[k] bits and nothing else: rows that matter more get more bits, columns that say less get fewer.
+A row of grade g takes Σ_k b_g[k] bits: important rows get more bits, columns of little variance get
+fewer. This suits files of a few kilobytes.
 
     x = s_g[k] (q - (2^b - 1) / 2)  with b = b_g[k] of 1 to 8 bits,  x = 0  with b = 0
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,16 +23,14 @@ from featherbed.packed.matrix import CACHE_BYTES, FULL_HALF, Floats, to_levels
 MOST_GRADES = 64
 MOST_BITS = 8
 DECODED = 1 << 18  # elements decoded at once
-KEPT = 8  # a small matrix is decoded whole once a call asks for more than this part of its rows
-SHARES = np.geomspace(1.0, 0.05, 36, dtype=np.float32)  # clipped ranges a scale is chosen among
+KEPT = 8  # a small matrix is decoded whole once a call takes more than this part of its rows
+SHARES = np.geomspace(1.0, 0.05, 36, dtype=np.float32)  # candidates for the range of a scale
 Bits = NDArray[np.uint8]
-Grades = tuple[
-    tuple[int, str], ...
-]  # of each run: its rows, and the bits of every column as a digit
+Grades = tuple[tuple[int, str], ...]  # rows of each grade, bits of its columns as digits
 
 
 class _Layout(NamedTuple):
-    """Where the bits of a row are and what they mean, by grade."""
+    """Position and meaning of the bits of a row, by grade."""
 
     ends: NDArray[np.int64]  # [G] rows up to and with the grade
     base: NDArray[np.int64]  # [G] bit where row 0 would start, were all rows of this grade
@@ -44,10 +43,11 @@ class _Layout(NamedTuple):
 
 @dataclass(eq=False)
 class Graded:
-    """A matrix of ``shape`` (n, m) whose rows come in runs, each with its own bits and scales by column.
+    """A matrix of ``shape`` (n, m) in runs of rows, each with bits and scales of its own by column.
 
     >>> bits = np.array([[2, 1], [1, 0]], dtype=np.uint8)
-    >>> graded = Graded.encode(np.array([[3, 0], [1, 0]], dtype=np.uint8), bits, [1, 1], np.ones((2, 2)))
+    >>> levels = np.array([[3, 0], [1, 0]], dtype=np.uint8)
+    >>> graded = Graded.encode(levels, bits, [1, 1], np.ones((2, 2)))
     >>> graded.dense().tolist(), graded.data.tolist(), graded.grades
     ([[1.5, -0.5], [0.5, 0.0]], [11], ((1, '21'), (1, '10')))
     """
@@ -62,24 +62,20 @@ class Graded:
     @classmethod
     def encode(
         cls,
-        levels: NDArray[np.uint8]
-        | Sequence[NDArray[np.uint8]],  # [n, m], or [r_g, m] for each grade
+        levels: NDArray[np.uint8] | Sequence[NDArray[np.uint8]],  # [n, m], or [r_g, m] by grade
         bits: NDArray[np.integer],  # [G, m]
         rows: Sequence[int],  # [G]
         scales: NDArray[np.floating],  # [G, m]
         scale_kind: str = "float16",
     ) -> Graded:
-        """Store levels; scales of columns without bits are not kept, levels there are not read."""
+        """Store levels and scales; those of columns without bits are ignored."""
         bits, counts = _checked(bits, rows)
         parts = [levels] if isinstance(levels, np.ndarray) else list(levels)
-        whole = (
-            np.concatenate([np.asarray(part) for part in parts])
-            if parts
-            else np.empty((0, bits.shape[1]), np.uint8)
-        )
+        whole = np.concatenate([np.empty((0, bits.shape[1]), np.uint8), *parts])
         if whole.shape != (sum(counts), bits.shape[1]):
             raise ArgumentError(
-                f"levels have shape {whole.shape}: {sum(counts)} rows of {bits.shape[1]} columns were announced"
+                f"levels have shape {whole.shape}: "
+                f"bits and rows say {sum(counts)} rows of {bits.shape[1]} columns"
             )
         kept = np.asarray(scales)[bits > 0] if np.shape(scales) == bits.shape else None
         if kept is None or not np.isfinite(kept).all():
@@ -87,10 +83,10 @@ class Graded:
                 f"scales are finite numbers {list(bits.shape)}, one for each grade and column"
             )
         starts = np.cumsum([0, *counts])
-        stream = _packed([whole[start:stop] for start, stop in pairwise(starts)], bits)
-        return cls(
-            (len(whole), bits.shape[1]), _named(bits, counts), stream, _stored(kept, scale_kind)
-        )
+        stream = _pack([whole[start:stop] for start, stop in pairwise(starts)], bits)
+        texts = ("".join(map(str, line.tolist())) for line in bits)
+        grades = tuple(zip(counts, texts, strict=True))
+        return cls((len(whole), bits.shape[1]), grades, stream, _store_scales(kept, scale_kind))
 
     @classmethod
     def round(
@@ -100,7 +96,7 @@ class Graded:
         rows: Sequence[int],
         scale_kind: str = "float16",
     ) -> Graded:  # [n, m], [G, m], [G]
-        """Round a matrix to the nearest levels; the scale of each grade and column is chosen by the error it leaves.
+        """Round a matrix to the nearest levels, with scales by ``graded_scales``.
 
         >>> rows = np.array([[2.0, 1.0], [-2.0, -1.0], [7.0, 5.0]], dtype=np.float32)
         >>> Graded.round(rows, np.array([[1, 1], [3, 0]]), [2, 1]).dense().tolist()
@@ -109,11 +105,13 @@ class Graded:
         matrix = np.asarray(matrix, dtype=np.float32)
         bits, counts = _checked(bits, rows)
         if matrix.shape != (sum(counts), bits.shape[1]) or not np.isfinite(matrix).all():
-            wanted = f"{sum(counts)} rows of {bits.shape[1]} columns were announced"
-            raise ArgumentError(f"the matrix {matrix.shape} must hold finite numbers, and {wanted}")
+            raise ArgumentError(
+                f"the matrix {matrix.shape} must hold finite numbers, "
+                f"{sum(counts)} rows of {bits.shape[1]} columns as bits and rows say"
+            )
         scales = graded_scales(matrix, bits, counts)
         used = np.ones(bits.shape, dtype=np.float32)
-        used[bits > 0] = _stored(scales[bits > 0], scale_kind).astype(np.float32)
+        used[bits > 0] = _store_scales(scales[bits > 0], scale_kind).astype(np.float32)
         grade = np.repeat(np.arange(len(counts)), counts)
         levels = np.zeros(matrix.shape, dtype=np.uint8)
         for width in np.unique(bits[bits > 0]).tolist():
@@ -127,10 +125,14 @@ class Graded:
         return self.data.nbytes + self.scale.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave behind what can be made again."""
-        return {name: part for name, part in self.__dict__.items() if name != "_layout"} | {
-            "_decoded": None
-        }
+        """Leave what can be computed again out of copies and pickles."""
+        kept = {name: part for name, part in self.__dict__.items() if name != "_layout"}
+        return kept | {"_decoded": None}
+
+    def arrays(self, name: str) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Yield the stored arrays by their names in a file."""
+        yield name, self.data
+        yield f"{name}.scale", self.scale
 
     @cached_property
     def bits(self) -> Bits:  # [G, m]
@@ -139,10 +141,8 @@ class Graded:
 
     @cached_property
     def _layout(self) -> _Layout:
-        counts, bits = (
-            np.array([count for count, _ in self.grades], dtype=np.int64),
-            self.bits.astype(np.int64),
-        )
+        counts = np.array([count for count, _ in self.grades], dtype=np.int64)
+        bits = self.bits.astype(np.int64)
         record, ends = bits.sum(axis=1), np.cumsum(counts)
         first = np.cumsum(counts * record) - counts * record
         scale = np.zeros(bits.shape, dtype=np.float32)
@@ -151,31 +151,21 @@ class Graded:
             raise FormatError("a scale of graded rows is not finite")
         top = (1 << bits) - 1
         middle = top.astype(np.float32) / np.float32(2)
-        base = first - (ends - counts) * record
-        return _Layout(
-            ends, base, record, np.cumsum(bits, axis=1) - bits, top.astype(np.uint16), middle, scale
-        )
+        base, offset = first - (ends - counts) * record, np.cumsum(bits, axis=1) - bits
+        return _Layout(ends, base, record, offset, top.astype(np.uint16), middle, scale)
 
     def check(self) -> None:
-        """Refuse scales that are not finite; the rest of a graded matrix cannot be wrong once it is open."""
+        """Refuse scales that are not finite; everything else was checked when the file was opened."""
         _ = self._layout
 
     def rows(self, index: NDArray[np.int64] | slice) -> Floats:  # [B] -> [B, m]
-        """Return the rows at ``index`` (checked by the caller) in float32; no others are decoded if few are asked for."""
-        asked = (
-            len(range(*index.indices(self.shape[0]))) if isinstance(index, slice) else len(index)
-        )
-        if (
-            self._decoded is None
-            and asked * KEPT > self.shape[0]
-            and self.shape[0] * self.shape[1] * 4 <= CACHE_BYTES
-        ):
-            self._decoded = self._decode(np.arange(self.shape[0]))
-        if self._decoded is not None:
-            return self._decoded[index]
-        return self._decode(
-            np.arange(*index.indices(self.shape[0])) if isinstance(index, slice) else index
-        )
+        """Return the rows at ``index`` (checked by the caller) in float32."""
+        rows, columns = self.shape
+        ids = np.arange(*index.indices(rows)) if isinstance(index, slice) else index
+        small = rows * columns * 4 <= CACHE_BYTES
+        if self._decoded is None and small and len(ids) * KEPT > rows:
+            self._decoded = self._decode(np.arange(rows))
+        return self._decode(ids) if self._decoded is None else self._decoded[index]
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; a small one is kept once decoded."""
@@ -192,13 +182,11 @@ class Graded:
                 here = np.flatnonzero(grade == g)
                 used = np.flatnonzero(layout.mask[g])
                 if len(used):
-                    out[np.ix_(start + here, used)] = self._of_grade(g, row[here], used)
+                    out[np.ix_(start + here, used)] = self._decode_grade(g, row[here], used)
         return out
 
-    def _of_grade(
-        self, g: int, row: NDArray[np.int64], used: NDArray[np.intp]
-    ) -> Floats:  # [B], [c] -> [B, c]
-        """Decode the columns with bits of rows of one grade: each takes bits of a byte, or of two."""
+    def _decode_grade(self, g: int, row: NDArray[np.int64], used: NDArray[np.intp]) -> Floats:
+        """Decode the columns ``used`` [c] of rows [B] of one grade: bits of one byte, or of two."""
         layout, last = self._layout, len(self.data) - 1
         at = (layout.base[g] + row * layout.record[g])[:, None] + layout.offset[g, used]
         byte = at >> 3
@@ -209,8 +197,8 @@ class Graded:
         return rows
 
 
-def bits_of(grades: Grades, columns: int) -> Bits:  # -> [G, m]
-    """Return the bits that grades spell out in digits.
+def bits_of(grades: Grades, columns: int) -> Bits:
+    """Return the bits [G, m] that grades hold as digits.
 
     >>> bits_of(((1, "21"), (1, "10")), 2).tolist()
     [[2, 1], [1, 0]]
@@ -221,14 +209,15 @@ def bits_of(grades: Grades, columns: int) -> Bits:  # -> [G, m]
 
 
 def stream_bytes(grades: Grades) -> int:
-    """Return the bytes of the stream: Σ_g r_g Σ_k b_g[k] bits, filled up to a whole byte."""
+    """Return the bytes of the stream of Σ_g r_g Σ_k b_g[k] bits."""
     return -(-sum(rows * sum(map(int, text)) for rows, text in grades) // 8)
 
 
-def graded_scales(
-    matrix: Floats, bits: NDArray[np.integer], rows: Sequence[int]
-) -> Floats:  # [n, m], [G, m], [G] -> [G, m]
-    """Choose the scale of each grade and column by the squared error it leaves: clipped ranges, then least squares."""
+def graded_scales(matrix: Floats, bits: NDArray[np.integer], rows: Sequence[int]) -> Floats:
+    """Return the scale of each grade and column, [G, m], for a matrix [n, m] and bits [G, m].
+
+    It is the best by squared error: among clipped ranges first, then by least squares.
+    """
     scales = np.ones(bits.shape, dtype=np.float32)
     starts = np.cumsum([0, *rows])
     for g, (start, stop) in enumerate(pairwise(starts)):
@@ -255,16 +244,13 @@ def _scales(block: Floats, bits: int) -> Floats:  # [r, c] -> [c]
         keep(peak * share / middle)
     for _ in range(4):
         shape = keep(best)
-        keep(
-            np.maximum(
-                (block * shape).sum(axis=0) / np.square(shape).sum(axis=0), np.float32(1e-30)
-            )
-        )
+        fitted = (block * shape).sum(axis=0) / np.square(shape).sum(axis=0)
+        keep(np.maximum(fitted, np.float32(1e-30)))
     return best
 
 
-def _stored(scales: NDArray[np.floating], kind: str) -> NDArray[np.generic]:
-    """Return scales as ``kind``; those that float16 could not tell from others stay float32."""
+def _store_scales(scales: NDArray[np.floating], kind: str) -> NDArray[np.generic]:
+    """Return scales as ``kind``; float32 where float16 would lose precision."""
     if kind not in ("float16", "float32"):
         raise ArgumentError(f"scale_kind={kind!r}: use float16 or float32")
     size = np.abs(scales)
@@ -273,35 +259,24 @@ def _stored(scales: NDArray[np.floating], kind: str) -> NDArray[np.generic]:
 
 
 def _checked(bits: NDArray[np.integer], rows: Sequence[int]) -> tuple[Bits, list[int]]:
-    """Return the bits [G, m] and rows [G] of grades; refuse what the format does not hold."""
+    """Return the bits [G, m] and rows [G] of grades, checked."""
     bits, counts = np.asarray(bits), [int(count) for count in rows]
-    if (
-        bits.ndim != 2
-        or len(bits) != len(counts)
-        or len(bits) > MOST_GRADES
-        or min(counts, default=1) < 1
-    ):
+    fits = bits.ndim == 2 and len(bits) == len(counts) <= MOST_GRADES
+    if not fits or min(counts, default=1) < 1:
         raise ArgumentError(
-            f"bits {bits.shape} and rows {str(counts)[:60]}: give [G, columns] bits and the rows of each of at most "
-            f"{MOST_GRADES} grades, at least 1"
+            f"bits {bits.shape} and rows {str(counts)[:60]}: give [G, columns] bits and "
+            f"the rows of each of at most {MOST_GRADES} grades, at least 1"
         )
-    if bits.dtype.kind not in "iu" or (
-        bits.size and not 0 <= int(bits.min()) <= int(bits.max()) <= MOST_BITS
-    ):
+    integers = bits.dtype.kind in "iu"
+    if not integers or bits.min(initial=0) < 0 or bits.max(initial=0) > MOST_BITS:
         raise ArgumentError(
-            f"bits are whole numbers from 0 to {MOST_BITS}, got {bits.dtype} up to {bits.max(initial=0)}"
+            f"bits are integers from 0 to {MOST_BITS}, got {bits.dtype} up to {bits.max(initial=0)}"
         )
     return bits.astype(np.uint8), counts
 
 
-def _named(bits: Bits, rows: Sequence[int]) -> Grades:
-    return tuple(
-        (count, "".join(map(str, line.tolist()))) for count, line in zip(rows, bits, strict=True)
-    )
-
-
-def _packed(parts: list[NDArray[np.uint8]], bits: Bits) -> Bits:
-    """Pack the levels of each grade into one stream, a few rows at a time."""
+def _pack(parts: list[NDArray[np.uint8]], bits: Bits) -> Bits:
+    """Pack the levels of each grade into one stream, some rows at a time."""
     rest, out = np.empty(0, dtype=np.uint8), []
     for levels, widths in zip(parts, bits, strict=True):
         record, most = int(widths.sum()), (1 << widths.astype(np.int64)) - 1
@@ -313,11 +288,9 @@ def _packed(parts: list[NDArray[np.uint8]], bits: Bits) -> Bits:
         shift = (np.arange(record) - np.repeat(np.cumsum(widths) - widths, widths)).astype(np.uint8)
         step = max(1, DECODED // max(1, record)) if record else max(1, len(levels))
         for start in range(0, len(levels), step):
-            spread = (
-                ((levels[start : start + step, column] >> shift) & 1).astype(np.uint8).reshape(-1)
-            )
-            spread = np.concatenate([rest, spread])
-            whole = len(spread) // 8 * 8
-            out.append(np.packbits(spread[:whole], bitorder="little"))
-            rest = spread[whole:]
+            flags = ((levels[start : start + step, column] >> shift) & 1).astype(np.uint8)
+            flags = np.concatenate([rest, flags.reshape(-1)])
+            whole = len(flags) // 8 * 8
+            out.append(np.packbits(flags[:whole], bitorder="little"))
+            rest = flags[whole:]
     return np.concatenate([*out, np.packbits(rest, bitorder="little")])

@@ -1,10 +1,11 @@
-"""Keys (words, item names): a memory-mapped index from text to id, no dictionary in memory.
+"""Keys (words, item names): a memory-mapped index from text to id.
 
-Four arrays: the UTF-8 text of all keys in id order, where each ends, the CRC-32 of every key in rising order, and the id
-each of those belongs to. A look-up is a binary search among the checksums and a comparison of text.
+Four arrays: the UTF-8 text of all keys in the order of ids, the end of each, the CRC-32 of every
+key in rising order, and the ids they belong to. A look-up is a binary search among the checksums
+and a comparison of text.
 
-Millions of keys never become millions of Python strings: ``Keys.of`` takes the text of a ``Stored`` sequence as it is and
-works on arrays.
+Millions of keys never become millions of Python strings: ``Keys.of`` takes the text of a sequence
+with a ``utf8`` method as it is.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ class Keys:
     @classmethod
     def of(cls, keys: Iterable[str]) -> Keys:
         """Index ``keys``, one for each row, all different."""
-        text, ends = keys.utf8() if isinstance(keys, Stored) else _joined(keys)
+        text, ends = keys.utf8() if isinstance(keys, EncodedKeys) else _joined(keys)
         checksums = crc32(text, ends)
         order = np.argsort(checksums, kind="stable")
         size = int(ends[-1]) if len(ends) else 0
-        made = cls(
+        index = cls(
             text,
             ends.astype(np.uint32 if size < 2**32 else np.uint64),
             checksums[order],
             order.astype(np.uint32 if len(ends) < 2**32 else np.uint64),
         )
-        made._refuse_doubles()
-        return made
+        index._refuse_duplicates()
+        return index
 
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of all keys and where each ends."""
+        """Return the text of all keys and the end of each."""
         return self.text, self.ends.astype(np.int64)
 
     @property
@@ -82,7 +83,7 @@ class Keys:
             raise FormatError(f"the key of row {id_} is not UTF-8") from None
 
     def find(self, keys: Sequence[str]) -> Ids:  # [n] -> [n]
-        """Return the ids of keys; the first unknown one is named."""
+        """Return the ids of keys; raise UnknownKeyError for the first unknown one."""
         raw = [_encode(key) for key in keys]
         wanted = np.fromiter((zlib.crc32(key) for key in raw), dtype=np.uint32, count=len(raw))
         first = np.searchsorted(self.checksums, wanted, side="left")
@@ -92,7 +93,7 @@ class Keys:
         return found
 
     def has(self, key: str) -> bool:
-        """Whether some row has the key."""
+        """Return whether a row has the key."""
         try:
             self.find([key])
         except UnknownKeyError:
@@ -109,30 +110,28 @@ class Keys:
             at += 1
         raise UnknownKeyError(f"no row has the key {key.decode()!r}")
 
-    def _refuse_doubles(self) -> None:
-        """Refuse keys that stand twice; only keys of equal checksums are compared."""
+    def _refuse_duplicates(self) -> None:
+        """Refuse duplicate keys; only keys of equal checksums are compared."""
         same = np.flatnonzero(self.checksums[1:] == self.checksums[:-1])
-        doubles, before, run = list[int](), -1, set[bytes]()
+        duplicates, before, run = list[int](), -1, set[bytes]()
         for at in same.tolist():
             run = run if int(self.checksums[at]) == before else {self.raw(int(self.order[at]))}
             before, id_ = int(self.checksums[at]), int(self.order[at + 1])
             key = self.raw(id_)
             if key in run:
-                doubles.append(id_)
+                duplicates.append(id_)
             run.add(key)
-        if doubles:
+        if duplicates:
             raise ArgumentError(
-                f"key {self[min(doubles)]!r} stands for more than one row: keys must differ"
+                f"key {self[min(duplicates)]!r} is given to more than one row: keys must differ"
             )
 
     def check(self) -> None:
-        """Read everything: text in order, every row indexed once under its own checksum, no key twice."""
-        if len(self.ends) and (
-            np.any(self.ends[1:] < self.ends[:-1]) or int(self.ends[-1]) != len(self.text)
-        ):
+        """Check all keys: text in order, every row indexed once by its own checksum, no duplicates."""
+        rising = bool(np.all(self.ends[1:] >= self.ends[:-1]))
+        if len(self.ends) and (not rising or int(self.ends[-1]) != len(self.text)):
             raise FormatError("key ends must rise and finish at the end of the text")
-        starts = np.zeros(len(self.ends), dtype=np.int64)
-        starts[1:] = self.ends[:-1]
+        starts = _starts(self.ends)
         if np.any(self.checksums[1:] < self.checksums[:-1]):
             raise FormatError("key checksums must rise")
         if not np.array_equal(np.sort(self.order), np.arange(len(self.ends))):
@@ -145,7 +144,7 @@ class Keys:
                 raise FormatError(f"the key of row {id_} does not match its checksum")
             run = run if checksum == before else set()
             if key in run:
-                raise FormatError(f"key {key!r} stands for more than one row")
+                raise FormatError(f"key {key!r} is given to more than one row")
             run.add(key)
             before = checksum
         heads = self.text[starts[starts < self.ends.astype(np.int64)]]
@@ -158,16 +157,16 @@ class Keys:
 
 
 @runtime_checkable
-class Stored(Protocol):
-    """Keys that lie in arrays already."""
+class EncodedKeys(Protocol):
+    """Keys that are stored in arrays."""
 
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the UTF-8 text of all keys, one after the other, and where each ends."""
+        """Return the concatenated UTF-8 text of all keys and the end of each."""
         ...
 
 
 class IntegerKeys(Sequence[str]):
-    """Whole numbers as keys, in decimal: eight bytes a key.
+    """Integers as keys, in decimal: eight bytes a key.
 
     >>> keys = IntegerKeys(np.array([7, -12, 0]))
     >>> keys[1], list(keys), Keys.of(keys).find(["0"]).tolist()
@@ -190,9 +189,8 @@ class IntegerKeys(Sequence[str]):
     @overload
     def __getitem__(self, at: slice) -> IntegerKeys: ...
     def __getitem__(self, at: int | slice) -> str | IntegerKeys:
-        return (
-            IntegerKeys(self.numbers[at]) if isinstance(at, slice) else str(int(self.numbers[at]))
-        )
+        found = self.numbers[at]
+        return IntegerKeys(found) if isinstance(found, np.ndarray) else str(int(found))
 
     def __iter__(self) -> Iterator[str]:
         for begin in range(0, len(self), _BLOCK):
@@ -203,7 +201,7 @@ class IntegerKeys(Sequence[str]):
         return IntegerKeys(self.numbers[index])
 
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of all keys and where each ends."""
+        """Return the text of all keys and the end of each."""
         texts, lengths = [np.zeros(0, dtype=np.uint8)], [np.zeros(0, dtype=np.int64)]
         for begin in range(0, len(self), _BLOCK):
             part = self.numbers[begin : begin + _BLOCK].astype("S20")
@@ -214,7 +212,7 @@ class IntegerKeys(Sequence[str]):
 
 
 class TextKeys(Sequence[str]):
-    """Texts as keys: their UTF-8 bytes in one array, and where each ends.
+    """Strings as keys: their UTF-8 bytes in one array, and the end of each.
 
     >>> keys = TextKeys.of(["b", "à"])
     >>> keys[1], list(keys), list(keys.take(np.array([1, 0])))
@@ -240,17 +238,13 @@ class TextKeys(Sequence[str]):
         if isinstance(at, slice):
             return self.take(np.arange(len(self))[at])
         at = range(len(self))[at]
-        return (
-            self.text[int(self.ends[at - 1]) if at else 0 : int(self.ends[at])].tobytes().decode()
-        )
+        start = int(self.ends[at - 1]) if at else 0
+        return self.text[start : int(self.ends[at])].tobytes().decode()
 
     def take(self, index: NDArray[np.integer]) -> TextKeys:
         """Return the keys at ``index``."""
-        index = (
-            np.flatnonzero(index)
-            if index.dtype == np.bool_
-            else np.where(index < 0, index + len(self), index)
-        )
+        mask = index.dtype == np.bool_
+        index = np.flatnonzero(index) if mask else np.where(index < 0, index + len(self), index)
         ends = self.ends[index].astype(np.int64) - self._starts_at(index)
         np.cumsum(ends, out=ends)
         text = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
@@ -270,25 +264,24 @@ class TextKeys(Sequence[str]):
         return starts
 
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of all keys and where each ends."""
+        """Return the text of all keys and the end of each."""
         return self.text, self.ends
 
 
 _BLOCK = 1 << 18
-_TAKEN = 1 << 15  # texts copied at a time
-_LONG = 64  # bytes; longer keys are rare and have their checksum taken one by one
+_TAKEN = 1 << 15  # keys copied at a time
+_LONG = 64  # bytes; the checksums of longer keys, which are rare, are computed one by one
 
 
 def crc32(text: NDArray[np.uint8], ends: NDArray[np.integer]) -> NDArray[np.uint32]:
     """Return the CRC-32 of every key: byte by byte, all keys of one length at once.
 
-    >>> crc32(np.frombuffer(b"thecat", np.uint8), np.array([3, 6])).tolist() == [zlib.crc32(b"the"), zlib.crc32(b"cat")]
+    >>> found = crc32(np.frombuffer(b"thecat", np.uint8), np.array([3, 6]))
+    >>> found.tolist() == [zlib.crc32(b"the"), zlib.crc32(b"cat")]
     True
     """
     single = np.array([zlib.crc32(bytes([byte])) for byte in range(256)], dtype=np.uint32)
-    table = (
-        single ^ single[0]
-    )  # CRC-32 is affine over GF(2): what is left is its table of remainders
+    table = single ^ single[0]  # CRC-32 is affine over GF(2): this is its table of remainders
     found = np.empty(len(ends), dtype=np.uint32)
     starts = _starts(ends)
     for begin in range(0, len(ends), _BLOCK):

@@ -1,4 +1,4 @@
-"""Values that stand next to their index in a code: float32, float16, or one of a few levels."""
+"""Values stored next to their index in a code: float32, float16, or one of a few levels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from featherbed.packed.matrix import Floats, level_bits
 
 
 def _lloyd(values: NDArray[np.floating], count: int, rounds: int = 60) -> NDArray[np.float64]:
-    """Return the better of two fits of ``count`` levels: started evenly, and by the cube root of the density.
+    """Return the better of two fits of ``count`` levels by Lloyd's algorithm.
 
-    Where levels are many, the cube root is the best density of levels there is (Panter and Dite 1951).
+    One starts from even steps, the other from levels as dense as the cube root of the density of
+    the values, which is best where there are many levels (Panter and Dite 1951).
     """
     data = np.sort(values.astype(np.float64))
     sums = np.concatenate([[0.0], np.cumsum(data)])
@@ -27,31 +28,28 @@ def _lloyd(values: NDArray[np.floating], count: int, rounds: int = 60) -> NDArra
         np.interp((np.arange(count) + 0.5) / count, share / share[-1], edges[1:]),
     ):
         for _ in range(rounds):
-            cuts = np.concatenate(
-                [[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]]
-            )
+            cuts = _cell_bounds(data, centres)
             sizes, totals = np.diff(cuts), np.diff(sums[cuts])
             centres = np.sort(np.where(sizes > 0, totals / np.maximum(sizes, 1), centres))
-        cuts = np.concatenate(
-            [[0], np.searchsorted(data, (centres[1:] + centres[:-1]) / 2), [len(data)]]
-        )
-        loss = float(
-            np.sum(
-                np.diff(squares[cuts])
-                - 2 * centres * np.diff(sums[cuts])
-                + centres**2 * np.diff(cuts)
-            )
-        )
+        cuts = _cell_bounds(data, centres)
+        linear, square = 2 * centres * np.diff(sums[cuts]), centres**2 * np.diff(cuts)
+        loss = float(np.sum(np.diff(squares[cuts]) - linear + square))
         if loss < least:
             best, least = centres, loss
     return best
 
 
-@dataclass(eq=False)
-class Levels:
-    """Values kept next to their index: as float32 or float16 bits, or as the number of one of 2^b levels.
+def _cell_bounds(data: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return where the values nearest to each of rising centres begin in sorted data, and end."""
+    middle = np.searchsorted(data, (centres[1:] + centres[:-1]) / 2)
+    return np.concatenate([[0], middle, [len(data)]])
 
-    >>> Levels.fit(np.array([0.0, 0.5, 1.0]), "int4").decode(np.array([0, 1], dtype=np.uint32))
+
+@dataclass(eq=False)
+class ValueLevels:
+    """The encoding of values: float32 or float16 bits, or the index of one of 2^b levels.
+
+    >>> ValueLevels.fit(np.array([0.0, 0.5, 1.0]), "int4").decode(np.array([0, 1], dtype=np.uint32))
     array([0. , 0.5], dtype=float32)
     """
 
@@ -60,12 +58,12 @@ class Levels:
 
     @property
     def bits(self) -> int:
-        """Bits a value takes."""
+        """Bits of a value."""
         return level_bits(self.kind)
 
     @classmethod
-    def fit(cls, values: NDArray[np.floating], kind: str) -> Levels:
-        """Choose the levels by Lloyd's algorithm in one dimension; level 0 is always 0."""
+    def fit(cls, values: NDArray[np.floating], kind: str) -> ValueLevels:
+        """Fit levels to values by Lloyd's algorithm; level 0 is always 0."""
         count = 2 ** level_bits(kind)
         if level_bits(kind) < 32 and not np.isfinite(values).all():
             raise ArgumentError(f"values in {kind} must be finite: the table holds NaN or infinity")
@@ -81,9 +79,8 @@ class Levels:
             table[1 : 1 + len(distinct)] = distinct
             table[1 + len(distinct) :] = distinct[-1] if len(distinct) else 0.0
             return cls(kind, table)
-        return cls(
-            kind, np.concatenate([[0.0], _lloyd(values[values != 0], count - 1)]).astype(np.float32)
-        )
+        table = np.concatenate([[0.0], _lloyd(values[values != 0], count - 1)])
+        return cls(kind, table.astype(np.float32))
 
     def encode(self, values: NDArray[np.floating]) -> NDArray[np.uint32]:
         """Return each value's bits; a zero is always level 0."""
@@ -93,16 +90,12 @@ class Levels:
             return values.astype(np.float16).view(np.uint16).astype(np.uint32)
         assert self.table is not None
         centres = self.table[1:]
-        nearest = (
-            np.searchsorted((centres[1:] + centres[:-1]) / 2, values.astype(np.float32)).astype(
-                np.uint32
-            )
-            + 1
-        )
+        cuts = (centres[1:] + centres[:-1]) / 2
+        nearest = np.searchsorted(cuts, values.astype(np.float32)).astype(np.uint32) + 1
         return np.where(values == 0, np.uint32(0), nearest)
 
     def decode(self, raw: NDArray[np.uint32]) -> Floats:
-        """Turn stored bits into float32 values."""
+        """Return the float32 values of stored bits."""
         if self.kind == "float32":
             return raw.view(np.float32)
         if self.kind == "float16":
@@ -111,10 +104,9 @@ class Levels:
         return self.table[raw]
 
 
-def value_kind(levels: Levels | None) -> tuple[int, Floats]:
-    """Return the number the compiled loops know a value kind by, and the table of its levels."""
-    table = (
-        np.zeros(1, dtype=np.float32) if levels is None or levels.table is None else levels.table
-    )
+def value_kind(levels: ValueLevels | None) -> tuple[int, Floats]:
+    """Return the number of a kind of values in the compiled loops, and the table of its levels."""
+    table = None if levels is None else levels.table
+    table = np.zeros(1, dtype=np.float32) if table is None else table
     kind = 0 if levels is None else {"float32": 2, "float16": 3}.get(levels.kind, 1)
     return kind, np.ascontiguousarray(table, dtype=np.float32)

@@ -1,10 +1,11 @@
-"""A stored matrix: float32, float16, or unsigned levels of 8, 4, 3 or 2 bits with a scale for each row or column.
+"""A stored matrix: float32, float16, or integers of 8, 4, 3 or 2 bits.
 
-x = scale * (level - (2^bits - 1) / 2)
+Quantized numbers are levels with a scale for each row or column: x = scale (level - (2^bits - 1) / 2)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,29 +18,25 @@ from featherbed.packed import engine
 
 Floats = NDArray[np.float32]
 KINDS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
-FULL_HALF, SMALLEST_HALF = (
-    6.2e-5,
-    1.2e-7,
-)  # the smallest float16 with all of its bits, and one still told from zero
+FULL_HALF = 6.2e-5  # the smallest float16 with all of its bits
+SMALLEST_HALF = 1.2e-7  # a float16 that is still told from zero
 CACHE_BYTES = 32 << 20  # a dictionary up to this size is decoded once and kept
 
 
 def level_bits(kind: str) -> int:
-    """Return the bits of one element; refuse an unknown kind by name."""
+    """Return the bits of one element of a storage kind."""
     if kind not in KINDS:
-        raise ArgumentError(f"{kind!r} is no storage kind: use one of {', '.join(KINDS)}")
+        raise ArgumentError(f"{kind!r} is not a storage kind: use one of {', '.join(KINDS)}")
     return KINDS[kind]
 
 
 def row_bytes(kind: str, columns: int) -> int:
-    """Return the bytes one row of ``columns`` elements takes: rows start on byte boundaries."""
+    """Return the bytes of a row of ``columns`` elements: rows start on byte boundaries."""
     return -(-level_bits(kind) * columns // 8)
 
 
-def pack_levels(
-    levels: NDArray[np.uint8], bits: int
-) -> NDArray[np.uint8]:  # [n, m] -> [n, ceil(m*bits/8)]
-    """Pack levels below 2^bits, each row on its own bytes, lowest bits first.
+def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Pack levels below 2^bits, [n, m] -> [n, ceil(m bits / 8)], lowest bits first.
 
     >>> pack_levels(np.array([[1, 2, 3]], dtype=np.uint8), 4)
     array([[33,  3]], dtype=uint8)
@@ -50,63 +47,55 @@ def pack_levels(
     return np.packbits(spread.reshape(len(levels), -1), axis=1, bitorder="little")
 
 
-def unpack_levels(
-    data: NDArray[np.uint8], bits: int, columns: int
-) -> NDArray[np.uint8]:  # inverse of pack_levels
-    """Unpack rows of levels.
+def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[np.uint8]:
+    """Unpack rows of levels: the inverse of ``pack_levels``.
 
     >>> unpack_levels(np.array([[33, 3]], dtype=np.uint8), 4, 3)
     array([[1, 2, 3]], dtype=uint8)
     """
     if bits == 8:
         return data
-    spread = np.unpackbits(data, axis=1, count=bits * columns, bitorder="little").reshape(
-        len(data), columns, bits
-    )
-    levels: NDArray[np.uint8] = np.bitwise_or.reduce(
-        spread << np.arange(bits, dtype=np.uint8), axis=2
-    )
+    flat = np.unpackbits(data, axis=1, count=bits * columns, bitorder="little")
+    shifted = flat.reshape(len(data), columns, bits) << np.arange(bits, dtype=np.uint8)
+    levels: NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=2)
     return levels
 
 
-def best_scales(
-    matrix: Floats, bits: int, axis: int, weights: Any = None
-) -> Floats:  # [n, m] -> [n] (axis 0) or [m] (axis 1)
-    """Choose each row's (or column's) scale among clipped ranges by the squared error it leaves.
+def best_scales(matrix: Floats, bits: int, axis: int, weights: Any = None) -> Floats:
+    """Return the scale of each row [n] (axis 0) or column [m] (axis 1) of a matrix [n, m].
 
-    ``weights`` weigh the elements of a vector: [m] for rows, [n] for columns.
+    It is the one of several clipped ranges with the smallest squared error. ``weights`` of the
+    elements of a vector are [m] for rows, [n] for columns.
     """
     root = None if weights is None else np.sqrt(weights).astype(np.float32)
     vectors = matrix if axis == 0 else matrix.T
     top = (2.0**bits - 1) / 2
     peak = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float32)
-    tries = np.linspace(1.0, 0.98 if bits == 8 else 0.3, 2 if bits == 8 else 36, dtype=np.float32)
+    low, tries = (0.98, 2) if bits == 8 else (0.3, 36)
     best, least = peak / top, np.full(len(vectors), np.inf, dtype=np.float32)
-    for share in tries:
+    for share in np.linspace(1.0, low, tries, dtype=np.float32):
         scale = np.maximum(peak * share / np.float32(top), np.float32(1e-30))[:, None]
-        error = vectors - scale * (
-            to_levels(vectors, scale, bits).astype(np.float32) - np.float32(top)
-        )
+        levels = to_levels(vectors, scale, bits).astype(np.float32)
+        error = vectors - scale * (levels - np.float32(top))
         error = error if root is None else error * root
         loss = np.einsum("nm,nm->n", error, error)
         better = loss < least
         best[better], least[better] = scale[better, 0], loss[better]
-    chosen: Floats = np.maximum(best, np.float32(1e-30)).astype(np.float32)
-    return chosen
+    scales: Floats = np.maximum(best, np.float32(1e-30)).astype(np.float32)
+    return scales
 
 
 def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
     """Round to the nearest level; ``scale`` must broadcast against ``matrix``."""
     top = 2**bits - 1
-    levels: NDArray[np.uint8] = np.clip(
-        np.rint(matrix / scale + np.float32(top / 2)), 0, top
-    ).astype(np.uint8)
+    nearest = np.rint(matrix / scale + np.float32(top / 2))
+    levels: NDArray[np.uint8] = np.clip(nearest, 0, top).astype(np.uint8)
     return levels
 
 
 @dataclass(eq=False)
 class Matrix:
-    """A matrix of ``shape`` (n, m) held as ``kind``; ``scale`` is [n] or [m], ``axis`` 0 or 1, for levels.
+    """A matrix of ``shape`` (n, m) stored as ``kind``; quantized ones have scales [n] or [m].
 
     >>> Matrix.encode(np.eye(2, dtype=np.float32), "int8").rows(np.array([1])).round(2)
     array([[0., 1.]], dtype=float32)
@@ -116,7 +105,7 @@ class Matrix:
     shape: tuple[int, int]
     data: NDArray[np.generic]  # float [n, m] or packed levels uint8 [n, row_bytes]
     scale: NDArray[np.generic] | None = None
-    axis: int = 0
+    axis: int = 0  # 0: a scale for each row, 1: for each column
     _decoded: Floats | None = None
 
     @classmethod
@@ -127,7 +116,7 @@ class Matrix:
         scales: str = "row",
         scale_kind: str = "float32",
     ) -> Matrix:
-        """Store ``matrix`` as ``kind``; scales are chosen by error, for each "row" or "column", kept as ``scale_kind``."""
+        """Store ``matrix`` as ``kind``, with a scale of ``scale_kind`` for each "row" or "column"."""
         bits = level_bits(kind)
         matrix = np.ascontiguousarray(matrix, dtype=np.float32)
         shape = (matrix.shape[0], matrix.shape[1])
@@ -136,38 +125,30 @@ class Matrix:
                 data = matrix.astype(np.float32 if bits == 32 else np.float16)
             if not np.array_equal(np.isfinite(data), np.isfinite(matrix)):
                 raise ArgumentError(
-                    "float16 holds values up to 65,504 only: this matrix has larger ones, use float32"
+                    "float16 holds values up to 65,504 only: "
+                    "this matrix has larger ones, use float32"
                 )
             return cls(kind, shape, data)
         if not np.isfinite(matrix).all():
-            raise ArgumentError(
-                f"{kind} storage needs finite values: the matrix holds NaN or infinity"
-            )
+            raise ArgumentError(f"{kind} storage needs finite values: found NaN or infinity")
         axis = {"row": 0, "column": 1}[scales]
         scale = best_scales(matrix, bits, axis)
-        if (
-            scale_kind == "float16" and FULL_HALF * 8 < scale.max(initial=1.0) < 6e4
-        ):  # else they stay float32
-            halves = np.maximum(scale, np.float32(SMALLEST_HALF)).astype(np.float16)
-            return cls(
-                kind,
-                shape,
-                cls._packed(matrix, halves.astype(np.float32), bits, axis),
-                halves,
-                axis,
-            )
-        return cls(kind, shape, cls._packed(matrix, scale, bits, axis), scale, axis)
-
-    @staticmethod
-    def _packed(matrix: Floats, scale: Floats, bits: int, axis: int) -> NDArray[np.uint8]:
-        wide = scale[:, None] if axis == 0 else scale[None, :]
-        return pack_levels(to_levels(matrix, wide, bits), bits)
+        stored: NDArray[np.generic] = scale
+        if scale_kind == "float16" and FULL_HALF * 8 < scale.max(initial=1.0) < 6e4:
+            stored = np.maximum(scale, np.float32(SMALLEST_HALF)).astype(np.float16)
+        wide = np.expand_dims(stored.astype(np.float32), 1 - axis)
+        return cls(kind, shape, pack_levels(to_levels(matrix, wide, bits), bits), stored, axis)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave behind what holds addresses or can be made again."""
-        return {name: part for name, part in self.__dict__.items() if name != "_plan"} | {
-            "_decoded": None
-        }
+        """Leave the plan, which holds addresses, and the decoded matrix out of copies."""
+        kept = {name: part for name, part in self.__dict__.items() if name != "_plan"}
+        return kept | {"_decoded": None}
+
+    def arrays(self, name: str) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        """Yield the stored arrays by their names in a file."""
+        yield name, self.data
+        if self.scale is not None:
+            yield f"{name}.scale", self.scale
 
     @property
     def nbytes(self) -> int:
@@ -175,17 +156,15 @@ class Matrix:
         return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
 
     def decode(self, data: NDArray[np.generic], scale: NDArray[np.generic] | None) -> Floats:
-        """Turn stored rows into float32; ``scale`` is that of these rows (axis 0) or of all columns (axis 1)."""
+        """Return stored rows in float32; ``scale`` is that of these rows, or of the columns."""
         bits = level_bits(self.kind)
         if bits >= 16 or scale is None:
             return data.astype(np.float32, copy=False)
-        levels = unpack_levels(data.astype(np.uint8, copy=False), bits, self.shape[1]).astype(
-            np.float32
-        )
-        levels -= np.float32((2**bits - 1) / 2)
-        wide = scale.astype(np.float32, copy=False)
-        levels *= wide[:, None] if self.axis == 0 else wide[None, :]
-        return levels
+        levels = unpack_levels(data.astype(np.uint8, copy=False), bits, self.shape[1])
+        rows = levels.astype(np.float32)
+        rows -= np.float32((2**bits - 1) / 2)
+        rows *= np.expand_dims(scale.astype(np.float32, copy=False), 1 - self.axis)
+        return rows
 
     def rows(self, index: NDArray[np.int64] | slice) -> Floats:  # [B] -> [B, m]
         """Return the rows at ``index`` (checked by the caller) in float32."""
@@ -209,9 +188,8 @@ class Matrix:
             return engine.Plan("half_rows", np.ascontiguousarray(self.data))
         assert self.scale is not None
         scale = np.ascontiguousarray(self.scale, dtype=np.float32)
-        return engine.Plan(
-            "level_rows", np.ascontiguousarray(self.data), level_bits(self.kind), scale, self.axis
-        )
+        data = np.ascontiguousarray(self.data)
+        return engine.Plan("level_rows", data, level_bits(self.kind), scale, self.axis)
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; small ones are kept once decoded."""

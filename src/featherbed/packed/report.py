@@ -1,4 +1,4 @@
-"""What a packed file is, for people: rows, codes, bytes by part, codes per row."""
+"""The description of a packed file: rows, codes, bytes by part, codes per row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.packed import bits
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed, Ragged
 from featherbed.packed.columns import columns_with_bits
 from featherbed.packed.file import header_of, load
-from featherbed.packed.header import describe
+from featherbed.packed.schema import describe
 from featherbed.packed.table import PackedTable
 
 SAMPLE = 100_000  # rows counted for the histogram
@@ -21,7 +20,7 @@ FETCHED = 1 << 22  # codes fetched for it
 
 
 def report(path: str | Path) -> dict[str, Any]:
-    """Return what ``featherbed inspect`` shows."""
+    """Return the report of ``featherbed inspect``."""
     table = load(path)
     meta = describe(table)
     parts = table.sizes_by_part()
@@ -43,7 +42,7 @@ def report(path: str | Path) -> dict[str, Any]:
             "keys": vocabulary,
             "dense_float32": dense,
         },
-        "smaller": {  # the whole file against float32 rows with the same keys; then without keys
+        "smaller": {  # the file against float32 rows with the same keys; then without keys
             "file": (dense + vocabulary) / size,
             "float32": dense / (size - vocabulary),
             "float16": dense / 2 / (size - vocabulary),
@@ -56,7 +55,7 @@ def report(path: str | Path) -> dict[str, Any]:
 
 
 def file_size(packed: PackedTable, keys: bool = False) -> int:
-    """Return the bytes the file of a table will have, header included, with its keys or without, before it is written.
+    """Return the bytes of the file of a table, header included, with its keys or without.
 
     >>> import featherbed as fb
     >>> packed = fb.DenseTable(5, 4).pack()
@@ -65,11 +64,7 @@ def file_size(packed: PackedTable, keys: bool = False) -> int:
     >>> file_size(packed) == path.stat().st_size
     True
     """
-    table = packed
-    if packed.keys is not None and not keys:
-        table = PackedTable(
-            packed.bands, packed.dim, padding_idx=packed.padding_idx, made_by=packed.made_by
-        )
+    table = packed if keys else packed.replace(keys=None)
     return len(header_of(table)) + sum(array.nbytes for array in table.arrays.values())
 
 
@@ -90,14 +85,12 @@ def _band(band: Band, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def codes_per_row(band: Band) -> NDArray[np.int64] | None:
-    """Return the number of codes of each row whose value is not 0; None where no codes are stored.
+    """Return the number of nonzero codes of each row; None if no codes are stored.
 
     Of a large band, evenly spaced rows are counted.
     """
     if isinstance(band.codes, Ragged):
-        rows = _spaced(band.rows, SAMPLE)
-        found = bits.unpack(band.codes.counts, rows * band.codes.count_bits, band.codes.count_bits)
-        return found.astype(np.int64)
+        return band.codes.read_counts(_spaced(band.rows, SAMPLE))
     if not isinstance(band.codes, Fixed):
         return None
     codes = band.codes
@@ -118,7 +111,7 @@ def _spaced(rows: int, most: int) -> NDArray[np.int64]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Lay the report out in lines."""
+    """Return the report as text."""
     sizes, made = found["bytes"], found["made_by"]
     name = made.get("table", "table")
     settings = ", ".join(
@@ -144,7 +137,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def _sizes_text(sizes: dict[str, int]) -> list[str]:
-    """Say how large the file is, keys included, and its rows, each beside its float32 size."""
+    """Return the sizes of the file and of its rows, each beside its float32 size."""
     rows, keys, dense = sizes["without_keys"], sizes["keys"], sizes["dense_float32"]
     alone = f"{compare_sizes(rows, dense)} as float32, {compare_sizes(rows, dense // 2)} as float16"
     if not keys:
@@ -158,7 +151,7 @@ def _sizes_text(sizes: dict[str, int]) -> list[str]:
 
 
 def compare_sizes(size: int, other: int) -> str:
-    """Say how a number of bytes compares with another, which is named.
+    """Return a comparison of two numbers of bytes in words.
 
     >>> compare_sizes(1_000, 4_000), compare_sizes(1_000, 990), compare_sizes(3_000, 2_000)
     ('4.0 times smaller than 4,000', 'about as large as 990', '1.5 times larger than 2,000')
@@ -166,11 +159,9 @@ def compare_sizes(size: int, other: int) -> str:
     ratio = other / max(1, size)
     if 1 / 1.05 < ratio < 1.05:
         return f"about as large as {other:,}"
-    return (
-        f"{ratio:,.1f} times smaller than {other:,}"
-        if ratio > 1
-        else f"{1 / ratio:,.1f} times larger than {other:,}"
-    )
+    if ratio > 1:
+        return f"{ratio:,.1f} times smaller than {other:,}"
+    return f"{1 / ratio:,.1f} times larger than {other:,}"
 
 
 def _codes(codes: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Scores of all rows and the best of them, without ever holding the scores of many queries, or the dense table."""
+"""Scores of all rows and the best rows, in blocks: the dense table is never in memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from featherbed.packed.table import PackedTable
 
 BLOCK_SCORES = 1 << 22  # scores held at once
-BLOCK_ROWS = 1 << 18  # more would help no one, fewer would have threads meet more often
-FIRST_ROWS = 1 << 12
+BLOCK_ROWS = 1 << 18  # rows scored at once
+FIRST_ROWS = 1 << 12  # rows of the first block
 
 
 def check_queries(queries: ArrayLike, dim: int) -> Floats:
-    """Return queries as float32, or say which width is wanted."""
+    """Return queries as float32, checked."""
     try:
         array = np.asarray(queries, dtype=np.float32)
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"queries are vectors of {dim} numbers, got {str(queries)[:40]!r}: look a key's row up first"
+            f"queries are vectors of {dim} numbers, got {str(queries)[:40]!r}: "
+            "look a key's row up first"
         ) from None
     if array.ndim not in (1, 2) or array.shape[-1] != dim:
         raise ArgumentError(
@@ -40,63 +41,57 @@ def check_queries(queries: ArrayLike, dim: int) -> Floats:
 
 
 class Scorer:
-    """The scores of one band's rows for given queries, through the atoms where the composer allows.
+    """The scores of one band's rows for given queries, through the atoms where possible.
 
-    sum: q . row = Σ_j v_j (q . a_j);  concat: q . row = Σ_j v_j (q_j . a_j), q_j the part of q that code j fills
+    sum: q . row = Σ_j v_j (q . a_j);  concat: q . row = Σ_j v_j (q_j . a_j) with part j of q
     """
 
     def __init__(self, band: Band, queries: Floats) -> None:  # queries [n, d]
         self.band = band
         self.shift: Floats | None = None
-        self.atom_scores: Floats | None = (
-            None  # [n, K], with concat [n, s*K]: a table for each part
-        )
+        self.atom_scores: Floats | None = None  # [n, K], with concat [n, s K]: one table a part
         if band.affine is not None:
             if band.affine.bias is not None:
                 self.shift = (queries @ band.affine.bias)[:, None]
             if band.affine.weight is not None:
                 queries = queries @ band.affine.weight.dense().T
-        self.queries = queries  # [n, d']: as the codes see them
+        self.queries = queries  # [n, d']: before the affine stage
         self.plus = None if band.plus is None else Scorer(band.plus, queries)
         if band.linear and not _wider_than_rows(band):
             assert band.dictionary is not None
             atoms = band.dictionary.dense()
-            self.atom_scores = (
-                part_scores(band.codes, atoms, queries)
-                if band.combine == "concat"
-                else queries @ atoms.T
-            )
+            concat = band.combine == "concat"
+            scores = part_scores(band.codes, atoms, queries) if concat else queries @ atoms.T
+            self.atom_scores = scores
 
     @property
     def stride(self) -> int:
-        """How far apart in ``atom_scores`` the tables of two neighbouring codes are: 0 where all codes share one."""
+        """Distance of the tables of two codes in ``atom_scores``; 0 if all codes share one."""
         codes = self.band.codes
         if not isinstance(codes, Fixed):
             return 0
-        return (
-            codes.choices(self.band.atoms)
-            if self.band.combine == "concat"
-            else codes.stride(self.band.atoms)
-        )
+        concat = self.band.combine == "concat"
+        return codes.choices(self.band.atoms) if concat else codes.stride(self.band.atoms)
 
     def __call__(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
         """Score rows given by ids and their positions in the band."""
-        total = self._own(ids, positions)
+        total = self._own_scores(ids, positions)
         if self.plus is not None:
             total = total + self.plus(ids, positions)
         if self.shift is not None:
             total = total + self.shift
         return total if self.band.norms is None else total * self.band.norms.rows(positions)[:, 0]
 
-    def _own(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
+    def _own_scores(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [n, B]
+        """Score the rows of this layer alone, before the affine stage."""
         band = self.band
         if self.atom_scores is None:
-            return self.queries @ band.composed(ids, positions).T
+            return self.queries @ band.own_rows(ids, positions).T
         if isinstance(band.codes, Every):
             assert band.values is not None
             return self.atom_scores @ band.values.rows(positions).T
         indices, values = band.fetch(ids, positions)
-        if isinstance(band.codes, Fixed):  # with parts, fetch has told the parts apart already
+        if isinstance(band.codes, Fixed):  # with parts, fetch has added their offsets
             indices += np.arange(band.codes.count) * (self.stride - band.codes.stride(band.atoms))
         used = None
         if isinstance(band.codes, Ragged) and not np.isfinite(self.atom_scores[:, :1]).all():
@@ -110,27 +105,24 @@ class Scorer:
 
     @cached_property
     def _plan(self) -> tuple[engine.Plan, Floats]:
-        """The compiled loop over this band's codes, and the atoms' scores as long as any code it could read."""
+        """The compiled loop, and the scores of atoms padded to the largest index codes can hold."""
         codes, scores = self.band.codes, self.atom_scores
         assert scores is not None
         if isinstance(codes, Ragged):
             return engine.Plan("ragged_scores", *codes.arguments()), np.ascontiguousarray(scores)
         assert isinstance(codes, Fixed)
-        padded = np.zeros((len(scores), scores.shape[1] + 2**codes.index_bits), dtype=np.float32)
-        padded[:, : scores.shape[1]] = scores
-        plan = engine.Plan(
-            "fixed_scores", *codes.arguments(self.band.atoms), shape=(*codes.shape, self.stride)
-        )
-        return plan, padded
+        padded = np.pad(np.ascontiguousarray(scores), ((0, 0), (0, 2**codes.index_bits)))
+        shape = (*codes.shape, self.stride)
+        return engine.Plan("fixed_scores", *codes.arguments(self.band.atoms), shape=shape), padded
 
     @property
     def compiled(self) -> bool:
-        """Whether there are compiled loops for every layer of the band."""
-        mine = self.atom_scores is not None and isinstance(self.band.codes, Fixed | Ragged)
-        return mine and (self.plus is None or self.plus.compiled)
+        """Whether every layer of the band has a compiled loop."""
+        own = self.atom_scores is not None and isinstance(self.band.codes, Fixed | Ragged)
+        return own and (self.plus is None or self.plus.compiled)
 
     def fill(self, first: int, out: Floats) -> bool:  # out [n, B]
-        """Score the rows from position ``first`` on into ``out`` by a compiled loop; say whether there is one for them."""
+        """Score rows from position ``first`` on by a compiled loop; return False if there is none."""
         if not self.compiled or not engine.kernels(out.shape[1]):
             return False
         plan, tables = self._plan
@@ -148,17 +140,15 @@ class Scorer:
 
 
 def _wider_than_rows(band: Band) -> bool:
-    """Whether the scores of every choice of every part take far more memory than the rows do."""
+    """Return whether the scores of all choices of all parts take far more memory than the rows."""
     if band.combine != "concat" or not isinstance(band.codes, Fixed):
         return False
     choices = band.codes.choices(band.atoms)
     return choices > band.rows and band.codes.count * choices > BLOCK_SCORES
 
 
-def part_scores(
-    codes: Codes, atoms: Floats, queries: Floats
-) -> Floats:  # [K or s*K, d/s], [n, d] -> [n, s*K]
-    """Return the score of every choice of every part: the dot product of an atom with its part of the query."""
+def part_scores(codes: Codes, atoms: Floats, queries: Floats) -> Floats:
+    """Return the dot products [n, s K] of atoms [K or s K, d/s] with their parts of queries [n, d]."""
     assert isinstance(codes, Fixed)
     count, width = codes.count, atoms.shape[1]
     choices, parts = codes.choices(len(atoms)), queries.reshape(len(queries), count, width)
@@ -169,10 +159,8 @@ def part_scores(
     return scores.transpose(1, 0, 2).reshape(len(queries), count * choices)
 
 
-def score_block(
-    table: PackedTable, scorers: list[Scorer], start: int, out: Floats
-) -> None:  # out [n, B]
-    """Fill in the scores of the rows from ``start`` on."""
+def score_block(table: PackedTable, scorers: list[Scorer], start: int, out: Floats) -> None:
+    """Write the scores [n, B] of the rows from ``start`` on into ``out``."""
     if len(scorers) > 1 or not scorers[0].fill(start, out):
         for begin in range(0, out.shape[1], table._chunk):
             part = out[:, begin : begin + table._chunk]
@@ -197,7 +185,7 @@ def logits(table: PackedTable, queries: ArrayLike) -> Floats:  # [d] -> [V], [n,
 
 
 def norms(table: PackedTable) -> Floats:  # [V]
-    """Return the length of every row (1 for a zero row, whose cosine is 0 anyway); computed once, then kept."""
+    """Return the norm of every row (1 for a zero row, whose cosine is 0), computed once."""
     if table._norms is None:
         lengths = np.empty(table.rows, dtype=np.float32)
         step = table._chunk
@@ -223,46 +211,46 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
         wide = wide / lengths
     scorers = [Scorer(band, wide) for band in table.bands]
 
-    def scored(start: int, out: Floats) -> None:
+    def score(start: int, out: Floats) -> None:
         score_block(table, scorers, start, out)
         if metric == "cosine":
             out /= norms(table)[start : start + out.shape[1]]
 
-    best_ids, best = best_rows(table.rows, len(wide), int(k), scored)
+    best_ids, best = best_rows(table.rows, len(wide), int(k), score)
     return (best_ids[0], best[0]) if array.ndim == 1 else (best_ids, best)
 
 
 def check_count(k: int) -> None:
-    """Refuse a number of neighbours that is none."""
+    """Refuse a number of results below 1."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ArgumentError(f"k={k!r}: ask for a whole number of rows, at least one")
+        raise ArgumentError(f"k={k!r}: give an integer of at least 1")
 
 
 def best_rows(
-    rows: int, queries: int, k: int, scored: Callable[[int, Floats], None]
+    rows: int, queries: int, k: int, score: Callable[[int, Floats], None]
 ) -> tuple[Ids, Floats]:
     """Return ids and scores [n, k] of the best rows, best first, ties by the smaller id.
 
-    ``scored(start, out)`` fills in the scores [n, B] of the rows from ``start`` on. The first block is short: it only has to
-    find a threshold that keeps most of the others' scores from being looked at again.
+    ``score(start, out)`` writes the scores [n, B] of the rows from ``start`` on. The first block is
+    short: it finds a threshold that most later scores do not exceed.
     """
     step = max(64, min(BLOCK_ROWS, BLOCK_SCORES // max(1, queries)))
-    best = Best(queries, k)
+    best = TopRows(queries, k)
     start, size = 0, min(step, FIRST_ROWS)
     while start < rows:
         scores = np.empty((queries, min(size, rows - start)), dtype=np.float32)
-        scored(start, scores)
+        score(start, scores)
         best.add(start, scores)
         start, size = start + scores.shape[1], step
     return best.sorted()
 
 
-class Best:
+class TopRows:
     """The k best rows so far of each query.
 
-    Blocks come with rising ids, so that a score that only equals the k-th best comes too late: it loses the tie.
+    Blocks come in order of ids, so that a later score equal to the k-th best loses the tie.
 
-    >>> best = Best(1, 2)
+    >>> best = TopRows(1, 2)
     >>> best.add(0, np.array([[1.0, 3.0, 2.0]], dtype=np.float32))
     >>> best.add(3, np.array([[2.0, 3.0]], dtype=np.float32))
     >>> best.sorted()
@@ -273,42 +261,36 @@ class Best:
         self.k = k
         self.ids = [np.empty(0, dtype=np.int64)] * queries  # ascending
         self.scores = [np.empty(0, dtype=np.float32)] * queries
-        self.edge = np.full(
-            queries, -np.inf, dtype=np.float32
-        )  # the k-th best score, once there are k
-        self.seen = 0
+        self.threshold = np.full(queries, -np.inf, dtype=np.float32)  # the k-th best score
+        self.count = 0
 
     def add(self, start: int, scores: Floats) -> None:  # [n, B]
-        """Take in the scores of the rows from ``start`` on; a score that is not a number counts as the lowest."""
-        if self.seen < self.k:
+        """Add the scores of the rows from ``start`` on; NaN counts as the lowest score."""
+        if self.count < self.k:
             low = np.where(np.isnan(scores), np.float32(-np.inf), scores)
-            for query, mine in enumerate(low):
-                self._merge(query, np.arange(start, start + len(mine)), mine)
+            for query, row in enumerate(low):
+                self._merge(query, np.arange(start, start + len(row)), row)
         else:
-            better = scores > self.edge[:, None]  # false where the score is not a number
+            better = scores > self.threshold[:, None]  # False for NaN
             for query in np.flatnonzero(better.any(axis=1)).tolist():
                 columns = np.flatnonzero(better[query])
                 self._merge(query, start + columns, scores[query, columns])
-        self.seen += scores.shape[1]
+        self.count += scores.shape[1]
 
     def _merge(self, query: int, ids: Ids, scores: Floats) -> None:
-        ids, scores = (
-            np.concatenate([self.ids[query], ids]),
-            np.concatenate([self.scores[query], scores]),
-        )
+        ids = np.concatenate([self.ids[query], ids])
+        scores = np.concatenate([self.scores[query], scores])
         if len(scores) >= self.k:
-            edge = np.partition(scores, len(scores) - self.k)[len(scores) - self.k]
-            above, level = np.flatnonzero(scores > edge), np.flatnonzero(scores == edge)
-            chosen = np.sort(np.concatenate([above, level[: self.k - len(above)]]))
-            ids, scores, self.edge[query] = ids[chosen], scores[chosen], edge
+            kth = np.partition(scores, len(scores) - self.k)[len(scores) - self.k]
+            above, equal = np.flatnonzero(scores > kth), np.flatnonzero(scores == kth)
+            kept = np.sort(np.concatenate([above, equal[: self.k - len(above)]]))
+            ids, scores, self.threshold[query] = ids[kept], scores[kept], kth
         self.ids[query], self.scores[query] = ids, scores
 
     def sorted(self) -> tuple[Ids, Floats]:  # [n, k] each
         """Return ids and scores, best first, ties by the smaller id."""
-        shape = (len(self.ids), min(self.k, self.seen))
-        ids, scores = (
-            np.array(self.ids, dtype=np.int64).reshape(shape),
-            np.array(self.scores, dtype=np.float32).reshape(shape),
-        )
+        shape = (len(self.ids), min(self.k, self.count))
+        ids = np.array(self.ids, dtype=np.int64).reshape(shape)
+        scores = np.array(self.scores, dtype=np.float32).reshape(shape)
         order = np.argsort(-scores, axis=1, kind="stable")
         return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)

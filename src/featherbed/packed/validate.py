@@ -1,4 +1,4 @@
-"""Full validation: everything a look-up could stumble on, found beforehand."""
+"""Full validation of a packed table: every stored index, count, scale and key."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from featherbed.errors import FormatError
 from featherbed.packed import bits
 from featherbed.packed.band import BLOCK_BITS, Band, Members
 from featherbed.packed.codes import DIRECTORY_STEP, Fixed, Ragged, check_indices
+from featherbed.packed.graded import Graded
 from featherbed.packed.table import PackedTable
 
 STEP = 1 << 18
 
 
 def validate(table: PackedTable) -> None:
-    """Read every stored index, count and key; raise FormatError at the first that cannot be."""
+    """Read every stored index, count, scale and key; raise FormatError at the first wrong one."""
     left = table.rows
     for band in table.bands:
         if band.members is not None:
-            _members(band.members, band.rows, left)
+            _check_members(band.members, band.rows, left)
         left -= band.rows
         for layer in band.layers:
-            _codes(layer)
+            _check_codes(layer)
+            if isinstance(layer.values, Graded):
+                layer.values.check()
     if table.keys is not None:
         table.keys.check()
 
 
-def _members(members: Members, rows: int, left: int) -> None:
+def _check_members(members: Members, rows: int, left: int) -> None:
     counts = np.bitwise_count(members.bitmap).reshape(-1, BLOCK_BITS // 32).sum(1, dtype=np.int64)
     if int(counts.sum()) != rows:
         raise FormatError(f"a member bitmap has {int(counts.sum())} members, its band {rows} rows")
@@ -37,7 +40,7 @@ def _members(members: Members, rows: int, left: int) -> None:
         raise FormatError("a member bitmap names ids beyond the table")
 
 
-def _codes(band: Band) -> None:
+def _check_codes(band: Band) -> None:
     levels = band.codes.levels if isinstance(band.codes, Fixed | Ragged) else None
     if levels is not None and levels.table is not None and levels.table[0] != 0:
         raise FormatError("level 0 must be 0")
@@ -46,20 +49,17 @@ def _codes(band: Band) -> None:
         for start in range(0, band.rows, step):
             band.codes.fetch(np.arange(start, min(start + step, band.rows)), band.atoms)
     elif isinstance(band.codes, Ragged):
-        _ragged(band.codes, band.atoms)
+        _check_ragged(band.codes, band.atoms)
 
 
-def _ragged(codes: Ragged, atoms: int) -> None:
+def _check_ragged(codes: Ragged, atoms: int) -> None:
     total = 0
     for start in range(0, codes.rows, STEP):
         rows = np.arange(start, min(start + STEP, codes.rows))
-        counts = bits.unpack(codes.counts, rows * codes.count_bits, codes.count_bits).astype(
-            np.int64
-        )
+        counts = codes.read_counts(rows)
         firsts = total + np.cumsum(counts) - counts
-        stored = codes.directory[
-            start // DIRECTORY_STEP : -(-(start + len(rows)) // DIRECTORY_STEP)
-        ]
+        last = -(-(start + len(rows)) // DIRECTORY_STEP)
+        stored = codes.directory[start // DIRECTORY_STEP : last]
         if not np.array_equal(firsts[::DIRECTORY_STEP], stored.astype(np.int64)):
             raise FormatError("the directory of ragged codes does not match its counts")
         total += int(counts.sum())
@@ -68,6 +68,5 @@ def _ragged(codes: Ragged, atoms: int) -> None:
     width = codes.index_bits + codes.levels.bits
     for start in range(0, codes.entries, STEP):
         entries = np.arange(start, min(start + STEP, codes.entries))
-        check_indices(
-            bits.unpack(codes.stream, entries * width, codes.index_bits).astype(np.int64), atoms
-        )
+        indices = bits.unpack(codes.stream, entries * width, codes.index_bits)
+        check_indices(indices.astype(np.int64), atoms)

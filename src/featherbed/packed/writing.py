@@ -26,11 +26,12 @@ _OWN_FILES = "/proc/self/fd"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[int]:
-    """Yield a file descriptor; its content becomes ``path`` in one step on success, else nothing is left.
+    """Yield a file descriptor; on success its content becomes ``path`` in one step.
 
-    An existing file keeps its mode, a symbolic link stays and its target is written. Where the
-    system has nameless files (Linux), a process killed while writing leaves nothing behind; killed
-    between naming the file and moving it, it leaves the whole file under a temporary name.
+    On failure nothing is left. An existing file keeps its mode; of a symbolic link the target is
+    written. Where the system has nameless files (Linux), a process killed while writing leaves
+    nothing behind; killed between naming the file and moving it, it leaves the complete file under
+    a temporary name.
     """
     target = _target(path)
     folder, mode = target.parent, _mode_of(target)
@@ -64,11 +65,11 @@ def replacing(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in ``parent``, locked by this process; what is left of it is removed at the end."""
+    """Yield a new folder in ``parent``, locked by this process and removed at the end."""
     while True:
         folder = Path(tempfile.mkdtemp(SUFFIX, PREFIX, parent))
         lock = _lock_folder(folder)
-        if folder.is_dir():  # else another process took it for a stale one before it was locked
+        if folder.is_dir():  # else another process removed it as stale before it was locked
             break
         if lock is not None:
             os.close(lock)
@@ -117,7 +118,7 @@ def _lock_folder(folder: Path) -> int | None:
 
 
 def _target(path: Path) -> Path:
-    """Return the file to write, links followed, or say why ``path`` cannot be written."""
+    """Return the file to write, links followed; raise if ``path`` cannot be written."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise FileExistsError(f"{path} is a symbolic link that leads to itself: remove it")
@@ -153,7 +154,7 @@ def _temporary_name(folder: Path) -> str:
 def _give_name(descriptor: int, folder: Path) -> str:
     temporary = _temporary_name(folder)
     handle = os.open(_OWN_FILES, os.O_RDONLY)
-    try:  # the folder's descriptor makes Python call linkat, which follows the link to the nameless file
+    try:  # with src_dir_fd Python calls linkat, which follows the link to the nameless file
         os.link(str(descriptor), temporary, src_dir_fd=handle, follow_symlinks=True)
     finally:
         os.close(handle)

@@ -1,5 +1,5 @@
 """Stochastic shared embeddings: ids replaced at random while training, in front of any table."""
 
-from featherbed.sharing.sse import SSE, share
+from featherbed.sharing.sse import SSE, bare, share
 
-__all__ = ["SSE", "share"]
+__all__ = ["SSE", "bare", "share"]

@@ -1,19 +1,22 @@
-"""The law by which ids are replaced: which other id an id becomes, and how likely that is."""
+"""The distribution by which ids are replaced."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterable
-from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.checks import check_choice, is_integer, is_number
 from featherbed.errors import ArgumentError
 from featherbed.hashing import mixed
+
+if TYPE_CHECKING:
+    from featherbed.graphs.relation import Relation
 
 Ids = NDArray[np.int64]
 PER = ("occurrence", "id")
@@ -24,25 +27,16 @@ STREAMS = (
 )  # three numbers for each place: whether, how, which
 
 
-class Relation(Protocol):
-    """Neighbours of each object: featherbed.graphs.Graph, or what has a sparse matrix [V, V] of them."""
-
-    @property
-    def objects(self) -> int:
-        """V."""
-
-    @property
-    def matrix(self) -> Any:
-        """scipy.sparse CSR [V, V], sorted, without the diagonal."""
-
-
 class Law:
-    """p(j -> k), Wu et al. 2019: j stays with probability 1 - p; else a neighbour k of j is ``rho`` times as likely as another.
+    """p(j -> k), Wu et al. 2019: j stays with probability 1 - p, neighbors are ``rho`` times as
+    likely.
 
-        q_j = p / (rho n_j + N - 1 - n_j),   p(j -> k) = rho q_j for the n_j neighbours of j, q_j for the other k != j
+        q_j = p / (rho n_j + N - 1 - n_j)
+        p(j -> k) = rho q_j for the n_j neighbors of j, q_j for the other k != j
 
-    over the N ids that are not ``exclude``d; these neither change nor appear. Without a graph p(j -> k) = p / (N - 1). No
-    V x V table is made: the neighbour lists are numbered, and so are the ids between them.
+    over the N ids that are not excluded; excluded ids neither change nor appear. Without a graph
+    p(j -> k) = p / (N - 1). No V x V matrix is built: neighbors, and the ids between them, are
+    enumerated.
 
     >>> law = Law(5, exclude=[0])
     >>> law.drawn(np.array([0, 1, 2]), rate=1.0, key=7)[0]
@@ -66,29 +60,30 @@ class Law:
                 raise ArgumentError(f"{name}={given!r}: True or False")
         if mixture and (graph is None or rho < 1):
             raise ArgumentError(
-                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1"
+                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho "
+                "of at least 1"
             )
-        if per not in PER:
-            raise ArgumentError(f"per={per!r}: use {' or '.join(PER)}")
+        check_choice("per", per, PER)
         self.include_self, self.mixture, self.per = include_self, mixture, per
         self.blocked = blocked_ids(exclude, padding, self.rows)
         self.free = self.rows - len(self.blocked)  # N
         self.lists = None if graph is None else neighbour_lists(graph, self.rows, self.blocked)
 
     def resize(self, rows: int) -> None:
-        """Go on over another number of ids: rows have arrived."""
+        """Continue with another number of ids, after rows were added."""
         if self.lists is not None:
             raise ArgumentError(
-                f"there are {rows} ids now, the graph is over {self.rows}: share with a graph over all of them"
+                f"there are {rows} ids now, the graph is over {self.rows}: share with a graph over "
+                "all of them"
             )
         self.rows, self.free = rows, rows - len(self.blocked)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Law:
-        """Copies of a model share the law, which never changes, and its neighbour lists."""
+        """Return the same object: copies share the immutable law."""
         return self
 
     def drawn(self, ids: Ids, rate: float, key: int) -> Ids:  # [...] -> [...]
-        """Return ids, each replaced with probability ``rate``; the same ``key`` draws the same."""
+        """Return ids, each replaced with probability ``rate``, deterministic for a ``key``."""
         out = ids.copy()
         if rate == 0 or self.free < 2:
             return out
@@ -107,7 +102,7 @@ class Law:
     def _others(
         self, ids: Ids, how: NDArray[np.float64], which: Ids
     ) -> Ids:  # [m], [m] in [0, 1), [m] -> [m]
-        """Return what ids that are replaced become."""
+        """Return the replacements of ids."""
         if self.lists is None:
             none = np.zeros_like(ids)
             return self._unrank(self._far(ids, which, none, none))
@@ -137,7 +132,9 @@ class Law:
         return out
 
     def _far(self, ids: Ids, which: Ids, begin: Ids, count: Ids) -> Ids:
-        """Draw evenly among the free ids that are no neighbours, as ranks: the old id is one of them with ``include_self``."""
+        """Draw uniformly among free ids that are not neighbors, as ranks (the id itself counts with
+        ``include_self``).
+        """
         left = self.free - count
         if self.include_self:
             return self._unlisted(which % left, begin, count)
@@ -149,7 +146,7 @@ class Law:
         return ranks
 
     def _unlisted(self, number: Ids, begin: Ids, count: Ids) -> Ids:
-        """Return the rank of the free id with this number among those that are no neighbours: lists are searched by halving."""
+        """Return the rank of the n-th free id that is not a neighbor, by bisection."""
         below = np.zeros_like(number)
         if self.lists is not None:
             neighbours = self.lists[1]
@@ -161,7 +158,7 @@ class Law:
         return number + below
 
     def _rank(self, ids: Ids) -> Ids:
-        """Return the place of ids among those that are not excluded."""
+        """Return the rank of ids among those that are not excluded."""
         return (
             ids - np.searchsorted(self.blocked, ids).astype(np.int64) if len(self.blocked) else ids
         )
@@ -176,14 +173,14 @@ class Law:
 
 def check_rows(rows: Any) -> int:
     """Return V, or say what was given instead."""
-    if isinstance(rows, bool) or not isinstance(rows, Integral) or int(rows) < 1:
+    if not is_integer(rows, 1):
         raise ArgumentError(f"num_embeddings={rows!r}: give the number of ids, at least 1")
     return int(rows)
 
 
 def check_rho(rho: Any) -> float:
     """Return a ratio of probabilities, or say what was given instead."""
-    if isinstance(rho, bool) or not isinstance(rho, Real) or not 0 < float(rho) < math.inf:
+    if not is_number(rho, 0) or rho == 0:
         raise ArgumentError(
             f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0"
         )
@@ -192,15 +189,16 @@ def check_rho(rho: Any) -> float:
 
 def check_rate(p: Any) -> float:
     """Return a probability, or say what was given instead."""
-    if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= float(p) <= 1:
+    if not is_number(p, 0, 1):
         raise ArgumentError(
-            f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a hundred)"
+            f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a "
+            "hundred)"
         )
     return float(p)
 
 
 def blocked_ids(exclude: Iterable[int], padding: int | None, rows: int) -> Ids:
-    """Return the ids that are left out, sorted, each once; or say what was given instead."""
+    """Return the sorted distinct excluded ids, or raise an error."""
     try:
         given = list(exclude)
         found = sorted(
@@ -223,14 +221,16 @@ _lists: WeakKeyDictionary[Relation, tuple[bytes, tuple[NDArray[Any], NDArray[Any
 def neighbour_lists(
     graph: Relation, rows: int, blocked: Ids
 ) -> tuple[NDArray[Any], NDArray[Any]]:  # [V + 1], [n]
-    """Return where the list of each id starts, and all lists, without blocked ids; a graph is looked through once."""
+    """Return the start of each id's list, and all lists without blocked ids; cached per graph."""
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
         raise ArgumentError(
-            f"graph is {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(num_embeddings, pairs)"
+            f"graph is {type(graph).__name__}: give a graph, such as "
+            "fb.Graph.from_edges(num_embeddings, pairs)"
         )
     if graph.objects != rows:
         raise ArgumentError(
-            f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over all of them"
+            f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over "
+            "all of them"
         )
     asked = blocked.tobytes()
     known = _lists.get(graph)
@@ -252,21 +252,22 @@ def neighbour_lists(
 
 
 def numbers(places: Ids, key: int, stream: int) -> Ids:  # [m] -> [m] of 63 bits
-    """Return the numbers that a key draws for places."""
+    """Return the random numbers of a key for positions."""
     found: Ids = mixed(mixed(places + (key - (1 << 62))) ^ STREAMS[stream])
     return found
 
 
 def uniform(places: Ids, key: int, stream: int) -> NDArray[np.float64]:  # [m] -> [m] in [0, 1)
-    """Return the numbers as shares of one."""
+    """Return random numbers as floats in [0, 1)."""
     found = (numbers(places, key, stream) >> 10).astype(np.float64)
     return found * 2.0**-53  # 53 bits are exact: one itself never comes
 
 
 def replaced(count: int, rate: float, key: int) -> Ids:  # -> [m], rising
-    """Return which of ``count`` places are replaced, each with probability ``rate`` on its own.
+    """Return which of ``count`` positions are replaced, each with probability ``rate``.
 
-    Gaps between such places are geometric, floor(log u / log(1 - rate)): as many numbers are drawn as places are replaced.
+    Gaps between them are geometric, floor(log u / log(1 - rate)), so only as many numbers are drawn
+    as positions are replaced.
 
     >>> replaced(10, 1.0, key=1)
     array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])

@@ -1,11 +1,11 @@
-"""SSE: ids are replaced at random on their way to a table, while training."""
+"""SSE: ids are replaced at random before a table, in training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from featherbed.errors import ArgumentError, IdError
 from featherbed.hashing import mixed
 from featherbed.ops import check_ids
-from featherbed.sharing.law import Law, Relation, check_rate
+from featherbed.sharing.law import Law, check_rate
+
+if TYPE_CHECKING:
+    from featherbed.graphs.relation import Relation
 
 _modules: WeakValueDictionary[int, SSE] = (
     WeakValueDictionary()
@@ -41,10 +44,11 @@ def share(
     per: str = "occurrence",
     generator: torch.Generator | None = None,
 ) -> Tensor:  # integer [...] -> int64 [...]
-    """Return ids, each replaced by another with probability ``p``: for targets, and loops that handle ids themselves.
+    """Return ids, each replaced with probability ``p``: for targets, or loops that handle ids
+    themselves.
 
-    The law and the settings are those of ``fb.SSE``; every call draws anew from ``generator``. Processes and data-loader
-    workers draw differently even where their generators are alike.
+    Settings are those of ``fb.SSE``; every call draws from ``generator``. Processes and data-loader
+    workers draw differently even with equal generators.
 
     >>> ids = torch.zeros(1000, dtype=torch.int64)
     >>> shared = share(ids, 50, 0.1, generator=torch.Generator().manual_seed(0))
@@ -66,25 +70,30 @@ def bare(module: nn.Module) -> Any:
 
 
 class SSE(nn.Module):
-    """Stochastic shared embeddings (Wu et al. 2019) in front of any module that takes ids: nn.Embedding, EmbeddingBag, tables.
+    """Stochastic shared embeddings (Wu et al. 2019) for any module that takes ids.
 
-    While training every occurrence of an id is replaced, with probability ``p``, by another id; the rows of that one are used
-    and learn. In evaluation, and with p = 0, ids pass as they are. SSE-SE: every other id is as likely, p / (V - 1).
-    SSE-Graph: with a ``graph`` a neighbour is ``rho`` times as likely as an id that is none; an id without neighbours is
-    replaced as in SSE-SE. Whatever else the wrapped module has (``weight``, ``logits``, ``sizes``) is reached through this one.
+    In training every occurrence of an id is replaced, with probability ``p``, by another id whose
+    row is used and trained. In evaluation, and with p = 0, ids are unchanged. SSE-SE: all other ids
+    are equally likely, p / (V - 1). SSE-Graph: with a ``graph``, neighbors are ``rho`` times as
+    likely as other ids; an id without neighbors is replaced as in SSE-SE. Attributes of the wrapped
+    module (``weight``, ``logits``, ``sizes``) are available on this one.
 
-    Draws depend on a seed, the number of calls in training, the place of the id and, with several processes or data-loader
-    workers, which one this is: they are the same again with the same state, and compiled. Seed, calls and p are in the
-    ``state_dict``. A part of a model that runs twice (activation checkpointing) takes ``sse.share(ids)`` from outside it.
+    Draws are a function of seed, number of training calls, position, process and data-loader
+    worker: they are reproducible from the state, also when compiled. Seed, calls and p are in the
+    ``state_dict``. With activation checkpointing call ``sse.share(ids)`` outside of the recomputed
+    part.
 
     Args:
-        table: the module; its ``num_embeddings`` is V, its ``padding_idx`` never changes and never appears.
-        p: the probability of being replaced; may be changed while training (``sse.p = 0.02``, ``fb.Schedule``).
+        table: the module; ``num_embeddings`` is V, and its ``padding_idx`` never changes and never
+            appears.
+        p: probability of replacement; may change in training (``sse.p = 0.02``, ``fb.Schedule``).
         graph: ``fb.Graph`` over the V ids.
         exclude: further ids that never change and never appear (separators, unknown words).
-        include_self: draw among all ids, the old one too, as the authors' code does: an effective p of p (V - 1) / V.
-        mixture: their code's other law: with probability 1/rho any id, else one of the neighbours and the id itself.
-        per: "occurrence", or "id": the same id in a batch becomes the same other.
+        include_self: draw among all ids including the old one, like the authors' code: an effective
+            p of p (V - 1) / V.
+        mixture: the other law of the authors' code: with probability 1/rho any id, else a neighbor
+            or the id itself.
+        per: "occurrence", or "id": all occurrences of an id in a batch get the same replacement.
 
     >>> table = nn.Embedding(100, 8)
     >>> items = SSE(table, p=0.1, generator=torch.Generator().manual_seed(0))
@@ -92,6 +101,7 @@ class SSE(nn.Module):
     (torch.Size([2, 8]), 8)
     """
 
+    scheduled: ClassVar[str] = "p"  # the attribute that fb.Schedule sets
     seed: Tensor
     calls: Tensor
     rate: Tensor
@@ -113,7 +123,8 @@ class SSE(nn.Module):
         rows = getattr(table, "num_embeddings", None)
         if not isinstance(table, nn.Module) or not isinstance(rows, Integral):
             raise ArgumentError(
-                f"{table!r} has no num_embeddings: give a module that takes ids, such as nn.Embedding"
+                f"{table!r} has no num_embeddings: give a module that takes ids, such as "
+                "nn.Embedding"
             )
         padding = getattr(table, "padding_idx", None)
         self.law = Law(int(rows), graph, rho, exclude, include_self, mixture, per, padding)
@@ -129,7 +140,7 @@ class SSE(nn.Module):
 
     @property
     def p(self) -> float:
-        """The probability of being replaced."""
+        """Probability of replacement."""
         return unbits(self.rate)
 
     @p.setter
@@ -137,21 +148,22 @@ class SSE(nn.Module):
         self.rate.fill_(bits(check_rate(value)))
 
     def forward(self, ids: Tensor, *given: Any, **settings: Any) -> Any:
-        """Pass ids, shared while training, to the module."""
+        """Call the module with ids, replaced in training."""
         return self.table(self.share(ids), *given, **settings)
 
     def bag(self, ids: Tensor, *given: Any, **settings: Any) -> Any:
-        """Pass ids, shared while training, to the ``bag`` of a table (see ``fb.Bag``)."""
+        """Call the table's ``bag`` with ids, replaced in training (see ``fb.Bag``)."""
         bag: Any = self.table.bag
         return bag(self.share(ids), *given, **settings)
 
     def share(self, ids: Tensor) -> Tensor:  # integer [...] -> int64 [...]
-        """Return ids as the module is to see them: replaced at random while training."""
+        """Return ids, replaced at random in training."""
         if not self.training:
             return ids
         if not isinstance(ids, Tensor):
             raise IdError(
-                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)"
+                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use "
+                "torch.as_tensor(ids)"
             )
         if self.table.num_embeddings != self.law.rows:
             self.law.resize(int(self.table.num_embeddings))  # type: ignore[arg-type]
@@ -168,16 +180,16 @@ class SSE(nn.Module):
             return getattr(super().__getattr__("table"), name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles draw on from here."""
+        """Return a state that continues the draws."""
         return {name: value for name, value in self.__dict__.items() if name != "number"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take in a copy's state."""
+        """Restore the state of a copy."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._enter()
 
     def extra_repr(self) -> str:
-        """Show the law."""
+        """Show the settings."""
         near = (
             f", rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}"
             if self.law.lists is not None
@@ -203,7 +215,7 @@ def _draw(law: Law, ids: Tensor, rate: float, key: int) -> Tensor:  # integer [.
 
 
 def call_key(seed: int, calls: int) -> int:
-    """Return the key of a call, another in each process and data-loader worker (whose seed is another in each epoch)."""
+    """Return the key of a call, different in each process and data-loader worker (and epoch)."""
     group, worker = torch.distributed, torch.utils.data.get_worker_info()
     rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
     key = np.array([seed])
@@ -213,10 +225,10 @@ def call_key(seed: int, calls: int) -> int:
 
 
 def bits(p: float) -> int:
-    """Return the 64 bits of a number: as a whole number it stays what it is when a model becomes half precision."""
+    """Return the 64 bits of a number as an integer, which half precision does not change."""
     return int(np.float64(p).view(np.int64))
 
 
 def unbits(rate: Tensor) -> float:
-    """Return the number that 64 bits stand for."""
+    """Return the number of 64 bits."""
     return float(np.int64(int(rate)).view(np.float64))

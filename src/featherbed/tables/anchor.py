@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
@@ -20,39 +22,36 @@ from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed
 from featherbed.tables.fitting import low_rank, nonnegative_factors, sparse_codes
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
+
+if TYPE_CHECKING:
+    from featherbed.graphs.relation import Relation
 
 BLOCK = 1 << 20  # rows started at once
-
-
-class Graph(Protocol):
-    """Relations between objects: featherbed.graphs.Graph, or what has a sparse matrix [V, V] of them."""
-
-    @property
-    def objects(self) -> int:
-        """V."""
-
-    @property
-    def matrix(self) -> Any:
-        """scipy.sparse CSR [V, V]."""
 
 
 class AnchorTable(Table):
     """E = T A: a sparse transform T [V, K] over K anchors A [K, d].
 
-    Liang et al. 2021 (ANT), equation 1: minimise task loss + lambda ||T||_1 over T >= 0. The penalty is the optimizer's
-    business: ``fb.Yogi(parameters, penalties={table.transform: fb.NonNegativeL1(lam)})``. ``nonnegative`` decides how the
-    transform starts and how ``from_dense`` fits it.
+    Liang et al. 2021 (ANT), equation 1: minimize task loss + lambda ||T||_1 over T >= 0. The
+    optimizer applies the penalty: ``fb.Yogi(parameters, penalties={table.transform:
+    fb.NonNegativeL1(lam)})``. ``nonnegative`` affects the initialization of the transform and its
+    fit by ``from_dense``.
 
     Args:
-        anchors: K.
-        sparse: gradients of the transform hold the rows of the batch only (their appendix H); with an optimizer of this
-            library a step then costs in those rows, and gives what dense gradients give.
-        slots: keep at most so many (anchor, weight) pairs a row: ``transform`` is [V, slots], ``support`` says which anchors.
-            Training memory is O(V slots), whatever K. Implies ``sparse``.
-        scan_every: how often the anchors a row lacks are scored (with slots); the best come in for the weakest.
-        init: how atoms and transform start: at random (``fb.HalfNormal``, ``fb.Xavier``), or with objects as anchors
-            (``fb.Frequency`` and its like); these are then the table's ``anchor_ids``, and each starts as itself.
+        anchors: number of anchors K.
+        sparse: gradients of the transform contain the rows of the batch only (appendix H); with an
+            optimizer of this library the cost of a step depends on these rows only, and the result
+            equals that of dense gradients.
+        slots: maximum number of (anchor, weight) pairs per row: ``transform`` is [V, slots] and
+            ``support`` holds the anchor of each slot. Training memory is O(V slots), independent of
+            K. Implies ``sparse``.
+        scan_every: number of steps between scans (with slots) that score the anchors a row lacks;
+            the best one replaces the weakest.
+        init: initialization of atoms and transform: random (``fb.HalfNormal``, ``fb.Xavier``), or
+            with objects as anchors (``fb.Frequency`` ...); their ids are ``anchor_ids``, and each
+            of them initially has weight 1 for itself.
 
     >>> import torch
     >>> table = AnchorTable(1000, 16, anchors=8)
@@ -63,6 +62,8 @@ class AnchorTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"anchors": 5}
+    has_anchors: ClassVar[bool] = True
+    sparse_codes: ClassVar[bool] = True
     transform = RowParameter()  # [V, K], [V, s] with slots
     support: Tensor | None
     anchor_ids: Tensor | None
@@ -85,16 +86,17 @@ class AnchorTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse or slots is not None)
         self.anchors, self.scan_every = (
-            positive("anchors", anchors),
-            positive("scan_every", scan_every),
+            check_integer("anchors", anchors),
+            check_integer("scan_every", scan_every),
         )
         self.nonnegative, self.slots = (
             bool(nonnegative),
-            None if slots is None else positive("slots", slots),
+            None if slots is None else check_integer("slots", slots),
         )
         if self.slots is not None and self.slots > self.anchors:
             raise ArgumentError(
-                f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots out to keep all"
+                f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots "
+                "out to keep all"
             )
         if init is not None and not hasattr(init, "fill"):
             raise ArgumentError(
@@ -115,7 +117,7 @@ class AnchorTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Initialize anchors and weights as ``init`` says; with slots every row gets random anchors."""
+        """Initialize anchors and weights by ``init``; with slots, rows get random anchors."""
         transform = self.transform
         ids = self.init.fill(self.atoms, transform, self.nonnegative, generator)
         if self.support is not None and self.slots is not None:
@@ -132,7 +134,7 @@ class AnchorTable(Table):
 
     @property
     def slot_group(self) -> Any:
-        """The process group whose rows are scored together: set it with DistributedDataParallel and slots."""
+        """Process group whose rows are scored together: set it with DDP and slots."""
         return None if self._slots is None else self._slots.group
 
     @slot_group.setter
@@ -141,46 +143,64 @@ class AnchorTable(Table):
             raise ArgumentError("slot_group is for tables with slots")
         self._slots.group = group
 
-    def related(self, graph: Graph) -> Exempt:
-        """Return the (object, anchor) entries whose object and anchor object ``graph`` relates, for ``fb.NonNegativeL1``."""
-        if self.anchor_ids is None:
-            raise ArgumentError(
-                "the anchors of this table stand for no objects, so nothing relates to them: choose objects as anchors, "
-                "for example init=fb.Frequency(counts)"
-            )
-        if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
-            raise ArgumentError(
-                f"got {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(V, pairs)"
-            )
-        if graph.objects != self.num_embeddings:
-            raise ArgumentError(
-                f"the graph is over {graph.objects} objects, the table has {self.num_embeddings}"
-            )
-        entries = graph.matrix[:, self.anchor_ids.cpu().numpy()].tocoo()
-        pairs = torch.stack(
-            [torch.from_numpy(part.astype("int64")) for part in (entries.row, entries.col)], dim=1
-        )
-        return Exempt(self, pairs, self.anchors)
+    def related(self, graph: Relation) -> Exempt:
+        """Return the (object, anchor) entries related by ``graph``, for ``fb.NonNegativeL1``."""
+        return related_entries(self, graph)
+
+    @property
+    def anchor_count(self) -> int:
+        """Number of anchors."""
+        return len(self.atoms)
+
+    @property
+    def penalized(self) -> tuple[nn.Parameter, ...]:
+        """The transform."""
+        return (self.transform,)
+
+    @property
+    def weighted_codes(self) -> bool:
+        """True without slots."""
+        return self.support is None
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+        """(transform, atoms) without slots."""
+        plain = self.support is None and "factors" in vars(type(self))
+        return (self.transform, self.atoms) if plain else None
+
+    def anchor_objects(self) -> Tensor | None:  # int64 [K]
+        """Return ``anchor_ids``."""
+        return self.anchor_ids
+
+    @classmethod
+    def anchor_sizes(cls, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return (anchors,)."""
+        return (int(settings["anchors"]),)
+
+    @classmethod
+    def init_settings(cls, inits: Sequence[AnchorInit]) -> dict[str, Any]:
+        """Return ``init``."""
+        return {"init": inits[0]}
 
     def codes(self, ids: Tensor) -> Codes:
-        """Every anchor, weighted by the row of the transform; with slots those of the support."""
+        """All anchors weighted by the row of the transform; with slots, those of the support."""
         indices = None if self.support is None else self.support[ids].long()
         return Codes(indices, self.row_values("transform", ids), self.atoms)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Compose rows; with slots every distinct id once."""
+        """Compose rows; with slots, once for every distinct id."""
         rows = self._fused(ids.reshape(-1), None, None, 0)
         return super().lookup(ids) if rows is None else rows.reshape(*ids.shape, self.embedding_dim)
 
     def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
-        """Sum rows into bags; with slots without composing the rows of all ids first."""
+        """Sum rows into bags; with slots, without composing the rows of all ids first."""
         rows = self._fused(ids, owner, weights, bags)
         return super().pooled(ids, owner, bags, weights) if rows is None else rows
 
     def _fused(
         self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
     ) -> Tensor | None:
-        """Return rows or bags by one operator, where it can serve: with slots, and the parameters themselves in place."""
+        """Return rows or bags from the fused operator, None where it cannot be used."""
         stored, atoms = self._parameters.get("transform"), self._parameters.get("atoms")
         own = isinstance(stored, nn.Parameter) and isinstance(atoms, nn.Parameter)
         if self.support is None or not own or is_transformed(ids):
@@ -193,7 +213,7 @@ class AnchorTable(Table):
         return rows
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
-        """Sparse codes over the anchors, in the layout asked for or the smallest."""
+        """Sparse codes over the anchors, in the given or the smallest layout."""
         support = None if self.support is None else self.support.cpu().numpy()
         codes, left = sparse_layout(to_numpy(self.transform), layout, values, support, self.anchors)
         matrix = None if left is None else Matrix.encode(left, values)
@@ -204,14 +224,14 @@ class AnchorTable(Table):
         ]
 
     def parameter_count(self) -> int:
-        """nnz(T) + K d, as the paper's tables count."""
+        """nnz(T) + K d, as in the paper's tables."""
         return int(torch.count_nonzero(self.transform)) + self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Fit T A to the matrix, errors of rows weighed by ``weights``: Σ_i w_i ||x_i - t_i A||².
+        """Fit T A to the matrix by weighted least squares: Σ_i w_i ||x_i - t_i A||².
 
-        Semi-non-negative factorisation, or truncated SVD where T may be negative; with slots matching pursuit over a
-        dictionary learnt with it. What anchors stood for before is forgotten: they are fitted too.
+        Semi-nonnegative factorization, or truncated SVD if T may be negative; with slots, matching
+        pursuit over a learned dictionary. ``anchor_ids`` are reset, since anchors are fitted too.
 
         >>> table = AnchorTable(500, 8, anchors=40, slots=4)
         >>> rows = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
@@ -232,10 +252,32 @@ class AnchorTable(Table):
         self.transform.copy_(transform)
 
 
+def related_entries(table: Any, graph: Relation) -> Exempt:
+    """Return the (object, anchor) entries of a table's transform related by ``graph``."""
+    anchors = table.anchor_objects()
+    if anchors is None:
+        raise ArgumentError(
+            "the anchors of this table stand for no objects, so nothing relates to them: choose "
+            "objects as anchors, "
+            "for example init=fb.Frequency(counts)"
+        )
+    if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
+        raise ArgumentError(
+            f"got {type(graph).__name__}: give a graph, such as fb.Graph.from_edges(V, pairs)"
+        )
+    if graph.objects != table.num_embeddings:
+        raise ArgumentError(
+            f"the graph is over {graph.objects} objects, the table has {table.num_embeddings}"
+        )
+    entries = graph.matrix[:, anchors.cpu().numpy()].tocoo()
+    pairs = [torch.from_numpy(part.astype("int64")) for part in (entries.row, entries.col)]
+    return Exempt(table, torch.stack(pairs, dim=1), len(anchors))
+
+
 def start_as_themselves(
     ids: Tensor, transform: Tensor, support: Tensor | None
 ) -> None:  # [K], [V, K] or [V, s], [V, s]
-    """Give the rows of objects that are anchors the weight 1 for themselves and 0 for the others, in place."""
+    """Give objects that are anchors weight 1 for themselves and 0 for other anchors, in place."""
     places = torch.arange(len(ids))
     transform[ids] = 0.0
     if support is None:
@@ -251,14 +293,14 @@ def start_as_themselves(
 
 
 def support_dtype(anchors: int) -> torch.dtype:
-    """Return the smallest integer type that can name every anchor."""
+    """Return the smallest integer type that can hold every anchor index."""
     return torch.uint8 if anchors <= 256 else torch.int16 if anchors <= 32768 else torch.int32
 
 
 def random_support(
     rows: int, slots: int, anchors: int, generator: torch.Generator | None
 ) -> Tensor:  # -> int [V, s]
-    """Return distinct anchors for every row: a random first one, then a random stride that meets every anchor once.
+    """Return distinct random anchors for every row: a random start and a random coprime stride.
 
     >>> random_support(3, 4, 4, None).sort().values
     tensor([[0, 1, 2, 3],

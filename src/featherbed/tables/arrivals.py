@@ -1,4 +1,4 @@
-"""Ids that arrive while training goes on: rows appear with them."""
+"""Tables that grow by a row for every new key."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ REFRESH = (
 
 
 class Arrivals:
-    """Row numbers for keys as they are first seen; the tables, and parameters of one entry a row, grow with them.
+    """Assigns rows to keys as they first occur, and adds rows to tables and parameters.
 
-    Row 0 stands for every key that was never seen: it is the mean of the others, and a new row starts as it. Training asks
-    for rows with ``admit``, evaluation and serving with ``ids``.
+    Row 0 represents all unknown keys: it is the mean of the other rows, and new rows are copies of
+    it. Use ``admit`` in training, ``ids`` in evaluation and serving.
 
     Args:
-        holders: fb.AnchorTable or fb.GrowingAnchorTable with a row for each of the ``keys``, and row 0; parameters that long.
-        optimizer: the one that trains them, or None.
-        keys: the keys that have a row already, from row 1 on.
+        holders: fb.AnchorTable, fb.GrowingAnchorTable or parameters, with row 0 and one row for
+            each of ``keys``.
+        optimizer: the optimizer that trains them, or None.
+        keys: the keys of the existing rows, from row 1 on.
 
     >>> import featherbed as fb
     >>> table = fb.GrowingAnchorTable(1, 8, anchors=4, init=fb.HalfNormal(0.1))
@@ -50,12 +51,14 @@ class Arrivals:
         for holder in self.holders:
             if not isinstance(holder, AnchorTable | nn.Parameter):
                 raise ArgumentError(
-                    f"{holder!r} cannot grow: give fb.AnchorTable, fb.GrowingAnchorTable or parameters"
+                    f"{holder!r} cannot grow: give fb.AnchorTable, fb.GrowingAnchorTable or "
+                    "parameters"
                 )
             rows = holder.num_embeddings if isinstance(holder, AnchorTable) else len(holder)
             if rows != len(self.keys) + 1:
                 raise ArgumentError(
-                    f"a holder has {rows} rows for {len(self.keys)} keys: it needs one for each, and row 0 for unseen ones"
+                    f"a holder has {rows} rows for {len(self.keys)} keys: it needs one for each, "
+                    "and row 0 for unseen ones"
                 )
         self._row_of = {key: row for row, key in enumerate(self.keys, 1)}
         if len(self._row_of) < len(self.keys):
@@ -66,11 +69,11 @@ class Arrivals:
         return len(self.keys)
 
     def ids(self, keys: Iterable[Any]) -> Tensor:  # -> int64 [n]
-        """Return the rows of keys, 0 for those never seen."""
+        """Return the rows of keys, 0 for unknown keys."""
         return torch.tensor([self._row_of.get(key, 0) for key in _plain(keys)], dtype=torch.int64)
 
     def admit(self, keys: Iterable[Any]) -> Tensor:  # -> int64 [n]
-        """Return the rows of keys; those never seen get new ones."""
+        """Return the rows of keys; add rows for unknown keys."""
         wanted = _plain(keys)
         new = [key for key in dict.fromkeys(wanted) if key not in self._row_of]
         if new:
@@ -91,7 +94,8 @@ class Arrivals:
         ]
         if any(penalty is not None and penalty.exempt is not None for penalty in penalties):
             raise ArgumentError(
-                "the penalty of a table exempts entries of the objects it has: it cannot take in others"
+                "the penalty of a table exempts entries of the objects it has: it cannot take in "
+                "others"
             )
         rows = holder.num_embeddings
         resize(holder.transform, lambda tensor, fill: _longer(tensor, count, fill), self.optimizer)
@@ -106,7 +110,7 @@ class Arrivals:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the row of unseen keys the mean of the others (with slots: their mean is no row of few anchors, it stays)."""
+        """Set row 0 to the mean of the other rows (unchanged with slots)."""
         for holder in self.holders:
             if isinstance(holder, AnchorTable) and holder.support is None and len(self.keys):
                 holder.transform[0] = holder.transform[1:].mean(0)
@@ -117,7 +121,7 @@ def _plain(keys: Iterable[Any]) -> list[Any]:
 
 
 def _longer(tensor: Tensor, count: int, fill: float) -> Tensor:
-    """Return the tensor with ``count`` rows more, where its storage has room in place."""
+    """Return the tensor with ``count`` more rows, in place if its storage has room."""
     rows, width = len(tensor) + count, tensor[:1].numel()
     room = tensor.untyped_storage().nbytes() // tensor.element_size()
     if tensor.is_contiguous() and tensor.storage_offset() == 0 and room >= rows * width:

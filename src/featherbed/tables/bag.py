@@ -1,4 +1,4 @@
-"""Bag: a table called as nn.EmbeddingBag is."""
+"""Bag: a table with the call of nn.EmbeddingBag."""
 
 from __future__ import annotations
 

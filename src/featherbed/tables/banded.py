@@ -1,4 +1,4 @@
-"""Hot rows and a coded tail: the popular ids in one table, all others in another, trained and packed as one."""
+"""Hot rows and a coded tail: one table for popular ids and one for the others, packed together."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ BY_ID = (HashedTable, RemainderTable)
 class BandedTable(Table):
     """row(i) = head(place of i) for hot ids, tail(place of i) for the others.
 
-    Rows that are read often deserve more bytes than rows that hardly ever are: the head may be dense or low-bit rows, the tail
-    any table that is smaller. Zhang et al. 2020, "Model size reduction using frequency based double hashing for recommender
-    systems", keep hot ids apart in this way. Penalties go to the parameters of ``head_table`` and ``tail_table``.
+    Frequently read rows get more bytes than rare ones: the head may be dense or low-bit rows, the
+    tail any smaller table. Zhang et al. 2020, "Model size reduction using frequency based double
+    hashing for recommender systems", separate hot ids in this way. Penalties apply to the
+    parameters of ``head_table`` and ``tail_table``.
 
     Args:
-        hot: the hot ids, or how many: the most frequent of ``counts``, without them the first ids.
+        hot: the hot ids, or their number: the most frequent by ``counts``, by default the first
+            ids.
         head: spec of the table of hot ids.
-        tail: spec of the table of the others; tables that hash ids (hashed, remainder) hash the id itself.
-        counts: [V] how often each id occurs.
+        tail: spec of the table of the other ids; hashed and remainder tables hash the id itself.
+        counts: [V] number of occurrences of each id.
 
     >>> import torch
     >>> table = BandedTable(1000, 16, hot=100, tail="anchor:anchors=8")
-    >>> table(torch.tensor([3, 700])).shape, table.head_table.num_embeddings, table.tail_table.num_embeddings
-    (torch.Size([2, 16]), 100, 900)
+    >>> table(torch.tensor([3, 700])).shape
+    torch.Size([2, 16])
+    >>> table.head_table.num_embeddings, table.tail_table.num_embeddings
+    (100, 900)
     """
 
     example: ClassVar[dict[str, Any]] = {"hot": 7, "tail": "lowrank:rank=3"}
@@ -78,7 +82,7 @@ class BandedTable(Table):
             self._divide()
 
     def _divide(self) -> None:
-        """Say which ids are in the tail, and where."""
+        """Assign every id to head or tail, and its place there."""
         cold = torch.ones(self.num_embeddings, dtype=torch.int64)
         cold[self.hot_ids] = 0
         place, ids = places_within(cold), torch.arange(self.num_embeddings)
@@ -89,7 +93,7 @@ class BandedTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Initialize head and tail anew."""
+        """Initialize head and tail."""
         self.head_table.reset_parameters(generator)
         self.tail_table.reset_parameters(generator)
         self._divide()
@@ -110,7 +114,7 @@ class BandedTable(Table):
         )
 
     def codes(self, ids: Tensor) -> Codes:
-        """The values are the row: that of the head or of the tail."""
+        """The values are the row of the head or the tail."""
         return Codes(
             None, self._everywhere(ids, lambda part, places: part.codes(places).rows()), None
         )
@@ -119,12 +123,14 @@ class BandedTable(Table):
         """Compose the rows of checked ids."""
         return self.mask_padding(ids, self._of_parts(ids, lambda part, places: part.lookup(places)))
 
-    def seen(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
-        """Return what a model sees of the rows."""
-        return self.mask_padding(ids, self._of_parts(ids, lambda part, places: part.seen(places)))
+    def training_rows(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
+        """Return the training rows of both parts."""
+        return self.mask_padding(
+            ids, self._of_parts(ids, lambda part, places: part.training_rows(places))
+        )
 
     def _everywhere(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
-        """Ask both parts for as many rows as there are ids, and choose."""
+        """Look all ids up in both parts and select."""
         cold, place = self.cold[ids], self.place[ids]
         head, tail = (
             ask(self.head_table, torch.where(cold, 0, place)),
@@ -133,7 +139,7 @@ class BandedTable(Table):
         return torch.where(cold[..., None], tail, head)
 
     def _of_parts(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
-        """Ask each part for its own ids alone, so that what it adds to the loss is of these; how many they are is data."""
+        """Look up in each part its own ids only, so that its loss term covers only these."""
         if torch.compiler.is_compiling() or is_transformed(ids):
             return self._everywhere(ids, ask)
         cold, place = self.cold[ids].reshape(-1), self.place[ids].reshape(-1)
@@ -145,29 +151,35 @@ class BandedTable(Table):
         return rows.reshape(*ids.shape, self.embedding_dim)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
-        """The band of the head behind a bitmap of hot ids, then what the tail packs into."""
+        """The band of the head with a bitmap of hot ids, then the bands of the tail."""
         cold = self.cold.cpu().numpy()
         hot, others = np.flatnonzero(~cold), np.flatnonzero(cold)
         head = own_rows(self.head_table, self.head_table.bands(values, dictionary, layout), hot)
         tail = own_rows(self.tail_table, self.tail_table.bands(values, dictionary, layout), others)
         if len(head) > 1:
             raise NotPackable(
-                f"head={self.head!r} packs into {len(head)} bands: use a table of one, such as dense or quantized"
+                f"head={self.head!r} packs into {len(head)} bands: use a table of one, such as "
+                "dense or quantized"
             )
         return [replace(head[0], members=Members.of(hot, len(cold))), *tail]
 
     def parameter_count(self) -> int:
-        """Those of the head and of the tail."""
+        """Count the parameters of head and tail."""
         return self.head_table.parameter_count() + self.tail_table.parameter_count()
 
     def code_bits(self) -> float | None:
-        """Return the bits of learnt codes of both parts (None where neither has any)."""
+        """Return the bits of learned codes of both parts, None without any."""
         parts = [
             bits
             for bits in (self.head_table.code_bits(), self.tail_table.code_bits())
             if bits is not None
         ]
         return sum(parts) if parts else None
+
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale the rows of both parts."""
+        self.head_table.scale_initial_rows(std)
+        self.tail_table.scale_initial_rows(std)
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Fit each part to its own rows."""
@@ -180,12 +192,12 @@ class BandedTable(Table):
 
 
 def by_id(part: Table) -> bool:
-    """Whether a table's codes are taken of the id, in the packed form too, and not of the place."""
+    """Return whether a table's codes depend on the id itself, not on the place in its band."""
     return isinstance(part, BY_ID)
 
 
 def own_rows(part: Table, bands: list[Band], ids: NDArray[np.int64]) -> list[Band]:
-    """Return a part's bands with the rows of ``ids`` alone; tables that hash ids have rows for all of them."""
+    """Return a part's bands restricted to ``ids``; tables that hash ids have rows for all ids."""
     if not by_id(part):
         return bands
     (band,) = bands
@@ -199,7 +211,7 @@ def own_rows(part: Table, bands: list[Band], ids: NDArray[np.int64]) -> list[Ban
 
 
 def hot_ids(hot: Any, rows: int, counts: Any) -> Tensor:  # -> int64 [H]
-    """Return the hot ids: the given ones, or so many of the most frequent.
+    """Return the hot ids: the given ones, or a number of the most frequent.
 
     >>> hot_ids(2, 4, torch.tensor([1, 5, 2, 9])).tolist()
     [3, 1]

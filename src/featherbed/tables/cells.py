@@ -1,4 +1,4 @@
-"""The networks that turn a row's code vectors into one: a hidden layer, the supplement's recurrent cell, an LSTM."""
+"""Cells that turn the code vectors of a row into one vector: MLP, recurrent cell, LSTM."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from featherbed.codecs.kd import run_cell
 from featherbed.packed.cells import Cell
 from featherbed.packed.matrix import Matrix
-from featherbed.tables.table import empty_parameter, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import to_numpy
 
 
 class CodeCell(nn.Module):
-    """A cell of ``width`` units over code vectors of width ``code_dim``; ``in_order`` ones read them one by one.
+    """A cell of ``width`` units over code vectors of width ``code_dim``, read in sequence if
+    ``in_order``.
 
-    Its parameters are uninitialized until ``reset_parameters``, which the table calls.
+    Parameters are uninitialized until ``reset_parameters``, which the table calls.
     """
 
     kind: str
@@ -51,7 +53,7 @@ class CodeCell(nn.Module):
             self._input(kind),
         )
 
-    def _input(self, kind: str) -> Matrix | None:  # noqa: ARG002 - for cells that have one
+    def _input(self, kind: str) -> Matrix | None:
         return None
 
 
@@ -71,9 +73,10 @@ class MLPCell(CodeCell):
 
 
 class RecurrentCell(CodeCell):
-    """The cell of the supplement to Chen, Min and Sun 2018 (section 2): gates share the code vector, no input weights.
+    """The cell of Chen, Min and Sun 2018, supplement, section 2: no input weights.
 
-    t, i, o = σ(a_j + h U + b) each with U, b of its own;  m = t m + i tanh(a_j + h U_m + b_m);  h = o tanh(m);  y = mean_j h_j.
+        t, i, o = σ(a_j + h U + b) (each with its own U, b),  m = t m + i tanh(a_j + h U_m + b_m),
+        h = o tanh(m),  y = mean_j h_j
 
     >>> RecurrentCell(4, 4)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 4])
@@ -82,13 +85,14 @@ class RecurrentCell(CodeCell):
     kind = "recurrent"
 
     def forward(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., w]
-        """Read the code vectors in order, return the mean of the states."""
+        """Read the code vectors in order; return the mean state."""
         states: Tensor = run_cell(self.kind, codes, self.weight, self.bias)
         return states
 
 
 class LSTMCell(RecurrentCell):
-    """An ordinary LSTM over the code vectors (torch's equations and order of gates), y the mean of its outputs.
+    """An LSTM over the code vectors (torch's equations and gate order); y is the mean of its
+    outputs.
 
     >>> LSTMCell(4, 6)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 6])
@@ -113,7 +117,7 @@ class LSTMCell(RecurrentCell):
         self.input.normal_(0.0, 1 / math.sqrt(self.code_dim), generator=generator)
 
     def forward(self, codes: Tensor) -> Tensor:  # [..., s, d'] -> [..., w]
-        """Read the code vectors in order, return the mean of the states."""
+        """Read the code vectors in order; return the mean state."""
         states: Tensor = run_cell(self.kind, codes, self.weight, self.bias, self.input)
         return states
 

@@ -1,4 +1,4 @@
-"""CodedTable: what tables with learnt discrete codes share. D parts, one of K choices each."""
+"""CodedTable, the base of tables with learned codes: D parts with one of K choices each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featherbed.checks import check_integer, is_number
 from featherbed.errors import ArgumentError, IdError
 from featherbed.ops import check_ids
-from featherbed.tables.relax import is_number
-from featherbed.tables.table import Table, positive
+from featherbed.tables.table import Table
 
 BLOCK = 1 << 24  # responses held at once when the codes of all rows are taken
 NEAR = 0.02  # spread of a revived choice around the one it copies, of that of all choices
@@ -22,10 +22,10 @@ NEAR = 0.02  # spread of a revived choice around the one it copies, of that of a
 
 @dataclass(frozen=True)
 class CodeHealth:
-    """How well the codes of a table are used.
+    """Statistics on the use of codes.
 
-    ``used``: choices in use, of each part; ``entropy``: of the choices, in bits, of each part (at most log2 K);
-    ``duplicates``: rows whose whole code another row before them has.
+    ``used``: number of choices in use, per part; ``entropy``: entropy of the choices in bits, per
+    part (at most log2 K); ``duplicates``: number of rows with the same code as an earlier row.
     """
 
     used: tuple[int, ...]
@@ -35,29 +35,30 @@ class CodeHealth:
 
     @property
     def utilisation(self) -> float:
-        """The share of all choices that are in use."""
+        """Share of all choices in use."""
         return sum(self.used) / (len(self.used) * self.choices)
 
     def __str__(self) -> str:
         bits = sum(self.entropy) / len(self.entropy)
         return (
-            f"{self.utilisation:.1%} of the choices in use, {bits:.2f} of {math.log2(self.choices):.2f} bits a part, "
+            f"{self.utilisation:.1%} of the choices in use, {bits:.2f} of "
+            f"{math.log2(self.choices):.2f} bits a part, "
             f"{self.duplicates} duplicate codes"
         )
 
 
 class Pending:
-    """What is still to be added to the loss; copies and pickles of a table start with nothing."""
+    """Loss terms to be added; copies and pickles of a table have none."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
 
     def add(self, part: Tensor) -> None:
-        """Add a part."""
+        """Add a term."""
         self.total = part if self.total is None else self.total + part
 
     def take(self) -> Tensor | None:
-        """Return the total and begin anew."""
+        """Return the sum and reset it."""
         total, self.total = self.total, None
         return total
 
@@ -69,9 +70,9 @@ class Pending:
 
 
 class CodedTable(Table):
-    """A table whose rows have codes c in {0 .. K-1}^D, chosen as the largest response of each part.
+    """A table whose rows have codes c in {0 .. K-1}^D: the largest response of each part.
 
-    A method says what the responses are and how a code becomes a row; codes, their health and repair follow.
+    A method defines the responses and the rows of codes; health and repair of codes follow.
     """
 
     parts: int
@@ -92,8 +93,8 @@ class CodedTable(Table):
     ) -> None:
         super().__init__(rows, dim, padding_idx, sparse)
         self.parts, self.choices, self.unique = (
-            positive("parts", parts),
-            positive("choices", choices),
+            check_integer("parts", parts),
+            check_integer("choices", choices),
             bool(unique),
         )
         if self.choices < 2:
@@ -103,27 +104,28 @@ class CodedTable(Table):
         )  # the power itself may have a million digits
         if self.unique and few and self.choices**self.parts < rows:
             raise ArgumentError(
-                f"unique codes of {rows:,} rows need choices ** parts >= {rows:,}: {self.choices} ** {self.parts} is "
+                f"unique codes of {rows:,} rows need choices ** parts >= {rows:,}: {self.choices} "
+                f"** {self.parts} is "
                 f"{self.choices**self.parts:,}; take more parts or choices"
             )
         self.pending = Pending()
 
     @abstractmethod
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
-        """Return how well each choice answers for rows, in float32 at least, normalised as evaluation does it."""
+        """Return the responses in float32 or wider, normalized as in evaluation."""
 
     @abstractmethod
     def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
-        """Give rows codes: afterwards these are their largest responses."""
+        """Assign codes to rows: they become the largest responses."""
 
     @abstractmethod
     def choice_parameters(self) -> list[nn.Parameter]:
-        """Return what is held for every choice, [D * K, .] each: code vectors, values, keys."""
+        """Return the parameters of the choices, [D * K, .] each: code vectors, values, keys."""
 
     def _copy_choice(
         self, part: int, into: int, like: int, generator: torch.Generator | None
     ) -> None:
-        """Make one choice of a part a near copy of another; shared choices serve all parts and stay."""
+        """Make a choice of a part a noisy copy of another; shared choices stay as they are."""
         for stored in [] if self.shared else self.choice_parameters():
             copied = stored[part * self.choices + like]
             noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(
@@ -135,7 +137,7 @@ class CodedTable(Table):
     def codes_of(
         self, ids: Tensor | list[int] | None = None
     ) -> Tensor:  # int64 [...] -> int64 [..., D]
-        """Return the codes of ids (of all rows by default): always in float32 or wider, whatever autocast says.
+        """Return the codes of ids (all rows by default), always in float32 or wider.
 
         >>> import featherbed as fb
         >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
@@ -156,7 +158,7 @@ class CodedTable(Table):
         return found.reshape(*asked.shape, self.parts)
 
     def rows_with(self, code: Tensor | list[int]) -> Tensor:  # [n], n <= D -> ids
-        """Return the ids whose code begins with ``code``: rows of a semantic id, or of its prefix."""
+        """Return the ids whose code starts with ``code`` (a semantic id or its prefix)."""
         wanted = _as_ids(code).to(self.device).reshape(-1)
         if wanted.is_floating_point() and len(wanted):
             raise ArgumentError(
@@ -164,20 +166,22 @@ class CodedTable(Table):
             )
         if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.choices:
             raise ArgumentError(
-                f"code {wanted.tolist()} is none of this table: choices go from 0 to {self.choices - 1}"
+                f"code {wanted.tolist()} is none of this table: choices go from 0 to "
+                f"{self.choices - 1}"
             )
         if not 1 <= len(wanted) <= self.parts:
             raise ArgumentError(
-                f"a code of this table has {self.parts} parts, a prefix at least 1: got {len(wanted)}"
+                f"a code of this table has {self.parts} parts, a prefix at least 1: got "
+                f"{len(wanted)}"
             )
         return (self.codes_of()[:, : len(wanted)] == wanted).all(1).nonzero()[:, 0]
 
     def code_bits(self) -> float:
-        """Return N D log2 K, the bits of all codes as the papers count them."""
+        """Return N D log2 K, the bits of all codes as in the papers."""
         return self.num_embeddings * self.parts * math.log2(self.choices)
 
     def health(self) -> CodeHealth:
-        """Count the choices in use, their entropy and duplicate codes."""
+        """Count used choices, their entropy and duplicate codes."""
         codes = self.codes_of()
         counts = torch.stack(
             [torch.bincount(column, minlength=self.choices) for column in codes.T]
@@ -190,7 +194,9 @@ class CodedTable(Table):
 
     @torch.no_grad()
     def revive(self, generator: torch.Generator | None = None) -> int:
-        """Bring choices nobody uses back, as near copies of much used ones that take half of their rows; return how many."""
+        """Turn unused choices into noisy copies of popular ones with half of their rows; return the
+        number.
+        """
         codes, revived = self.codes_of(), 0
         for part in range(self.parts):
             counts = torch.bincount(codes[:, part], minlength=self.choices)
@@ -213,10 +219,11 @@ class CodedTable(Table):
 
     @torch.no_grad()
     def balance(self, slack: float = 0.0) -> None:
-        """Reassign codes so that no choice of a part has more than (1 + slack) V / K rows, at the least loss of response."""
+        """Limit every choice to (1 + slack) V / K rows, at the smallest loss of response."""
         if not is_number(slack, 0):
             raise ArgumentError(
-                f"slack={slack!r}: by which share choices may be fuller than even, a number of at least 0"
+                f"slack={slack!r}: by which share choices may be fuller than even, a number of at "
+                "least 0"
             )
         ids = torch.arange(self.num_embeddings, device=self.device)
         room = math.ceil(self.num_embeddings / self.choices * (1 + slack))
@@ -228,7 +235,7 @@ class CodedTable(Table):
 
     @torch.no_grad()
     def make_unique(self) -> int:
-        """Give rows that share a whole code codes of their own, changing as few and as little liked parts as will do."""
+        """Give rows with duplicate codes unique ones, changing few parts of low response."""
         ids = torch.arange(self.num_embeddings, device=self.device)
         codes = self.codes_of()
         taken: set[tuple[int, ...]] = set()
@@ -246,12 +253,12 @@ class CodedTable(Table):
         return len(again)
 
     def auxiliary(self) -> Tensor | None:
-        """Return what the relaxation and the guide add to the loss for the rows seen since this was last asked."""
+        """Return the loss terms of relaxation and guide for rows since the last call."""
         return self.pending.take()
 
 
 def _as_ids(given: Any) -> Tensor:
-    """Return ids or codes as a tensor, or say that they are none."""
+    """Return ids or codes as a tensor, or raise an error."""
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
@@ -261,7 +268,7 @@ def _as_ids(given: Any) -> Tensor:
 
 
 def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]:  # [D, K]
-    """Return the code of the greatest total response that is not taken, by best-first search.
+    """Return the unused code of the largest total response, by best-first search.
 
     >>> free_code(torch.tensor([[2.0, 1.0], [5.0, 1.0]]), {(0, 0)})
     (1, 0)
@@ -285,7 +292,8 @@ def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]
 
 
 def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
-    """Return choices with at most ``room`` rows each: rows that lose least by it go to their next best choice.
+    """Return choices with at most ``room`` rows each; rows that lose least move to their next
+    choice.
 
     >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.9]]), room=2).tolist()
     [0, 0, 1]

@@ -1,4 +1,4 @@
-"""Codes, what every method says a row is made of."""
+"""Codes, the composition of rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from featherbed.compose import combine
 
 @dataclass(frozen=True)
 class Codes:
-    """What rows are made of: ``row = then(combine(dictionary[indices], values))``.
+    """The composition of rows: ``row = then(combine(dictionary[indices], values))``.
 
-    ``indices`` [..., s], None for every atom; ``values`` [..., s], None for ones; ``dictionary`` [K, d], None when the values
-    are the row itself; ``then`` a cell and what follows it, None for nothing.
+    ``indices`` [..., s], None for all atoms; ``values`` [..., s], None for ones; ``dictionary`` [K,
+    d], None if the values are the rows; ``then``: the following stages, or None.
     """
 
     indices: Tensor | None
@@ -26,7 +26,7 @@ class Codes:
     then: Callable[[Tensor], Tensor] | None = None
 
     def rows(self) -> Tensor:  # [..., d]
-        """Compose the rows: the meaning every fast path must equal."""
+        """Compose the rows: the reference for every fast path."""
         if self.dictionary is None:
             assert self.values is not None
             return self.values

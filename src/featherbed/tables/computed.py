@@ -1,4 +1,4 @@
-"""Rows of a table that are computed: a tensor that says so when somebody writes to it."""
+"""Computed rows: a tensor that refuses in-place operations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from featherbed.errors import ArgumentError
 
 
 class ComputedRows(Tensor):
-    """A tensor computed from a table's parameters; in-place operations raise, since they would change nothing.
+    """A tensor computed from a table's parameters; in-place operations raise, since they have no
+    effect.
 
-    Results of operations are ordinary tensors, as those of an nn.Parameter are.
+    Results of operations are ordinary tensors, like those of an nn.Parameter.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -21,7 +22,7 @@ class ComputedRows(Tensor):
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
-        """The rows without their graph, computed all the same."""
+        """The detached rows, read-only too."""
         return computed(self.detach(), self.table)
 
     def __setitem__(self, *_: Any) -> NoReturn:
@@ -37,7 +38,8 @@ class ComputedRows(Tensor):
 
 def _refuse(rows: ComputedRows, *_: Any, **__: Any) -> NoReturn:
     raise ArgumentError(
-        f"the weight of a {rows.table} is computed from its parameters and cannot be written to: set those, "
+        f"the weight of a {rows.table} is computed from its parameters and cannot be written to: "
+        "set those, "
         "or fit the table to rows with fit_dense(matrix)"
     )
 
@@ -64,14 +66,16 @@ for _name in (
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor is exported, or wrapped by torch.func (vmap, grad): operators with row-sparse gradients cannot serve."""
+    """Return whether a tensor is exported or wrapped by torch.func, where row-sparse operators
+    fail.
+    """
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def computed(rows: Tensor, table: str) -> Tensor:
-    """Return rows as ``ComputedRows``; within compiled graphs and torch.func transforms as they are.
+    """Return rows as ``ComputedRows``, unchanged in compiled graphs and torch.func transforms.
 
     >>> computed(torch.zeros(2, 3), "AnchorTable").sum()
     tensor(0.)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
@@ -20,16 +20,18 @@ from featherbed.tables.table import Table, to_numpy
 
 
 class DenseTable(Table):
-    """nn.Embedding in featherbed's clothes: row(i) = E[i].
+    """An ordinary embedding: row(i) = E[i].
 
-    The yardstick of every comparison, and a step on the way: it loads an nn.Embedding's ``weight`` and packs to any
-    precision. ``sparse``: gradients hold the rows of the batch only, for optimizers of this library.
+    The baseline of every comparison; it loads the ``weight`` of an nn.Embedding and packs to any
+    precision. ``sparse``: gradients contain the rows of the batch only, for optimizers of this
+    library.
 
     >>> import torch
     >>> DenseTable(10, 4)(torch.tensor([1, 2])).shape
     torch.Size([2, 4])
     """
 
+    is_dense: ClassVar[bool] = True
     weight = RowParameter()  # [V, d]
     old_names: ClassVar[dict[str, str]] = {"rows.weight": "weight"}
 
@@ -60,17 +62,17 @@ class DenseTable(Table):
         return Codes(ids[..., None], None, self.weight)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Gather rows; the padding row, whatever it is, gives no gradient."""
+        """Gather rows; the padding row has no gradient."""
         return self.mask_padding(ids, self.row_values("weight", ids))
 
     def mask_padding(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """Return rows without a gradient where an id is the padding id; as in nn.Embedding they may be other than zero."""
+        """Return rows without gradient for padding ids, which may be nonzero as in torch."""
         if self.padding_idx is None:
             return rows
         return torch.where((ids == self.padding_idx)[..., None], rows.detach(), rows)
 
     def without_padding(self, matrix: Tensor) -> Tensor:  # [V, d]
-        """Return the matrix as it is."""
+        """Return the matrix unchanged."""
         return matrix
 
     def dense_rows(self) -> Tensor:  # [V, d]
@@ -78,7 +80,7 @@ class DenseTable(Table):
         return self.weight
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """Multiply with the rows; the padding row learns nothing."""
+        """Multiply with the rows; the padding row has no gradient."""
         if hidden.shape[-1] != self.embedding_dim:
             return super().logits(hidden)  # which says what is wrong
         rows = self.weight.to(hidden.dtype)
@@ -92,17 +94,18 @@ class DenseTable(Table):
     def pack(
         self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
     ) -> PackedTable:
-        """Return the packed form, in which the padding row is zero; refuse to change another one."""
+        """Return the packed form; raise an error if the padding row is not zero."""
         padding = self.padding_idx
         if padding is not None and bool(self.weight[padding].detach().any()):
             raise ArgumentError(
-                f"the padding row {padding} is not zero, as it is in a packed table: set it to zero "
+                f"the padding row {padding} is not zero, as it is in a packed table: set it to "
+                "zero "
                 "(table.weight.data[table.padding_idx] = 0), or make the table without padding_idx"
             )
         return super().pack(values, dictionary, layout)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - it has no values
-        """One band of stored rows."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """One band of dense rows."""
         return [
             Band(
                 self.num_embeddings,
@@ -115,7 +118,36 @@ class DenseTable(Table):
         """V d."""
         return self.num_embeddings * self.embedding_dim
 
+    @property
+    def penalized_rows(self) -> tuple[nn.Parameter, ...]:
+        """``weight``."""
+        return (self.weight,)
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+        """(weight, None)."""
+        return (self.weight, None) if "factors" in vars(type(self)) else None
+
+    def pruned(self) -> Table:
+        """Return ``fb.selected_rows(self)`` if rows are zero, otherwise this table."""
+        from featherbed.tables.selected import selected_rows
+
+        some = self.pruned_parameter_count() < self.parameter_count()
+        return selected_rows(self) if some else self
+
+    def pruned_parameter_count(self) -> int:
+        """Count the rows that are not zero (and the padding row), times d."""
+        empty = (self.weight.detach() == 0).all(1)
+        if self.padding_idx is not None:
+            empty[self.padding_idx] = False
+        return int((~empty).sum()) * self.embedding_dim
+
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale the rows to the standard deviation ``std``."""
+        self.fit_dense(self.weight.detach() * (std / float(self.weight.std())))
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Copy."""
+        """Copy the matrix."""
         row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
         self.weight.copy_(matrix)

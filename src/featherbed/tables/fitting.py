@@ -1,4 +1,4 @@
-"""Least squares behind ``from_dense``: factors and shared rows that come near a given matrix."""
+"""Least squares for ``from_dense``: factors and shared rows fitted to a matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featherbed.codecs.codec import CodecJob
 from featherbed.codecs.linear import factorize
-from featherbed.codecs.rows import LONGEST, Rows
+from featherbed.codecs.rows import LONGEST, WeightedRows
 from featherbed.codecs.sparse import SparseFit
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.tables.table import to_numpy
@@ -26,7 +26,7 @@ FAINT = 1e-6  # of the mean weight is the least that a row has: its values are d
 def row_weights(
     weights: Any, matrix: Tensor, name: str = "weights"
 ) -> NDArray[np.float64] | None:  # [V]
-    """Return the weights of rows with mean 1, checked; None where none are given.
+    """Return checked weights of rows with mean 1, None if none are given.
 
     >>> row_weights(torch.tensor([3.0, 1.0]), torch.ones(2, 3)).tolist()
     [1.5, 0.5]
@@ -50,12 +50,12 @@ def codec_job(
     purpose: str,
     packages: Sequence[str] = ("faiss", "scipy"),
 ) -> CodecJob:
-    """Return the input of a codec that learns codes: the rows, and the weight of each row's error."""
+    """Return the input of a codec: rows and the weights of their errors."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, "compress", purpose)
     dense = np.ascontiguousarray(to_numpy(matrix), dtype=np.float32)
-    rows = Rows(dense, row_weights(weights, matrix))
+    rows = WeightedRows(dense, row_weights(weights, matrix))
     lengths = np.sqrt(np.einsum("vd,vd->v", dense, dense, dtype=np.float64))
     if lengths.max() > LONGEST:
         worst = int(lengths.argmax())
@@ -83,7 +83,7 @@ def low_rank(
 def nonnegative_factors(
     matrix: Tensor, rank: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:  # [V, d], [V] -> [V, K], [K, d]
-    """Return non-negative values and atoms, the errors of rows weighted: Σ_i w_i ||x_i - t_i A||².
+    """Return nonnegative values and atoms that minimize Σ_i w_i ||x_i - t_i A||².
 
     >>> values, atoms = nonnegative_factors(torch.eye(3), 3, torch.ones(3))
     >>> bool((values >= 0).all())
@@ -100,9 +100,13 @@ def nonnegative_factors(
 def semi_nonnegative(
     matrix: Tensor, rank: int, rounds: int = 100
 ) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, K], [K, d]
-    """Factor with non-negative values (Ding, Li and Jordan 2010, "Convex and semi-nonnegative matrix factorizations").
+    """Semi-nonnegative matrix factorization (Ding, Li and Jordan 2010).
 
-    Alternates the least-squares atoms with multiplicative updates of the values; starts from rows spread over the matrix.
+    Alternates least-squares atoms with multiplicative updates of the values, from rows spread over
+    the matrix.
+
+    Alternates the least-squares atoms with multiplicative updates of the values; starts from rows
+    spread over the matrix.
 
     >>> values, atoms = semi_nonnegative(torch.eye(3), 3)
     >>> bool((values >= 0).all()), float((values @ atoms - torch.eye(3)).abs().max()) < 0.05
@@ -160,7 +164,7 @@ def sparse_codes(
 
 
 def _closer(values: Tensor, matrix: Tensor, atoms: Tensor) -> Tensor:
-    """Return values that come nearer to the matrix and stay non-negative: the multiplicative update."""
+    """Return nonnegative values after one multiplicative update."""
     target, gram = matrix @ atoms.T, atoms @ atoms.T
     up = target.clamp(min=0) + values @ (-gram).clamp(min=0)
     down = (-target).clamp(min=0) + values @ gram.clamp(min=0)
@@ -168,7 +172,7 @@ def _closer(values: Tensor, matrix: Tensor, atoms: Tensor) -> Tensor:
 
 
 def _far_apart(matrix: Tensor, count: int) -> Tensor:  # [V, d] -> [count]
-    """Pick rows one by one, each the farthest from those before; deterministic."""
+    """Select rows one by one, each the farthest from the previous ones; deterministic."""
     distance = matrix.norm(dim=1)
     chosen: list[int] = []
     for _ in range(count):
@@ -187,7 +191,7 @@ def shared_atoms(
     rounds: int = 30,
     weights: Tensor | None = None,  # [V]
 ) -> Tensor:  # [K, d]
-    """Return the atoms whose sums come nearest to the rows (but one), by conjugate gradients on the normal equations.
+    """Return atoms whose sums fit the rows (except ``skip``) best, by conjugate gradients.
 
     >>> shared_atoms(torch.tensor([[1.0], [3.0]]), torch.tensor([[0], [0]]), 1)
     tensor([[2.]])
@@ -226,7 +230,8 @@ def shared_atoms(
 def quotient_remainder(
     matrix: Tensor, divisor: int, rounds: int = 20, weights: Tensor | None = None
 ) -> Tensor:  # [V, d], [V] -> [quotients + divisor, d]
-    """Return Q over R with Q[i // divisor] * R[i mod divisor] near row i: in every column the best rank-one factors.
+    """Return Q and R, stacked, with Q[i // divisor] * R[i mod divisor] near row i (rank one per
+    column).
 
     >>> quotient_remainder(torch.full((6, 1), 4.0), 3).prod(0).round()
     tensor([32.])
@@ -254,5 +259,5 @@ def quotient_remainder(
 
 
 def share_of_unit_rows(parts: int) -> float:
-    """Return the spread of atoms that gives sums of ``parts`` of them the unit variance nn.Embedding's rows have."""
+    """Return the standard deviation of atoms whose sums of ``parts`` have unit variance."""
     return 1.0 / math.sqrt(parts)

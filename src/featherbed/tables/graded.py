@@ -1,4 +1,4 @@
-"""Graded rows: low-bit rows whose bits differ by how much a row and a column matter."""
+"""Graded rows: low-bit rows with more bits for important rows and columns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featherbed.checks import check_integer, is_number
 from featherbed.codecs.graded import fit_grades, grade_ends
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
@@ -17,19 +18,24 @@ from featherbed.packed.codes import Every
 from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 
 class GradedTable(Table):
-    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s of the row's grade g(i) and of column k; 0 where b = 0.
+    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s per grade of rows and column; 0 if b
+    =
+    0.
 
-    Ids are taken in order of importance (the most popular first) and come in ``grades`` runs, each twice as long as the one
-    before. ``bits`` is the mean over all elements; what each grade and column gets is chosen by the squared error it saves,
-    rows weighed by ``counts`` (how often each id occurs) where given. Trained with straight-through rounding and learnt
-    scales as ``QuantizedTable``; the float ``rows`` exist in training only. ``pack(values="float16")`` halves the scales.
+    Ids are sorted by importance (the most popular first) into ``grades`` runs, each twice as long
+    as the previous one. ``bits`` is the mean over all elements; grades and columns get bits by the
+    squared error these save, with rows weighted by ``counts`` (number of occurrences) if given.
+    Trained with straight-through rounding and learned scales like ``QuantizedTable``; the float
+    ``rows`` exist in training only. ``pack(values="float16")`` halves the scales.
 
     >>> import torch
-    >>> table = GradedTable.from_dense(torch.randn(1000, 16), bits=2.5, grades=3, counts=1000 / torch.arange(1, 1001))
+    >>> counts = 1000 / torch.arange(1, 1001)
+    >>> table = GradedTable.from_dense(torch.randn(1000, 16), bits=2.5, grades=3, counts=counts)
     >>> int(table.widths[0].sum()) > int(table.widths[-1].sum()), table.sizes().ratio > 10
     (True, True)
     """
@@ -52,11 +58,12 @@ class GradedTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
-        if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= MOST_BITS:
+        if not is_number(bits, 0, MOST_BITS) or bits == 0:
             raise ArgumentError(
-                f"bits={bits!r}: give the mean bits of an element, more than 0 and at most {MOST_BITS}"
+                f"bits={bits!r}: give the mean bits of an element, more than 0 and at most "
+                f"{MOST_BITS}"
             )
-        if positive("grades", grades) > MOST_GRADES:
+        if check_integer("grades", grades) > MOST_GRADES:
             raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
         self.bits, self.grades, self.counts = bits, grades, counts
         self.add_rows("rows", embedding_dim, dtype, device)
@@ -68,7 +75,7 @@ class GradedTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw rows from N(0, 1), divide the bits among grades and columns, and choose the scales."""
+        """Draw rows from N(0, 1), allocate the bits and choose the scales."""
         self.rows.normal_(0.0, 1.0, generator=generator)
         self.fit_dense(self.rows.detach().clone())
 
@@ -86,17 +93,17 @@ class GradedTable(Table):
 
     @property
     def widths(self) -> NDArray[np.uint8]:  # [G, d]
-        """The bits of every grade and column."""
+        """Bits of every grade and column."""
         widths: NDArray[np.uint8] = np.bitwise_count(self.tops.cpu().numpy())
         return widths
 
     @property
     def grade_rows(self) -> list[int]:
-        """How many rows each grade has."""
+        """Number of rows of each grade."""
         return [int(rows) for rows in np.diff(self.ends, prepend=0)]
 
     def codes(self, ids: Tensor) -> Codes:
-        """The values are the row: levels times scale, rounded straight through."""
+        """The values are the row: levels times scale, with straight-through rounding."""
         grade = self.grade_of(ids)
         rows, scale = self.row_values("rows", ids), self.scale[grade]
         top = self.tops[grade].to(rows.dtype)
@@ -108,8 +115,8 @@ class GradedTable(Table):
         )  # worth 0: lets a clipped element find its way back
         return Codes(None, scale * (levels - top / 2) + back, None)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
-        """One stream of levels, and the scales as ``values`` says."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """One stream of levels, and the scales stored as ``values``."""
         if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
             raise ArgumentError(
                 "the table holds NaN or infinite rows, which have no levels: training has diverged"
@@ -129,8 +136,15 @@ class GradedTable(Table):
         used = np.count_nonzero(self.widths, axis=1)
         return int(used @ (np.array(self.grade_rows) + 1))
 
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale the rows to the standard deviation ``std``; scales follow."""
+        self.fit_dense(self.rows.detach() * (std / float(self.rows.std())))
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Keep the matrix; choose bits and scales by the squared error they leave.
+        """Keep the matrix; choose bits and scales by squared error.
+
+        Rows are weighted by ``weights``, by default by the table's ``counts``.
 
         Rows count by ``weights``, by the table's ``counts`` where none are given.
         """

@@ -1,8 +1,7 @@
-"""An anchor table whose anchors come and go."""
+"""An anchor table with a changing number of anchors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featherbed.anchors.random import AnchorInit
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.resize import kept_for, owners, resize
 from featherbed.optim.row_optimizer import RowOptimizer
 from featherbed.tables.anchor import AnchorTable
-from featherbed.tables.table import positive
 
 FORGET = 0.8  # how much of the gradients' second moment stays from one batch to the next
 
@@ -27,7 +26,9 @@ def _select(tensor: Tensor, _: str | None, *, axis: int, index: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class Anchors:
-    """Anchors outside a table: atoms [n, d], their columns of the transform [V, n], and what an optimizer kept for either."""
+    """Removed anchors: atoms [n, d], columns of the transform [V, n] and the optimizer state of
+    both.
+    """
 
     atoms: Tensor
     columns: Tensor
@@ -37,20 +38,21 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Before:
-    """What a table was: transform and atoms, and for each optimizer the state it had for either."""
+    """A snapshot of a table: transform, atoms and the state of both in each optimizer."""
 
     values: list[Tensor]
     states: list[list[dict[str, Any] | None]]
 
 
 class GrowingAnchorTable(AnchorTable):
-    """E = T A with a number of anchors that ``fb.Growth`` changes while training: NBANT (Liang et al. 2021, section 2.3).
+    """E = T A with a number of anchors that ``fb.Growth`` changes in training (NBANT).
 
-    Only the active anchors are there to be trained, looked up, saved and counted; ``fb.Growth`` keeps those it takes out.
+    Liang et al. 2021, section 2.3. The table holds the active anchors only; ``fb.Growth`` keeps the
+    removed ones.
 
     Args:
-        anchors: how many to start with.
-        max_anchors: how many there may be at most.
+        anchors: initial number of anchors.
+        max_anchors: maximum number of anchors.
 
     >>> import torch
     >>> table = GrowingAnchorTable(1000, 16, anchors=4)
@@ -60,6 +62,8 @@ class GrowingAnchorTable(AnchorTable):
     """
 
     example: ClassVar[dict[str, Any]] = {"anchors": 5}
+    grows: ClassVar[bool] = True
+    factors = AnchorTable.factors
 
     def __init__(
         self,
@@ -76,9 +80,7 @@ class GrowingAnchorTable(AnchorTable):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self.on_training: Callable[[], None] | None = None
-        self.on_gradient: Callable[[Tensor], None] | None = None
-        if positive("anchors", anchors) > positive("max_anchors", max_anchors):
+        if check_integer("anchors", anchors) > check_integer("max_anchors", max_anchors):
             raise ArgumentError(
                 f"anchors={anchors}: there may be at most max_anchors={max_anchors}"
             )
@@ -100,23 +102,19 @@ class GrowingAnchorTable(AnchorTable):
         self.max_anchors = int(max_anchors)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Initialize the active anchors and their weights; anchors that come and go stand for no objects."""
+        """Initialize the active anchors and their weights; they represent no objects."""
         super().reset_parameters(generator)
         self.anchor_ids = None
 
-    def related(self, graph: Any) -> Any:  # noqa: ARG002 - for tables whose anchors stay
-        """Refuse: the anchors of this table come and go, so no entry stands for two objects."""
+    def related(self, graph: Any) -> Any:
+        """Raise an error: the anchors of this table change, so they represent no objects."""
         raise ArgumentError(
-            "the anchors of a growing table come and go and stand for no objects: use fb.AnchorTable"
+            "the anchors of a growing table come and go and stand for no objects: use "
+            "fb.AnchorTable"
         )
 
-    @property
-    def anchor_count(self) -> int:
-        """K, the number of active anchors."""
-        return len(self.atoms)
-
-    def seen(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
-        """Return the rows of ids; in training, first make the change that is due, and tell of the rows' gradients."""
+    def training_rows(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
+        """Return rows; in training, apply a pending change first and report row gradients."""
         if not self.training:
             return self.lookup(ids)
         if self.on_training is not None:
@@ -132,10 +130,11 @@ class GrowingAnchorTable(AnchorTable):
         columns: Tensor | None = None,  # [V, n]
         optimizer: Optimizer | None = None,
     ) -> None:
-        """Add anchors, with weights of zero unless ``columns`` are given; they learn no faster than the others do.
+        """Add anchors, with weights of zero unless ``columns`` are given.
 
-        A fresh preconditioner in the midst of training would take steps many times as large: where the optimizer keeps scales
-        (tensors that are never negative, such as squares of gradients), new anchors begin with the mean of the others'.
+        A fresh preconditioner in the middle of training would cause far larger steps, so the
+        optimizer's nonnegative state tensors (such as second moments) start at the mean over the
+        other anchors.
         """
         columns = (
             self.transform.new_zeros(self.num_embeddings, len(atoms))
@@ -155,9 +154,9 @@ class GrowingAnchorTable(AnchorTable):
     def put_anchors(
         self, anchors: Anchors, optimizer: Optimizer | None = None, place: int | None = None
     ) -> None:
-        """Put anchors in, with what an optimizer kept for them: as the last ones, or from ``place`` on.
+        """Insert anchors with their optimizer state, at the end or from ``place`` on.
 
-        Rows that came after their weights were taken have none for them.
+        Rows added since the anchors were removed have weights of zero for them.
         """
         count, place, rows = (
             len(anchors.atoms),
@@ -171,12 +170,14 @@ class GrowingAnchorTable(AnchorTable):
         )
         if anchors.atoms.shape != (count, self.embedding_dim) or not fit:
             raise ArgumentError(
-                f"anchors of shape {tuple(anchors.atoms.shape)} with weights of shape {tuple(anchors.columns.shape)}: "
+                f"anchors of shape {tuple(anchors.atoms.shape)} with weights of shape "
+                f"{tuple(anchors.columns.shape)}: "
                 f"give [n, {self.embedding_dim}] and [{self.num_embeddings}, n]"
             )
         if self.anchor_count + count > self.max_anchors:
             raise ArgumentError(
-                f"{self.anchor_count} + {count} anchors: there may be at most max_anchors={self.max_anchors}"
+                f"{self.anchor_count} + {count} anchors: there may be at most "
+                f"max_anchors={self.max_anchors}"
             )
         for parameter, axis, values, state in self._sides(anchors):
 
@@ -199,7 +200,7 @@ class GrowingAnchorTable(AnchorTable):
         self.anchors = self.anchor_count
 
     def take_anchors(self, places: list[int], optimizer: Optimizer | None = None) -> Anchors:
-        """Take anchors out and return them with what the optimizer kept for them; at least one stays."""
+        """Remove anchors and return them with their optimizer state; at least one remains."""
         gone = sorted(set(places))
         if (
             not gone
@@ -208,7 +209,8 @@ class GrowingAnchorTable(AnchorTable):
             or len(gone) >= self.anchor_count
         ):
             raise ArgumentError(
-                f"places={places}: of the {self.anchor_count} anchors some are taken out and at least one stays"
+                f"places={places}: of the {self.anchor_count} anchors some are taken out and at "
+                "least one stays"
             )
         out = torch.tensor(gone, device=self.device)
         stay = torch.tensor(
@@ -231,7 +233,7 @@ class GrowingAnchorTable(AnchorTable):
     def start_over(
         self, optimizer: Optimizer | None = None, generator: torch.Generator | None = None
     ) -> Before:
-        """Start weights and optimizer state anew, the anchors in the directions they have; return what was before."""
+        """Reset weights and optimizer state, keep the anchors' directions; return a snapshot."""
         sides = (self.transform, self.atoms)
         for owner in owners(optimizer):
             if isinstance(owner, RowOptimizer):
@@ -246,7 +248,7 @@ class GrowingAnchorTable(AnchorTable):
         return before
 
     def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
-        """Be again what the table was before it started over; rows that came since keep what they have."""
+        """Restore a snapshot; rows added since keep their values."""
         sides = (self.transform, self.atoms)
         for owner in owners(optimizer):
             if isinstance(owner, RowOptimizer):
@@ -269,12 +271,13 @@ class GrowingAnchorTable(AnchorTable):
         return [columns, (self.atoms, 0, anchors.atoms, anchors.atom_state)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take in a state of any number of anchors."""
+        """Load a state with any number of anchors."""
         atoms = state_dict.get(prefix + "atoms")
         if isinstance(atoms, Tensor) and atoms.dim() == 2 and len(atoms) != self.anchor_count:
             if len(atoms) > self.max_anchors:
                 raise ArgumentError(
-                    f"the state has {len(atoms)} anchors: there may be at most max_anchors={self.max_anchors}"
+                    f"the state has {len(atoms)} anchors: there may be at most "
+                    f"max_anchors={self.max_anchors}"
                 )
             resize(self.atoms, lambda tensor, _: tensor.new_zeros(len(atoms), tensor.shape[1]))
             resize(self.transform, lambda tensor, _: tensor.new_zeros(len(tensor), len(atoms)))
@@ -282,13 +285,13 @@ class GrowingAnchorTable(AnchorTable):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies are no part of the training that changes this table."""
+        """Return a state without the hooks of a running training."""
         return {**super().__getstate__(), "on_training": None, "on_gradient": None}
 
 
 @dataclass
 class Departure:
-    """An anchor that leaves a table: its weights go to the anchor most like it, ``share`` times (0: to none)."""
+    """The removal of an anchor; the most similar anchor inherits ``share`` times its weights."""
 
     table: GrowingAnchorTable
     place: int
@@ -299,14 +302,14 @@ class Departure:
 
     @torch.no_grad()
     def hand_over(self) -> None:
-        """Give the weights of the anchor to its heir."""
+        """Add the anchor's weights to its heir's."""
         transform = self.table.transform
         transform[:, self.heir] += self.share * transform[:, self.place]
         transform[:, self.place] = 0.0
 
     @torch.no_grad()
     def leave(self, optimizer: Optimizer | None) -> None:
-        """Hand over and leave."""
+        """Hand the weights over and remove the anchor."""
         transform = self.table.transform
         column, before = transform[:, [self.place]].clone(), transform[:, self.heir].clone()
         self.hand_over()
@@ -315,7 +318,7 @@ class Departure:
 
     @torch.no_grad()
     def come_back(self, optimizer: Optimizer | None) -> None:
-        """Come back to the old place with weights and state as they were; the heir returns its share."""
+        """Restore the anchor, its weights and state; subtract its share from the heir's weights."""
         assert self.anchors is not None
         assert self.handed is not None
         before, after = self.handed
@@ -329,7 +332,7 @@ class Departure:
         self.table.put_anchors(self.anchors, optimizer, self.place)
 
     def state(self) -> dict[str, Any]:
-        """Return it as plain tensors and numbers, for a checkpoint."""
+        """Return tensors and numbers for a checkpoint."""
         anchors = None if self.anchors is None else vars(self.anchors)
         return {
             "place": self.place,
@@ -341,16 +344,17 @@ class Departure:
 
     @classmethod
     def of_state(cls, table: GrowingAnchorTable, state: dict[str, Any]) -> Departure:
-        """Make it from a checkpoint."""
+        """Restore from a checkpoint."""
         anchors = None if state["anchors"] is None else Anchors(**state["anchors"])
         return cls(table, state["place"], state["heir"], state["share"], anchors, state["handed"])
 
 
 @torch.no_grad()
 def departures(table: GrowingAnchorTable) -> list[Departure]:
-    """Return how each anchor would leave, first the one whose absence is expected to cost least.
+    """Return the possible removals of anchors, by increasing expected cost.
 
-    With heir j and share c the rows change by T[:, k] (a_k - c a_j): the cost is ||T[:, k]||² min_j,c ||a_k - c a_j||².
+    With heir j and share c the rows change by T[:, k] (a_k - c a_j), so the cost is ||T[:, k]||²
+    min_j,c ||a_k - c a_j||².
     """
     atoms = table.atoms.double()
     gram = atoms @ atoms.T
@@ -371,7 +375,7 @@ def departures(table: GrowingAnchorTable) -> list[Departure]:
 
 
 class Asked:
-    """What the rows of a table ask for: the second moment of their gradients, over the last batches."""
+    """Running second moment of row gradients, over the last batches."""
 
     def __init__(self, table: GrowingAnchorTable) -> None:
         self.table, self.moment = (
@@ -382,7 +386,7 @@ class Asked:
         table.on_gradient = self.see
 
     def see(self, gradient: Tensor) -> None:  # [..., d]
-        """Take in the gradients of rows."""
+        """Accumulate the gradients of rows."""
         rows = gradient.detach().reshape(-1, self.table.embedding_dim).to(self.moment)
         if not bool(rows.isfinite().all()):
             return  # a step that is skipped, as gradient scalers do
@@ -390,7 +394,7 @@ class Asked:
         self.mean.mul_(FORGET).add_(rows.sum(0))
 
     def directions(self, count: int) -> Tensor:  # [count, d]
-        """Return the directions of most need, as long as the table's anchors are."""
+        """Return the directions of largest gradients, with the median length of the anchors."""
         vectors = (
             torch.linalg.eigh(self.moment.double()).eigenvectors.flip(1).T.to(self.mean)
         )  # [d, d], the top one first

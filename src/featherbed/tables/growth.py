@@ -1,4 +1,4 @@
-"""Growth: the number of anchors follows the objective of NBANT."""
+"""Growth: the number of anchors follows the NBANT objective."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.resize import owners
 from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTable, departures
-from featherbed.tables.table import positive
 from featherbed.theory.objective import check_lambdas, nbant_objective
 
 RULES = ("trial", "trend")
@@ -34,7 +34,7 @@ CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one call of ``Growth.step`` found, and what it did: ``grow``, ``shrink``, ``undo``, ``keep``."""
+    """The measurements of one ``Growth.step`` and its decision: grow, shrink, undo or keep."""
 
     anchors: int
     loss: float
@@ -44,30 +44,34 @@ class Measured:
 
 
 class Growth:
-    """Grows and shrinks the anchors of tables so that loss + lambda2 ||T||_0 + (lambda1 - lambda2) K falls (NBANT).
+    """Adds and removes anchors to minimize loss + lambda2 ||T||_0 + (lambda1 - lambda2) K (NBANT).
 
-    Liang et al. 2021, equation 5 and algorithm 2, with the mean loss on validation data. Call ``step`` once an epoch, in any
-    loop. Tables are tied: they have as many anchors each, K is their sum, and they change together. A change takes place
-    with the next look-up in training, so what is saved after ``step`` is what was evaluated.
+    Liang et al. 2021, equation 5 and algorithm 2, with the mean validation loss. Call ``step`` once
+    per epoch, in any training loop. Tables are tied: all have the same number of anchors, which
+    change together, and K is the total. A change is applied at the next look-up in training, so a
+    checkpoint written after ``step`` is the model that was evaluated.
 
-    ``rule="trend"`` is the paper's: ``window`` objectives that do not rise ask for ``delta`` anchors more, ``window`` that do
-    not fall for as many less. It takes learning for a need of anchors. ``rule="trial"``: new anchors are tried for an epoch
-    and given back if the objective rose and is lower without them; where an epoch teaches less than an anchor costs, those
-    whose absence lowers the objective are taken out, and others on trial for an epoch. When neither helps, the tables may
-    start over in the directions their anchors have found (``restarts`` times; kept if the objective comes out lower),
-    which frees them of weights that suited fewer anchors.
+    ``rule="trend"`` is the paper's: ``window`` non-increasing objectives add ``delta`` anchors,
+    ``window`` non-decreasing ones remove as many; it mistakes ordinary learning for a need of
+    anchors. ``rule="trial"``: new anchors are tried for one epoch, and removed if the objective
+    rose and is lower without them. Once an epoch improves the objective by less than the price of
+    an anchor, anchors whose removal lowers the objective are removed, and others are removed on
+    trial for one epoch. If neither helps, the tables may restart with the directions of their
+    anchors (at most ``restarts`` times; kept if the objective improves), which resets weights
+    fitted to fewer anchors.
 
-    A new anchor starts in the direction in which the gradients of the rows are largest (the top eigenvector of their d x d
-    second moment), with weights of zero. One that is taken out leaves its weights to the anchor most like it, and is kept
-    with its weights and its optimizer state, to be put back.
+    A new anchor points in the direction of the largest row gradients (the top eigenvector of their
+    d x d second moment) and has weights of zero. The weights of a removed anchor go to the most
+    similar one; the anchor is kept with its weights and optimizer state, to be restored later.
 
     Args:
-        tables: fb.GrowingAnchorTable, one or several.
-        optimizer: the one that trains them, or None.
-        lambda1, lambda2: the price of an anchor and of a non-zero weight, lambda1 > lambda2 > 0.
-        delta: how many anchors come or go at a time.
-        window: how many objectives make a trend; how many epochs new anchors are left to learn, and tables where nothing helps.
-        generator: draws the weights that tables start over with.
+        tables: one or several fb.GrowingAnchorTable.
+        optimizer: the optimizer that trains them, or None.
+        lambda1, lambda2: the prices of an anchor and of a nonzero weight, lambda1 > lambda2 > 0.
+        delta: number of anchors added or removed at a time.
+        window: number of objectives in a trend; also the number of epochs that new anchors are
+            protected from removal, and of the first pause after failed trials.
+        generator: random generator for the weights after a restart.
 
     >>> import featherbed as fb
     >>> table = fb.GrowingAnchorTable(100, 8, anchors=4)
@@ -102,12 +106,11 @@ class Growth:
             raise ArgumentError("a table is given twice: give each once")
         if len({table.anchor_count for table in self.tables}) > 1:
             raise ArgumentError(
-                f"tied tables start with as many anchors each, not {[t.anchor_count for t in self.tables]}"
+                "tied tables start with as many anchors each, not "
+                f"{[t.anchor_count for t in self.tables]}"
             )
-        if rule not in RULES:
-            raise ArgumentError(f"rule={rule!r}: use {' or '.join(RULES)}")
-        if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
-            raise ArgumentError(f"restarts={restarts!r}: give a whole number of at least 0")
+        check_choice("rule", rule, RULES)
+        check_integer("restarts", restarts, 0)
         steps = [
             id(p)
             for owner in owners(optimizer)
@@ -116,9 +119,10 @@ class Growth:
         ]
         if steps and any(id(table.transform) not in steps for table in self.tables):
             raise ArgumentError(
-                "the optimizer does not hold the transform of every table: pass it the parameters of all"
+                "the optimizer does not hold the transform of every table: pass it the parameters "
+                "of all"
             )
-        if rule == "trend" and positive("window", window) < 2:
+        if rule == "trend" and check_integer("window", window) < 2:
             raise ArgumentError(f"window={window}: a trend takes at least 2 objectives")
         check_lambdas(lambda1, lambda2)
         self.optimizer, self.lambda1, self.lambda2, self.rule = (
@@ -127,7 +131,7 @@ class Growth:
             float(lambda2),
             rule,
         )
-        self.delta, self.window = positive("delta", delta), positive("window", window)
+        self.delta, self.window = check_integer("delta", delta), check_integer("window", window)
         self.restarts, self.generator = restarts, generator
         self.history: list[Measured] = []
         self.removed: list[
@@ -159,10 +163,13 @@ class Growth:
         return sum(int(torch.count_nonzero(table.transform)) for table in self.tables)
 
     def step(self, evaluate: Callable[[], float] | float) -> Measured:
-        """Measure the objective and decide: ``evaluate()`` returns the mean validation loss of the tables as they stand."""
+        """Measure the objective and decide; ``evaluate()`` returns the current mean validation
+        loss.
+        """
         if not callable(evaluate) and self.rule != "trend":
             raise ArgumentError(
-                "rule='trial' evaluates more than once: give a function that returns the validation loss"
+                "rule='trial' evaluates more than once: give a function that returns the "
+                "validation loss"
             )
         self._change()  # what was due, in case nothing was trained since
         self._young = [left - 1 for left in self._young if left > 1]
@@ -184,7 +191,8 @@ class Growth:
             ) from None
         if not math.isfinite(loss):
             raise ArgumentError(
-                f"the validation loss is {loss}: is the validation set empty, or has training diverged?"
+                f"the validation loss is {loss}: is the validation set empty, or has training "
+                "diverged?"
             )
         nonzeros, anchors = self.nonzeros(), self.anchor_count * len(self.tables)
         value = nbant_objective(loss, nonzeros, anchors, self.lambda1, self.lambda2)
@@ -223,7 +231,7 @@ class Growth:
         return replace(found, decision=decision)
 
     def _started_over(self, found: Measured, evaluate: Any) -> tuple[Measured, str]:
-        """Keep what starting over has led to, or take it back."""
+        """Keep the result of a restart, or restore the snapshot."""
         assert self._trial is not None
         (objective, _), self._trial, before, self._before = self._trial, None, self._before, []
         self._direction = 1
@@ -234,12 +242,10 @@ class Growth:
         return self._measured(evaluate), "undo"
 
     def _judged(self, found: Measured, evaluate: Any) -> tuple[Measured, str]:
-        """Keep the change that was on trial, or undo it."""
+        """Keep the change on trial, or undo it."""
         assert self._trial is not None
         (before, change), self._trial = self._trial, None
-        if (
-            change > 0
-        ):  # are the tables better off without the new anchors, now that these have learnt for an epoch?
+        if change > 0:  # is the objective lower without the new anchors after an epoch?
             new = [*range(self.anchor_count - change, self.anchor_count)]
             taken = [table.take_anchors(new, self.optimizer) for table in self.tables]
             try:
@@ -280,12 +286,12 @@ class Growth:
             self._failed, self._direction = self._failed + 1, -self._direction
 
     def _room(self, direction: int) -> int:
-        """Return how many anchors may come (1) or go (-1) at once."""
+        """Return the number of anchors that may be added (1) or removed (-1) at once."""
         most = min(table.max_anchors for table in self.tables)
         return min(self.delta, most - self.anchor_count if direction > 0 else self.anchor_count - 1)
 
     def _without(self, found: Measured, evaluate: Any) -> Measured | None:
-        """Take out the anchors whose absence lowers the objective most; None, and nothing changed, if there are none."""
+        """Remove the anchors whose absence lowers the objective most; None if there are none."""
         best, chosen = found, None
         if self.anchor_count == 1:
             return None
@@ -303,7 +309,7 @@ class Growth:
         return best
 
     def _change(self) -> None:
-        """Make the change that is due."""
+        """Apply the pending change."""
         due, self._due = self._due, 0
         for table in self.tables:
             table.on_training = None
@@ -323,7 +329,7 @@ class Growth:
             self._young = [*self._young, *[self.window] * (due - back)]
 
     def _ripe(self, table: GrowingAnchorTable) -> list[Departure]:
-        """Return how anchors that have had time to learn would leave."""
+        """Return the possible removals of anchors that are no longer protected."""
         return [
             one for one in departures(table) if one.place < table.anchor_count - len(self._young)
         ]
@@ -338,7 +344,7 @@ class Growth:
             one.come_back(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where growth stands, with the anchors that were taken out; save the model's and the optimizer's state too."""
+        """Return the state with the removed anchors; save model and optimizer states with it."""
         plain = {name: getattr(self, name) for name in PLAIN}
         return {
             **plain,
@@ -349,7 +355,7 @@ class Growth:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; load the model's and the optimizer's state first."""
+        """Load a state; load the states of the model and the optimizer first."""
         for name in PLAIN:
             setattr(self, name, state[name])
         self.history = [Measured(**found) for found in state["history"]]

@@ -1,4 +1,4 @@
-"""Guidance: a full table that coded rows learn from while training (continuous distillation, Chen, Min and Sun 2018)."""
+"""Guidance: a full table teaches coded rows in training (distillation, Chen et al. 2018)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featherbed.checks import is_number
 from featherbed.errors import ArgumentError
-from featherbed.tables.relax import is_number
-from featherbed.tables.table import empty_parameter
+from featherbed.tables.rows import empty_parameter
 
 
 @dataclass(frozen=True)
 class Online:
-    """A trainable full table u beside the codes ("ODG"): the task sees the coded row v with probability ``keep``, else u.
+    """A trainable full table u beside the codes ("ODG"); the model uses the coded row v with
+    probability ``keep``, else u.
 
-    loss += weight * mean (v - sg(u))². Published: weight 0.1, keep 0.5 for small models; 1000 and 0.3 for larger ones.
+    loss += weight * mean (v - sg(u))². Published: weight 0.1 and keep 0.5 for small models, 1000
+    and 0.3 for larger ones.
 
     >>> Online(weight=0.1, keep=0.5)
     Online(weight=0.1, keep=0.5)
@@ -33,27 +35,28 @@ class Online:
         _check_weight("weight", self.weight)
         if not is_number(self.keep) or not 0 < self.keep <= 1:
             raise ArgumentError(
-                f"keep={self.keep!r}: the probability that the coded row is used is above 0, at most 1"
+                f"keep={self.keep!r}: the probability that the coded row is used is above 0, at "
+                "most 1"
             )
 
     def module(
         self,
         rows: int,
         dim: int,
-        parts: int,  # noqa: ARG002
-        choices: int,  # noqa: ARG002
+        parts: int,
+        choices: int,
         **where: Any,
     ) -> Guidance:
-        """Return what a table trains with."""
+        """Return the guidance module."""
         return OnlineGuidance(self, rows, dim, **where)
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A fixed matrix u [V, d] that coded rows v are drawn to ("PDG"): loss += weight * mean (v - u)².
+    """A fixed matrix u [V, d] that guides the coded rows v ("PDG"): loss += weight * mean (v - u)².
 
-    With ``autoencode`` an encoder also codes u itself, π_u = encoder(u), composed by the same composer to u^:
-    loss += reconstruct * mean (u - u^)² + agree * mean (π_u - π)².
+    With ``autoencode`` an encoder also codes u, π_u = encoder(u), and the same composer
+    reconstructs u^: loss += reconstruct * mean (u - u^)² + agree * mean (π_u - π)².
 
     >>> Pretrained(torch.zeros(5, 2), autoencode=True)
     Pretrained(weight=1000.0, autoencode=True, reconstruct=100.0, agree=10.0)
@@ -71,10 +74,11 @@ class Pretrained:
             _check_weight(name, getattr(self, name))
 
     def module(self, rows: int, dim: int, parts: int, choices: int, **where: Any) -> Guidance:
-        """Return what a table trains with."""
+        """Return the guidance module."""
         if tuple(self.matrix.shape) != (rows, dim):
             raise ArgumentError(
-                f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, {dim}]"
+                f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, "
+                f"{dim}]"
             )
         return PretrainedGuidance(self, dim, parts * choices, **where)
 
@@ -83,7 +87,7 @@ Guide = Online | Pretrained
 
 
 def _matrix(given: Any) -> Tensor:
-    """Return the matrix of a guide, or say what is none."""
+    """Return the matrix of a guide, or raise an error."""
     try:
         matrix = torch.as_tensor(given).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -105,18 +109,18 @@ def _check_weight(name: str, value: float) -> None:
 
 
 class Guidance(nn.Module):
-    """What a guide does in training: ``loss`` draws coded rows to the guide, ``mix`` says what the task sees."""
+    """A guide in training: ``loss`` pulls rows to the guide, ``mix`` selects the rows to use."""
 
     @abstractmethod
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
-        """Return what is added to the task's loss."""
+        """Return the loss term."""
 
     @abstractmethod
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialize the guide's parameters."""
 
-    def mix(self, ids: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the rows the task sees."""
+    def mix(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Return the rows for the model."""
         return rows
 
 
@@ -133,12 +137,12 @@ class OnlineGuidance(Guidance):
         """Draw rows from N(0, 1)."""
         self.rows.normal_(0.0, 1.0, generator=generator)
 
-    def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:  # noqa: ARG002
-        """Draw the coded rows to the full ones."""
+    def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
+        """Pull the coded rows to the full ones."""
         return self.guide.weight * F.mse_loss(rows, self.rows[ids].detach())
 
     def mix(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """Use the coded row or the full one, by lot for each id of the batch."""
+        """Choose the coded or the full row at random, for each id."""
         coded = torch.rand(ids.shape, device=ids.device) < self.guide.keep
         return torch.where(coded[..., None], rows, self.rows[ids])
 
@@ -160,14 +164,14 @@ class PretrainedGuidance(Guidance):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the encoder; the matrix is copied from the guide."""
+        """Initialize the encoder; copy the guide's matrix."""
         self.matrix.copy_(self.guide.matrix)
         if self.encoder is not None:
             std = 1 / math.sqrt(self.encoder.shape[0])
             self.encoder.normal_(0.0, std, generator=generator)
 
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
-        """Draw the coded rows to the matrix; with auto-encoding, the matrix's own codes to them too."""
+        """Pull the coded rows to the matrix and, with ``autoencode``, its codes to theirs."""
         target = self.matrix[ids]
         total = self.guide.weight * F.mse_loss(rows, target)
         if self.encoder is None:

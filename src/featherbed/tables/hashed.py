@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError
 from featherbed.hashing import hash_codes
 from featherbed.optim.lazy import RowParameter
@@ -15,15 +16,17 @@ from featherbed.packed.codes import Hash
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import share_of_unit_rows, shared_atoms
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 
 class HashedTable(Table):
     """row(i) = Σ_j v_ij A[h_j(i)] with ``hashes`` hash functions into ``buckets`` shared rows.
 
-    ``values="unit"`` is the hashing trick (one hash; Weinberger et al. 2009) or Bloom embeddings (several; Serrà and
-    Karatzoglou 2017), ``values="learnt"`` hash embeddings with importance weights (Svenstrup et al. 2017);
-    ``sparse``: their gradients hold the rows of the batch only, for optimizers of this library.
+    ``values="unit"`` is the hashing trick (one hash; Weinberger et al. 2009) or Bloom embeddings
+    (several; Serrà and Karatzoglou 2017); ``values="learnt"``: hash embeddings with learned
+    importance weights (Svenstrup et al. 2017). ``sparse``: gradients of these weights contain the
+    rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> HashedTable(1000, 16, buckets=50)(torch.tensor([3])).shape
@@ -49,11 +52,12 @@ class HashedTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
-        if values not in ("unit", "learnt"):
-            raise ArgumentError(f"values={values!r}: use unit or learnt")
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-            raise ArgumentError(f"seed={seed!r}: give a whole number from 0 to 2**32 - 1")
-        self.buckets, self.hashes = positive("buckets", buckets), positive("hashes", hashes)
+        check_choice("values", values, ("unit", "learnt"))
+        check_integer("seed", seed, 0, 2**32 - 1)
+        self.buckets, self.hashes = (
+            check_integer("buckets", buckets),
+            check_integer("hashes", hashes),
+        )
         self.values, self.seed = values, seed
         self.atoms = empty_parameter((buckets, embedding_dim), dtype, device)  # [m, d]
         if values == "learnt":
@@ -62,36 +66,37 @@ class HashedTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw shared rows so that composed rows have unit variance; learnt weights start at 1."""
+        """Draw shared rows for composed rows of unit variance; learned weights start at 1."""
         self.atoms.normal_(0.0, share_of_unit_rows(self.hashes), generator=generator)
         if self.values == "learnt":
             self.weights.fill_(1.0)
 
     def get_extra_state(self) -> dict[str, int]:
-        """The hash functions belong to the state: other ones would give other rows."""
+        """Return the settings of the hash functions: others would give other rows."""
         return {"seed": self.seed}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """Refuse the state of a table that hashes otherwise."""
+        """Raise an error if the state has other hash functions."""
         if state["seed"] != self.seed:
             raise ArgumentError(
-                f"this state belongs to a HashedTable with seed={state['seed']}, this one has seed={self.seed}"
+                f"this state belongs to a HashedTable with seed={state['seed']}, this one has "
+                f"seed={self.seed}"
             )
 
     def codes(self, ids: Tensor) -> Codes:
-        """The buckets of an id, and its weights if they are learnt."""
+        """The buckets of an id, and its learned weights."""
         found = hash_codes(ids, seed=self.seed, hashes=self.hashes, buckets=self.buckets)
         values = None if self.values == "unit" else self.row_values("weights", ids)
         return Codes(torch.stack(found, dim=-1), values, self.atoms)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its indices are implicit
-        """Implicit codes: nothing is stored for a row but learnt weights."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Implicit codes: only learned weights are stored per row."""
         weights = None if self.values == "unit" else Matrix.encode(to_numpy(self.weights), values)
         atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
         return [Band(self.num_embeddings, Hash(self.seed, self.hashes), weights, atoms)]
 
     def parameter_count(self) -> int:
-        """m d, and V k for learnt weights."""
+        """m d, plus V k for learned weights."""
         return self.atoms.numel() + (0 if self.values == "unit" else self.weights.numel())
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]

@@ -1,4 +1,4 @@
-"""K-way D-dimensional codes (KD encoding): a row is composed from D learnt choices of one in K code vectors."""
+"""KD codes: a row is composed from D learned choices among K code vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featherbed.codecs.kd import KDFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.tables.composed import ComposedTable
+from featherbed.tables.composed import ComposedTable, Composer
 from featherbed.tables.fitting import codec_job
 from featherbed.tables.guide import Guidance, Guide, Online, Pretrained
 from featherbed.tables.norm import Normalise
@@ -24,25 +24,23 @@ MARGIN = 4.0  # by which the logit of an assigned choice stands above the others
 
 
 class KDTable(ComposedTable):
-    """row = f(W^1[c_1], ..., W^D[c_D]),  c_j = argmax_k π_jk: the code c is learnt with the task, f is the composer.
+    """row = f(W^1[c_1], ..., W^D[c_D]), c_j = argmax_k π_jk, with learned codes c and a composer f.
 
-    ``linear``: pool_j W^j[c_j] H (H only where code_dim differs from d); ``mlp``: relu(mean W U + b) H; ``recurrent``: the cell
-    of the supplement's section 2, then H; ``lstm``: an ordinary LSTM, then H. While training, the one-hot codes are relaxed
-    (``relax``) and a ``guide`` may teach them; what both add to the loss is ``fb.auxiliary_loss(model)``. In evaluation, in
-    ``weight`` and in ``logits`` codes are hard. Chen, Min and Sun 2018, "Learning K-way D-dimensional Discrete Codes for
-    Compact Embedding Representations".
+    In training the one-hot codes are relaxed (``relax``) and may be taught by a ``guide``; both add
+    to the loss through ``fb.auxiliary_loss(model)``. In evaluation, ``weight`` and ``logits`` codes
+    are hard. Chen, Min and Sun 2018, "Learning K-way D-dimensional Discrete Codes for Compact
+    Embedding Representations".
 
     Args:
-        choices, parts: K and D. N D log2 K bits are all that is stored for the rows.
-        code_dim: d', width of the code vectors; d by default.
-        composer, pool: as above; linear pools by "mean" or "sum".
-        shared: one set of K code vectors for all parts.
-        relax: ``fb.StraightThrough()`` or ``fb.Softmax()``, with temperature, entropy weight and Gumbel noise.
+        choices, parts: K and D. Rows take N D log2 K bits.
+        composer: an ``fb.Composer`` (kind, width of code vectors, pooling, sharing, output
+            normalization) or its kind: linear, mlp, recurrent or lstm.
+        relax: ``fb.StraightThrough()`` or ``fb.Softmax()``, with temperature, entropy weight,
+            Gumbel noise and normalization of code logits.
         guide: ``fb.Online()`` or ``fb.Pretrained(matrix)``; dropped by ``pack``.
-        logit_norm, output_norm: batch normalisation of the code logits (over k; scale and shift only while the temperature
-            stands still) and of the rows.
-        unique: no two rows may share a code; ``pack`` sees to it.
-        sparse: row-sparse gradients of the code logits, for ``fb.AdamW``, ``fb.Yogi`` and such, or ``torch.optim.SparseAdam``.
+        unique: no two rows share a code; enforced by ``pack``.
+        sparse: row-sparse gradients of the code logits, for optimizers of this library or
+            ``torch.optim.SparseAdam``.
 
     >>> table = KDTable(1000, 16, choices=8, parts=6)
     >>> table(torch.tensor([3, 17])).shape, round(table.code_bits() / 8)
@@ -50,6 +48,7 @@ class KDTable(ComposedTable):
     """
 
     example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 5}
+    groups: ClassVar[dict[str, Any]] = {"composer": Composer(), "relax": StraightThrough()}
     code_logits = RowParameter()  # [V, D K]
 
     def __init__(
@@ -59,14 +58,9 @@ class KDTable(ComposedTable):
         *,
         choices: int,
         parts: int,
-        code_dim: int | None = None,
-        composer: str = "linear",
-        pool: str = "mean",
-        shared: bool = False,
+        composer: Composer | str = "linear",
         relax: Softmax | None = None,
         guide: Guide | None = None,
-        logit_norm: bool = True,
-        output_norm: bool = False,
         unique: bool = False,
         sparse: bool = False,
         padding_idx: int | None = None,
@@ -83,7 +77,6 @@ class KDTable(ComposedTable):
             padding_idx=padding_idx,
             sparse=sparse,
         )
-        self.choose_composer(code_dim, composer, pool, shared)
         self.relax: Softmax = StraightThrough() if relax is None else relax
         if not isinstance(self.relax, Softmax):
             raise ArgumentError(f"relax={relax!r}: give fb.StraightThrough(...) or fb.Softmax(...)")
@@ -91,14 +84,12 @@ class KDTable(ComposedTable):
             shown = repr(guide) if isinstance(guide, str) else type(guide).__name__
             raise ArgumentError(f"guide={shown}: give fb.Online(...) or fb.Pretrained(matrix, ...)")
         self.guide = guide
-        self.logit_norm, self.output_norm = bool(logit_norm), bool(output_norm)
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         self.add_rows("code_logits", self.parts * self.choices, **where)
-        self.add_composer(**where)
+        self.add_composer(composer, **where)
         learnt = not self.relax.schedule.falls
-        self.norm = Normalise(self.choices, learnt=learnt, **where) if self.logit_norm else None
-        self.last = (
-            Normalise(self.embedding_dim, learnt=True, **where) if self.output_norm else None
+        self.norm = (
+            Normalise(self.choices, learnt=learnt, **where) if self.relax.logit_norm else None
         )
         self.guidance: Guidance | None = None
         if guide is not None:
@@ -111,12 +102,11 @@ class KDTable(ComposedTable):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw code logits from N(0, 1), and code vectors and composer for rows of about unit variance."""
+        """Draw code logits from N(0, 1), and the composer for rows of about unit variance."""
         self.code_logits.normal_(0.0, 1.0, generator=generator)
         self.reset_composer(generator)
-        for norm in (self.norm, self.last):
-            if norm is not None:
-                norm.reset_parameters()
+        if self.norm is not None:
+            self.norm.reset_parameters()
         if self.guidance is not None:
             self.guidance.reset_parameters(generator)
         self.steps.zero_()
@@ -129,12 +119,12 @@ class KDTable(ComposedTable):
         return found.to(wide).reshape(*ids.shape, self.parts, self.choices)
 
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
-        """Return the code logits, normalised by the running statistics."""
+        """Return the code logits, normalized by running statistics."""
         logits = self._logits(ids)
         return logits if self.norm is None else self.norm.settled(logits)
 
-    def seen(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
-        """Return the rows; in training with relaxed codes, mixed with the guide's, losses kept for ``auxiliary``."""
+    def training_rows(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
+        """Return rows; in training with relaxed codes, mixed with the guide's rows."""
         if not self.training:
             return self.lookup(ids)
         with torch.no_grad():
@@ -161,7 +151,9 @@ class KDTable(ComposedTable):
         return (rows if self.last is None else self.last(rows)), entropy
 
     def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
-        """Give rows codes: one logit stands above all others, also after normalisation."""
+        """Assign codes to rows: their logits exceed the others by a margin, also after
+        normalization.
+        """
         with torch.no_grad():
             hot = MARGIN * F.one_hot(codes, self.choices).to(self.code_logits.dtype)
             whole = len(ids) == self.num_embeddings
@@ -176,13 +168,13 @@ class KDTable(ComposedTable):
         return [cast(nn.Parameter, self._parameters["code_logits"])]
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Code the rows of ``matrix`` by the kd codec, then fit code vectors and composer to them."""
+        """Code the rows by the kd codec, then fit code vectors and composer."""
         job = codec_job(matrix, weights, "KDTable.from_dense")
         fit = KDFit(
             job,
             parts=self.parts,
             choices=self.choices,
-            composer=self.composer,
+            composer=self.composer.kind,
             width=self.code_dim,
             shared=self.shared,
         )
@@ -201,7 +193,7 @@ class KDTable(ComposedTable):
                 value.copy_(torch.from_numpy(found[name]).reshape(value.shape))
 
     def _composer_state(self) -> dict[str, Tensor]:
-        """Return the code vectors and the parts of the cell, by the names of the kd codec."""
+        """Return code vectors and cell parameters under the names of the kd codec."""
         assert self.cell is not None
         assert self.projection is not None
         assert self.bias is not None
@@ -210,8 +202,8 @@ class KDTable(ComposedTable):
         return found | {"projection": self.projection.detach(), "shift": self.bias.detach()}
 
     def _set_linear(self, fit: KDFit) -> None:
-        """Take the code vectors of additive codes, and the basis they are in."""
-        scale = self.parts if self.pool == "mean" else 1
+        """Copy the code vectors and the basis of additive codes."""
+        scale = self.parts if self.composer.pool == "mean" else 1
         atoms = np.zeros((self.atoms.shape[0], self.code_dim), dtype=np.float32)
         atoms[:, : fit.atoms.shape[2]] = scale * fit.atoms.reshape(-1, fit.atoms.shape[2])
         if self.projection is None or self.bias is None:

@@ -1,23 +1,28 @@
-"""Low rank: every row is a mixture of the same r atoms."""
+"""Low rank: every row is a linear combination of the same r atoms."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from featherbed.checks import check_integer
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, share_of_unit_rows
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 
 class LowRankTable(Table):
     """E = B A with B [V, r] and A [r, d].
+
+    ``sparse``: gradients of B contain the rows of the batch only, for optimizers of this library.
 
     ``sparse``: gradients of B hold the rows of the batch only, for optimizers of this library.
 
@@ -43,7 +48,7 @@ class LowRankTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
-        self.rank = positive("rank", rank)
+        self.rank = check_integer("rank", rank)
         self.add_rows("coefficients", rank, dtype, device)
         self.atoms = empty_parameter((rank, embedding_dim), dtype, device)  # [r, d]
         self.initialize(generator)
@@ -55,10 +60,10 @@ class LowRankTable(Table):
         self.atoms.normal_(0.0, share_of_unit_rows(self.rank), generator=generator)
 
     def codes(self, ids: Tensor) -> Codes:
-        """Every atom, weighted by the row of B."""
+        """All atoms weighted by the row of B."""
         return Codes(None, self.row_values("coefficients", ids), self.atoms)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its values are dense
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Dense values over the atoms."""
         stored = Matrix.encode(to_numpy(self.coefficients), values)
         return [
@@ -74,8 +79,26 @@ class LowRankTable(Table):
         """V r + r d."""
         return self.coefficients.numel() + self.atoms.numel()
 
+    @property
+    def weighted_codes(self) -> bool:
+        """True: every atom has a coefficient."""
+        return True
+
+    @classmethod
+    def settings_for(
+        cls,
+        parameters: float,
+        rows: int,
+        dim: int,
+        settings: Mapping[str, Any],
+    ) -> dict[str, Any] | None:
+        """Return ``rank``."""
+        return {"rank": max(1, round(parameters / (rows + dim)))}
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Truncated SVD: the best of its rank (Eckart and Young 1936), rows weighed by ``weights``."""
+        """Truncated SVD with weighted rows, the best approximation of its rank (Eckart and Young
+        1936).
+        """
         values, atoms = low_rank(matrix, self.rank, weights)
         self.coefficients.copy_(values)
         self.atoms.copy_(atoms)

@@ -1,4 +1,4 @@
-"""Mixed dimensions: popular ids have wide rows, rare ones narrow rows behind a projection."""
+"""Mixed dimensions: popular ids have wide rows, rare ids narrow rows and a projection."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band, Members
@@ -16,22 +17,25 @@ from featherbed.packed.codes import Every, Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, row_weights, share_of_unit_rows
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 MOST_BLOCKS = 32
 
 
 class MixedTable(Table):
-    """row(i) = B_b[place of i in b] P_b for the block b of i, with B_b [n_b, d_b] and P_b [d_b, d]; no P_b where d_b = d.
+    """row(i) = B_b[place of i in b] P_b for the block b of i, with B_b [n_b, d_b], P_b [d_b, d].
 
-    Ids go into blocks by popularity, block b has rows of width d_b. Ginart et al. 2019, "Mixed dimension embeddings with
-    application to memory-efficient recommendation systems", section 3. Every id has a row of its own in its block.
+    There is no projection P_b if d_b = d. Ids are assigned to blocks by popularity, and block b has
+    rows of width d_b. Ginart et al. 2019, "Mixed dimension embeddings with application to
+    memory-efficient recommendation systems", section 3.
 
     Args:
-        dims: width of the rows of each block, the block of the most popular ids first.
-        blocks: ids in each block; without it the blocks have equal shares of ``counts``, or equally many ids.
-        counts: [V] how often each id occurs; without it the first ids count as the most popular.
-        sparse: gradients hold the rows of the batch only, for optimizers of this library.
+        dims: width of the rows of each block, starting with the most popular ids.
+        blocks: number of ids in each block; by default blocks have equal shares of ``counts``, or
+            equal numbers of ids.
+        counts: [V] number of occurrences of each id; by default the first ids are the most popular.
+        sparse: gradients contain the rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> table = MixedTable(1000, 16, dims=[16, 4], blocks=[100, 900])
@@ -79,7 +83,7 @@ class MixedTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw rows from N(0, 1), projections so that projected rows have unit variance; sort ids into blocks."""
+        """Draw rows from N(0, 1), and projections for unit variance; assign ids to blocks."""
         for number, width in enumerate(self.dims):
             getattr(self, f"rows{number}").normal_(0.0, 1.0, generator=generator)
             projection = getattr(self, f"projection{number}")
@@ -96,7 +100,7 @@ class MixedTable(Table):
         return rows if projection is None else rows @ projection
 
     def codes(self, ids: Tensor) -> Codes:
-        """The values are the row: that of its block, projected."""
+        """The values are the row of the block, projected."""
         block, place = self.block[ids], self.place[ids]
         total: Tensor | None = None
         for number in range(len(self.dims)):
@@ -107,8 +111,8 @@ class MixedTable(Table):
             total = rows if total is None else torch.where(inside[..., None], rows, total)
         return Codes(None, total, None)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its rows are dense
-        """One band for each block: stored rows, or rows times projection; low bits have a scale for each column."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """One band per block: dense rows, or rows times projection; low bits have column scales."""
         block, found = self.block.cpu().numpy(), []
         for number, size in enumerate(self.blocks):
             rows = to_numpy(getattr(self, f"rows{number}"))
@@ -136,8 +140,16 @@ class MixedTable(Table):
         """Σ_b n_b d_b + d_b d (no second term where d_b = d)."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale the projection of every block, or its rows if there is none."""
+        for number in range(len(self.dims)):
+            rows, projection = getattr(self, f"rows{number}"), getattr(self, f"projection{number}")
+            scaled = rows if projection is None else projection
+            scaled.mul_(std / float(self._projected(number, rows).std()))
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Truncated SVD of the rows of each block, rows weighed by ``weights``."""
+        """Truncated SVD of the weighted rows of each block."""
         checked = row_weights(weights, matrix)
         given = None if checked is None else torch.from_numpy(checked).to(matrix.device)
         for number, width in enumerate(self.dims):
@@ -154,7 +166,7 @@ class MixedTable(Table):
 
 
 def places_within(block: Tensor) -> Tensor:  # int64 [V] -> int64 [V]
-    """Return how many ids of the same block stand before each id.
+    """Return the number of earlier ids in the same block, for each id.
 
     >>> places_within(torch.tensor([1, 0, 1, 1, 0])).tolist()
     [0, 0, 1, 2, 1]
@@ -169,7 +181,7 @@ def places_within(block: Tensor) -> Tensor:  # int64 [V] -> int64 [V]
 def most_popular(
     rows: int, counts: Any
 ) -> tuple[Tensor, Tensor]:  # -> ids [V], counts [V], both by falling counts
-    """Return the ids from the most popular to the least, and their counts (ones where none are given)."""
+    """Return the ids by decreasing counts, and the sorted counts (ones by default)."""
     if counts is None:
         return torch.arange(rows, device="cpu"), torch.ones(rows, dtype=torch.float64, device="cpu")
     counts = torch.as_tensor(counts, device="cpu")
@@ -184,12 +196,13 @@ def most_popular(
 
 
 def checked_dims(dims: Any, dim: int) -> tuple[int, ...]:
-    """Return the widths of the blocks, or say what is wrong with them."""
+    """Return the widths of the blocks, or raise an error."""
     if isinstance(dims, int | str) or not len(dims):
         raise ArgumentError(
-            f"dims={dims!r}: give the width of each block, for example dims=[{dim}, {max(1, dim // 4)}]"
+            f"dims={dims!r}: give the width of each block, for example dims=[{dim}, "
+            f"{max(1, dim // 4)}]"
         )
-    widths = tuple(positive("dims", width) for width in dims)
+    widths = tuple(check_integer("dims", width) for width in dims)
     if len(widths) > MOST_BLOCKS:
         raise ArgumentError(f"dims has {len(widths)} blocks: {MOST_BLOCKS} is the most")
     if max(widths) > dim:
@@ -198,7 +211,7 @@ def checked_dims(dims: Any, dim: int) -> tuple[int, ...]:
 
 
 def checked_blocks(given: Any, popularity: Tensor, count: int) -> tuple[int, ...]:
-    """Return the ids of each block: as given, or of equal shares of the counts with at least one id each.
+    """Return the number of ids of each block: as given, or by equal shares of the counts.
 
     >>> checked_blocks(None, torch.tensor([6.0, 3.0, 2.0, 1.0]), 2)
     (1, 3)
@@ -219,7 +232,9 @@ def checked_blocks(given: Any, popularity: Tensor, count: int) -> tuple[int, ...
             edges.append(min(max(cut, edges[-1] + 1), rows - count + number))
         return tuple(int(size) for size in np.diff([*edges, rows]))
     sizes = (
-        () if isinstance(given, int | str) else tuple(positive("blocks", size) for size in given)
+        ()
+        if isinstance(given, int | str)
+        else tuple(check_integer("blocks", size) for size in given)
     )
     if len(sizes) != count or sum(sizes) != rows:
         raise ArgumentError(

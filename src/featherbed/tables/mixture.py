@@ -1,26 +1,32 @@
-"""Mixtures of anchors: several sets of them, each with its own start and size, summed after a softmax or as they are."""
+"""Mixtures of anchors: sets of anchors of different sizes, summed directly or after a softmax."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from featherbed.anchors.random import AnchorInit, HalfNormal
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
+from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
-from featherbed.tables.anchor import start_as_themselves
+from featherbed.tables.anchor import related_entries, start_as_themselves
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, nonnegative_factors, row_weights
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
+
+if TYPE_CHECKING:
+    from featherbed.graphs.relation import Relation
 
 BLOCK = 1 << 16  # rows weighed at once in float64
 OWN_SHARE = 0.9  # of an object that is an anchor, in its own row of a softmax
@@ -28,24 +34,27 @@ MARGIN = 1.25  # how much larger than need be the simplex around fitted rows is
 
 
 class MixtureTable(Table):
-    """E = Σ_m softmax(T_m) A_m: M sets of anchors A_m [K_m, d], each under its own sparse transform T_m [V, K_m].
+    """E = Σ_m softmax(T_m) A_m: M sets of anchors A_m [K_m, d] with sparse transforms T_m [V, K_m].
 
-    Liang et al. 2021 (ANT), appendix E and figure 5; the softmax runs over each row of T_m. A zero of T_m does not switch an
-    anchor off: it weighs e^0 = 1 before the softmax divides, so a row of zeros is the mean of the anchors. ``"linear"`` is the
-    plain sum Σ_m T_m A_m, which equals one ``fb.AnchorTable`` over all sets side by side.
+    Liang et al. 2021 (ANT), appendix E and figure 5; the softmax runs over each row of T_m. A zero
+    of T_m does not remove an anchor: its weight is e^0 = 1 before normalization, so a row of zeros
+    is the mean of the anchors. ``"linear"`` is the sum Σ_m T_m A_m, equal to one ``fb.AnchorTable``
+    over all sets.
 
-    The sets stand side by side in one ``transform`` [V, Σ K_m] and one ``atoms`` [Σ K_m, d], with bounds ``set_sizes``:
-    ``fb.Yogi(parameters, penalties={table.transform: fb.NonNegativeL1(lam)})`` makes them all sparse.
+    All sets share one ``transform`` [V, Σ K_m] and one ``atoms`` [Σ K_m, d], split by
+    ``set_sizes``: ``fb.Yogi(parameters, penalties={table.transform: fb.NonNegativeL1(lam)})``.
 
     Args:
-        anchors: K of every set, or one size for each.
-        sets: M; 2 unless ``anchors`` names sizes.
+        anchors: K of every set, or one size per set.
+        sets: number of sets M; 2 unless ``anchors`` lists sizes.
         combine: "softmax" or "linear".
-        inits: how the sets start: one object such as ``fb.HalfNormal()`` or ``fb.Frequency(counts)`` for all, or one for each.
-            Objects that are anchors (``anchor_ids``, for each set) start with 9/10 of that set's softmax on themselves, or with
-            the weight 1 of a linear sum.
-        nonnegative: whether transforms start, and are fitted, at 0 and above.
-        sparse: gradients of the transform hold the rows of the batch only, for optimizers of this library.
+        inits: initialization, one object such as ``fb.HalfNormal()`` or ``fb.Frequency(counts)``
+            for all sets, or one per set. Objects that are anchors (``anchor_ids``, per set)
+            initially have 9/10 of the softmax of their set, or the weight 1 of a linear sum, on
+            themselves.
+        nonnegative: whether transforms are initialized and fitted at 0 and above.
+        sparse: gradients of the transform contain the rows of the batch only, for optimizers of
+            this library.
 
     >>> table = MixtureTable(1000, 16, anchors=(8, 5))
     >>> table.transform.shape, table.atoms.shape, table.sets, table(torch.tensor([3])).shape
@@ -53,7 +62,9 @@ class MixtureTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"anchors": (3, 4)}
+    has_anchors: ClassVar[bool] = True
     transform = RowParameter()  # [V, Σ K_m]
+    support: ClassVar[None] = None
 
     def __init__(
         self,
@@ -90,7 +101,7 @@ class MixtureTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Initialize every set of anchors and its weights as its ``init`` says."""
+        """Initialize every set of anchors and its weights by its ``init``."""
         transform = self.transform
         blocks = zip(
             self.inits, self._by_set(self.atoms, 0), self._by_set(transform, 1), strict=True
@@ -104,21 +115,55 @@ class MixtureTable(Table):
 
     @property
     def anchor_ids(self) -> tuple[Tensor | None, ...]:
-        """For each set the objects that are its anchors [K_m], or None."""
+        """The objects that are anchors [K_m], or None, for each set."""
         return tuple(getattr(self, f"anchor_ids_{number}") for number in range(self.sets))
+
+    @property
+    def anchor_count(self) -> int:
+        """Number of anchors, over all sets."""
+        return len(self.atoms)
+
+    @property
+    def penalized(self) -> tuple[nn.Parameter, ...]:
+        """The transform."""
+        return (self.transform,)
+
+    @property
+    def weighted_codes(self) -> bool:
+        """True: every anchor of every set has a weight."""
+        return True
+
+    def anchor_objects(self) -> Tensor | None:  # int64 [Σ K_m]
+        """Return the ``anchor_ids`` of all sets, one after the other."""
+        parts = [ids for ids in self.anchor_ids if ids is not None]
+        return torch.cat(parts) if len(parts) == self.sets else None
+
+    def related(self, graph: Relation) -> Exempt:
+        """Return the (object, anchor) entries, over all sets, that ``graph`` relates."""
+        return related_entries(self, graph)
+
+    @classmethod
+    def anchor_sizes(cls, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the size of every set."""
+        return sizes_of(settings["anchors"], settings.get("sets"))
+
+    @classmethod
+    def init_settings(cls, inits: Sequence[AnchorInit]) -> dict[str, Any]:
+        """Return ``inits``."""
+        return {"inits": inits[0] if len(inits) == 1 else list(inits)}
 
     def _by_set(self, tensor: Tensor, dim: int) -> tuple[Tensor, ...]:
         return torch.split(tensor, list(self.set_sizes), dim)
 
     def codes(self, ids: Tensor) -> Codes:
-        """Every anchor of every set, weighted by the softmax of its set's row, or by the row itself."""
+        """All anchors of all sets, weighted by the row of the transform or its softmax."""
         weights: Tensor = self.row_values("transform", ids)  # [..., Σ K_m]
         if self.combine == "softmax":
             weights = torch.cat([part.softmax(-1) for part in self._by_set(weights, -1)], -1)
         return Codes(None, weights, self.atoms)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
-        """Sparse codes over the anchors; under a softmax also over the sum of each set's anchors, which stand last."""
+        """Sparse codes over the anchors and, with a softmax, the sum of each set's anchors."""
         weights, atoms = to_numpy(self.transform), to_numpy(self.atoms)
         if self.combine == "softmax":
             weights = sparse_softmax(weights, self.set_sizes)
@@ -133,10 +178,11 @@ class MixtureTable(Table):
         return int(torch.count_nonzero(self.transform)) + self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Fit the sets: for a linear sum as ``AnchorTable`` does, under a softmax by principal components.
+        """Fit the sets: a linear sum like ``AnchorTable``, a softmax by principal components.
 
-        A softmax over K anchors reaches every point inside the simplex they span, so sets of K_m anchors that enclose the rows
-        give exactly the best mean and Σ (K_m - 1) components. Weights are dense: sparsity comes from training with a penalty.
+        A softmax over K anchors reaches every point of the simplex they span, so sets of K_m
+        anchors that enclose the rows represent the best mean and Σ (K_m - 1) components exactly.
+        The weights are dense: sparsity comes from training with a penalty.
         """
         if self.combine == "linear":
             fit = nonnegative_factors if self.nonnegative else low_rank
@@ -158,27 +204,31 @@ class MixtureTable(Table):
 
 
 def sizes_of(anchors: Any, sets: int | None) -> tuple[int, ...]:
-    """Return the size of every set, or say what is wrong with what was given.
+    """Return the size of every set, or raise an error.
 
     >>> sizes_of(10, 3), sizes_of([4, 6], None)
     ((10, 10, 10), (4, 6))
     """
     if isinstance(anchors, str) or not isinstance(anchors, Sequence):
-        return (positive("anchors", anchors),) * (2 if sets is None else positive("sets", sets))  # type: ignore[arg-type]
-    sizes = tuple(positive("anchors", size) for size in anchors)
-    if not sizes or (sets is not None and positive("sets", sets) != len(sizes)):
+        return (check_integer("anchors", anchors),) * (
+            2 if sets is None else check_integer("sets", sets)
+        )
+    sizes = tuple(check_integer("anchors", size) for size in anchors)
+    if not sizes or (sets is not None and check_integer("sets", sets) != len(sizes)):
         raise ArgumentError(
-            f"anchors={anchors!r}, sets={sets!r}: give one size for every set, or one number for all"
+            f"anchors={anchors!r}, sets={sets!r}: give one size for every set, or one number for "
+            "all"
         )
     return sizes
 
 
 def inits_of(inits: Any, sets: int) -> tuple[AnchorInit, ...]:
-    """Return the start of every set, or say what is wrong with what was given."""
+    """Return the initialization of every set, or raise an error."""
     one = inits is None or hasattr(inits, "fill")
     if not one and (not isinstance(inits, Sequence) or len(inits) != sets):
         raise ArgumentError(
-            f"inits={inits!r}: give one object such as fb.HalfNormal() for all {sets} sets, or one for each"
+            f"inits={inits!r}: give one object such as fb.HalfNormal() for all {sets} sets, or one "
+            "for each"
         )
     found = tuple(
         HalfNormal() if init is None else init for init in ((inits,) * sets if one else inits)
@@ -192,22 +242,23 @@ def inits_of(inits: Any, sets: int) -> tuple[AnchorInit, ...]:
 
 
 def starts_of(sizes: Sequence[int]) -> list[int]:
-    """Return where each set begins."""
+    """Return the start index of each set."""
     return [sum(sizes[:number]) for number in range(len(sizes))]
 
 
 def own_weight(anchors: int) -> float:
-    """Return the t that gives one anchor OWN_SHARE of a softmax whose other entries are 0: e^t / (e^t + K - 1)."""
+    """Return t such that e^t / (e^t + K - 1) = OWN_SHARE."""
     return math.log(max(1, anchors - 1) * OWN_SHARE / (1 - OWN_SHARE))
 
 
 def sparse_softmax(
     transform: NDArray[np.floating], sizes: Sequence[int]
 ) -> Floats:  # [V, Σ K_m] -> [V, Σ K_m + M]
-    """Return softmax weights that are 0 where the transform is: over the anchors, then over the sum of each set's anchors.
+    """Return sparse softmax weights of the anchors, then of the sum of each set's anchors.
 
-    row = Σ_k (e^t_k - 1) / Z a_k + 1 / Z Σ_k a_k with Z = Σ_k e^t_k, where only the non-zero t_k count in the first sum; a set
-    without a zero in its row has its smallest t in place of the 0. All exponents are taken below the row's greatest.
+    row = Σ_k (e^t_k - 1) / Z a_k + 1 / Z Σ_k a_k with Z = Σ_k e^t_k, so zeros of t have no weight
+    in the first sum; a set without a zero in its row uses its smallest t instead of 0. Exponents
+    are relative to the largest of the row.
 
     >>> sparse_softmax(np.array([[0.0, 0.0, np.log(3.0)]]), [3]).round(2)
     array([[0. , 0. , 0.4, 0.2]], dtype=float32)
@@ -228,13 +279,15 @@ def sparse_softmax(
 
 
 def enclosing_simplex(points: Tensor) -> tuple[Tensor, Tensor]:  # [V, K - 1] -> [V, K], [K, K - 1]
-    """Return positive weights that sum to 1, and the K corners of a simplex, with weights @ corners = points.
+    """Return positive weights with sum 1 and the K corners of a simplex: weights @ corners =
+    points.
 
-    The corners are the columns of Helmert's matrix H (H H^T = 1, H 1 = 0), stretched: w = 1/K + H^T x / r is above 0 for r > K
-    max(-H^T x), and then w (r H^T) = x.
+    The corners are the columns of Helmert's matrix H (H H^T = 1, H 1 = 0), scaled: w = 1/K + H^T x
+    / r is positive for r > K max(-H^T x), and then w (r H^T) = x.
 
-    >>> weights, corners = enclosing_simplex(torch.tensor([[1.0, 2.0], [-3.0, 0.0]]))
-    >>> bool((weights > 0).all()), torch.allclose(weights @ corners, torch.tensor([[1.0, 2.0], [-3.0, 0.0]]), atol=1e-5)
+    >>> points = torch.tensor([[1.0, 2.0], [-3.0, 0.0]])
+    >>> weights, corners = enclosing_simplex(points)
+    >>> bool((weights > 0).all()), torch.allclose(weights @ corners, points, atol=1e-5)
     (True, True)
     """
     count = points.shape[1] + 1

@@ -1,4 +1,4 @@
-"""What a training loop asks of all tables of a model at once."""
+"""Loss terms and parameters of all tables of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from featherbed.tables.table import Table
 
 
 def auxiliary_loss(model: nn.Module) -> Tensor | float:
-    """Return what all tables of a model add to the loss: ``loss = task_loss + fb.auxiliary_loss(model)``, 0.0 if nothing.
+    """Return the sum of the loss terms of all tables of a model, 0.0 if there are none.
 
     >>> auxiliary_loss(nn.Linear(2, 2))
     0.0

@@ -1,4 +1,4 @@
-"""Batch normalisation of the last axis, with the settled form that evaluation and export use."""
+"""Batch normalization of the last axis, with an affine form for evaluation and export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ EPS = 1e-5
 
 
 class Normalise(nn.Module):
-    """y = (x - mean) / sqrt(var + eps), times scale plus shift if ``learnt``; by the batch in training, by running means else.
+    """y = (x - mean) / sqrt(var + eps), with learned scale and shift if ``learnt``.
+
+    Statistics are those of the batch in training, running ones in evaluation.
 
     >>> Normalise(3, learnt=False).settled(torch.ones(2, 3)).shape
     torch.Size([2, 3])
@@ -41,7 +43,7 @@ class Normalise(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Begin with statistics of mean 0 and variance 1, scale 1 and shift 0."""
+        """Reset the statistics to mean 0 and variance 1, scale to 1 and shift to 0."""
         self.mean.zero_()
         self.var.fill_(1.0)
         if self.scale is not None and self.shift is not None:
@@ -49,7 +51,7 @@ class Normalise(nn.Module):
             self.shift.zero_()
 
     def forward(self, x: Tensor) -> Tensor:  # [..., width]
-        """Normalise by the batch and take it into the running statistics; a single vector is normalised by those alone."""
+        """Normalize by the batch and update running statistics; a single vector uses the latter."""
         flat = x.reshape(-1, x.shape[-1])
         if len(flat) < 2:
             return self.settled(x)
@@ -58,7 +60,7 @@ class Normalise(nn.Module):
         return found.reshape(x.shape).to(x.dtype)
 
     def line(self) -> tuple[Tensor, Tensor]:  # [width], [width]
-        """Return scale and move of the settled form: y = x * scale + move."""
+        """Return the evaluation form y = x * scale + shift."""
         scale = (self.var + EPS).rsqrt()
         scale = scale if self.scale is None else scale * self.scale
         move = -self.mean * scale
@@ -70,7 +72,7 @@ class Normalise(nn.Module):
         return (x.to(scale.dtype) * scale + move).to(x.dtype)
 
     def reset(self) -> None:
-        """Make the settled form leave everything as it is."""
+        """Make the evaluation form the identity."""
         with torch.no_grad():
             self.mean.zero_()
             self.var.fill_(1.0 - EPS)
@@ -79,7 +81,7 @@ class Normalise(nn.Module):
                 self.shift.zero_()
 
     def settle(self, rows: Tensor) -> None:  # [n, width]
-        """Take the statistics of all rows; scale and shift begin anew."""
+        """Set the statistics to those of all rows; reset scale and shift."""
         self.reset()
         with torch.no_grad():
             wide = rows.to(self.mean.dtype)
@@ -87,6 +89,6 @@ class Normalise(nn.Module):
             self.var.copy_(wide.var(0, unbiased=False).clamp(min=1e-4))
 
     def undo(self, y: Tensor) -> Tensor:  # [..., width]
-        """Return x whose settled form is y."""
+        """Return x whose normalized form is y."""
         scale, move = self.line()
         return ((y.to(scale.dtype) - move) / scale).to(y.dtype)

@@ -1,8 +1,9 @@
-"""Differentiable product quantisation (DPQ): keys answer queries with codes, rows are the values of the codes side by side."""
+"""Differentiable product quantization (DPQ): codes select values that are concatenated to rows."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featherbed.checks import check_integer, is_number
 from featherbed.codecs.kd import KDFit
 from featherbed.codecs.product import ProductFit
 from featherbed.errors import ArgumentError
@@ -21,31 +23,72 @@ from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
 from featherbed.tables.norm import Normalise
-from featherbed.tables.relax import harden, is_number
-from featherbed.tables.table import empty_parameter, positive, to_numpy
+from featherbed.tables.relax import harden, short_repr
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import to_numpy
 
 VARIANTS = ("softmax", "centroid")
 RESTARTS = 3  # of k-means, the best is kept
 ROUNDS = 8  # of refinement of a fit: dictionaries and codes in turns
 
 
-class ProductTable(CodedTable):
-    """row = [V_1[c_1], ..., V_D[c_D]],  c_j = argmax_k response(q_j, K_jk): queries and keys serve training, values are kept.
+@dataclass(frozen=True)
+class Matching:
+    """How queries are matched with keys, which selects the codes of an ``fb.ProductTable``.
 
-    ``softmax`` (DPQ-SX): response q . k, normalised over the batch for each k; one-hot going forward, softmax(response / τ)
-    going back; keys and values are apart. ``centroid`` (DPQ-VQ): response -||q - k||², keys are the values; going back the
-    query stands for the row, and loss += mean (value - sg(q))² + commitment * mean (q - sg(value))² (``fb.auxiliary_loss``).
-    Chen, Li and Sun 2020, "Differentiable Product Quantization for End-to-End Embedding Compression".
+    Args:
+        kind: "softmax" (DPQ-SX) or "centroid" (DPQ-VQ).
+        query_dim: width of queries and keys of a part (softmax only); that of the values by
+            default.
+        temperature: temperature τ of the softmax.
+        commitment: weight of the commitment loss (centroid only).
+        normalize: batch normalization of the responses; by default for softmax only.
+
+    >>> Matching("centroid", commitment=0.25)
+    Matching('centroid', commitment=0.25)
+    """
+
+    kind: str = "softmax"
+    query_dim: int | None = None
+    temperature: float = 1.0
+    commitment: float = 0.0
+    normalize: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in VARIANTS:
+            raise ArgumentError(f"variant={self.kind!r}: use one of {', '.join(VARIANTS)}")
+        if not is_number(self.temperature) or self.temperature <= 0:
+            raise ArgumentError(
+                f"temperature={self.temperature!r}: give a number above 0 (at 0 the softmax is not "
+                "defined)"
+            )
+        if not is_number(self.commitment, 0) or (self.commitment and self.kind != "centroid"):
+            raise ArgumentError(
+                f"commitment={self.commitment!r}: a number of at least 0, and with "
+                "variant='centroid' only"
+            )
+        if self.query_dim is not None:
+            check_integer("query_dim", self.query_dim)
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+
+class ProductTable(CodedTable):
+    """row = [V_1[c_1], ..., V_D[c_D]], c_j = argmax_k response(q_j, K_jk).
+
+    Queries and keys exist in training only. ``softmax`` (DPQ-SX): response q . k, normalized over
+    the batch for each k; one-hot in the forward pass, softmax(response / τ) in the backward pass,
+    with separate keys and values. ``centroid`` (DPQ-VQ): response -||q - k||², keys are the values;
+    the gradient of the row goes to the query, and loss += mean (value - sg(q))² + commitment * mean
+    (q - sg(value))² (``fb.auxiliary_loss``). Chen, Li and Sun 2020, "Differentiable Product
+    Quantization for End-to-End Embedding Compression".
 
     Args:
         choices, parts: K and D; d must be a multiple of D unless ``additive``.
-        variant: "softmax" or "centroid".
+        variant: "softmax", "centroid", or an ``fb.Matching`` with further settings.
         shared: one set of keys and values for all parts.
-        additive: values are as wide as the row and averaged, not set side by side.
-        query_dim: width of queries and keys of a part (softmax only); as wide as the values by default.
-        temperature: τ of the softmax.
-        commitment: weight of the pull of queries to their centroids (centroid only).
-        normalise: batch normalisation of the responses; by default for softmax only.
+        additive: values have the width of the row and are averaged instead of concatenated.
         sparse: row-sparse gradients of the queries, for optimizers of this library.
 
     >>> table = ProductTable(1000, 16, choices=8, parts=4)
@@ -55,6 +98,7 @@ class ProductTable(CodedTable):
 
     example: ClassVar[dict[str, Any]] = {"choices": 4, "parts": 4}
     old_names: ClassVar[dict[str, str]] = {"values": "atoms", "keys": "key_vectors"}
+    groups: ClassVar[dict[str, Any]] = {"variant": Matching()}
     queries = RowParameter()  # [V, D query_dim]
 
     def __init__(
@@ -64,13 +108,9 @@ class ProductTable(CodedTable):
         *,
         choices: int,
         parts: int,
-        variant: str = "softmax",
+        variant: Matching | str = "softmax",
         shared: bool = False,
         additive: bool = False,
-        query_dim: int | None = None,
-        temperature: float = 1.0,
-        commitment: float = 0.0,
-        normalise: bool | None = None,
         sparse: bool = False,
         padding_idx: int | None = None,
         generator: torch.Generator | None = None,
@@ -86,37 +126,27 @@ class ProductTable(CodedTable):
             padding_idx=padding_idx,
             sparse=sparse,
         )
-        if variant not in VARIANTS:
-            raise ArgumentError(f"variant={variant!r}: use one of {', '.join(VARIANTS)}")
+        if not isinstance(variant, Matching | str):
+            raise ArgumentError(f"variant={variant!r}: give softmax, centroid or fb.Matching(...)")
+        self.variant = Matching(variant) if isinstance(variant, str) else variant
         if not additive and self.embedding_dim % self.parts:
             fitting = [n for n in range(1, self.embedding_dim + 1) if self.embedding_dim % n == 0]
             raise ArgumentError(
-                f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or additive=True"
+                f"parts={parts} do not divide {embedding_dim} columns: use one of {fitting}, or "
+                "additive=True"
             )
-        if not is_number(temperature) or temperature <= 0:
-            raise ArgumentError(
-                f"temperature={temperature!r}: give a number above 0 (at 0 the softmax is not defined)"
-            )
-        if not is_number(commitment, 0) or (commitment and variant != "centroid"):
-            raise ArgumentError(
-                f"commitment={commitment!r}: a number of at least 0, and with variant='centroid' only"
-            )
-        self.variant, self.shared, self.additive = variant, bool(shared), bool(additive)
-        self.temperature, self.commitment = float(temperature), float(commitment)
-        self.normalise = variant == "softmax" if normalise is None else bool(normalise)
+        self.shared, self.additive = bool(shared), bool(additive)
+        softmax = self.variant.kind == "softmax"
+        normalize = softmax if self.variant.normalize is None else self.variant.normalize
         self.width = self.embedding_dim if additive else self.embedding_dim // self.parts
-        self.query_dim = (
-            self.width
-            if query_dim is None or variant == "centroid"
-            else positive("query_dim", query_dim)
-        )
+        self.query_dim = (self.variant.query_dim if softmax else None) or self.width
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         sets, query = 1 if self.shared else self.parts, self.query_dim
         self.add_rows("queries", self.parts * query, **where)
         self.atoms = empty_parameter((sets * self.choices, self.width), **where)
         keys = empty_parameter((sets * self.choices, query), **where)
-        self.key_vectors = keys if variant == "softmax" else None
-        self.norm = Normalise(self.choices, learnt=False, **where) if self.normalise else None
+        self.key_vectors = keys if softmax else None
+        self.norm = Normalise(self.choices, learnt=False, **where) if normalize else None
         self.initialize(generator)
 
     @torch.no_grad()
@@ -148,20 +178,20 @@ class ProductTable(CodedTable):
         )  # -||q - k||², but for ||q||²
 
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
-        """Return how well each key answers the queries of rows."""
+        """Return the responses of the keys to the queries of rows."""
         with torch.autocast(ids.device.type, enabled=False):
             found = self._responses(self._asked(ids))
         return found if self.norm is None else self.norm.settled(found)
 
     def codes(self, ids: Tensor) -> Codes:
-        """Say what rows are made of: the values of their codes, side by side (or their mean)."""
+        """The values of the codes, concatenated (or averaged)."""
         codes = self.codes_of(ids)
         offset = 0 if self.shared else self.choices * torch.arange(self.parts, device=codes.device)
         values = self.atoms / self.parts if self.additive else self.atoms
         return Codes(codes + offset, None, values, "sum" if self.additive else "concat")
 
-    def seen(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
-        """Return the rows; in training with gradients to queries and keys, losses kept for ``auxiliary``."""
+    def training_rows(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
+        """Return rows; in training with gradients to queries and keys."""
         if not self.training:
             return self.lookup(ids)
         with torch.autocast(ids.device.type, enabled=False):
@@ -169,7 +199,7 @@ class ProductTable(CodedTable):
             found = self._responses(asked)
             found = found if self.norm is None else self.norm(found)
             if self.key_vectors is not None:
-                weights = harden((found / self.temperature).softmax(-1))
+                weights = harden((found / self.variant.temperature).softmax(-1))
                 chosen = torch.einsum(
                     "...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.atoms)
                 )
@@ -183,13 +213,13 @@ class ProductTable(CodedTable):
     ) -> Tensor:  # [..., D, w], [..., D] -> [..., D, w]
         values = self._sets(self.atoms)[torch.arange(self.parts, device=codes.device), codes]
         loss = F.mse_loss(values, asked.detach())
-        if self.commitment:
-            loss = loss + self.commitment * F.mse_loss(asked, values.detach())
+        if self.variant.commitment:
+            loss = loss + self.variant.commitment * F.mse_loss(asked, values.detach())
         self.pending.add(loss)
         return asked + (values - asked).detach()
 
     def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
-        """Give rows codes: their queries become the keys of these, all keys of one length; running means begin anew."""
+        """Assign codes to rows: set queries to unit-length keys, and reset running statistics."""
         with torch.no_grad():
             if (
                 self.key_vectors is not None
@@ -202,11 +232,11 @@ class ProductTable(CodedTable):
                 self.norm.reset()
 
     def choice_parameters(self) -> list[nn.Parameter]:
-        """Return the values, and the keys where they are apart."""
+        """Return the values, and the keys if separate."""
         return [self.atoms] if self.key_vectors is None else [self.atoms, self.key_vectors]
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - codes have no values
-        """Store bit-packed codes and values; queries and keys stay behind."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Store bit-packed codes and values, without queries and keys."""
         coded = Fixed.encode(
             to_numpy(self.codes_of()).astype(np.int64), None, self.choices, parts=not self.shared
         )
@@ -221,7 +251,7 @@ class ProductTable(CodedTable):
         return self.atoms.numel()
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Find centroids and codes of the columns of each part by k-means (additive: by additive quantisation)."""
+        """Fit centroids and codes of each part by k-means (additive: by additive quantization)."""
         job = codec_job(matrix, weights, "ProductTable.from_dense")
         shape: dict[str, Any] = {"parts": self.parts, "choices": self.choices}
         fit: KDFit | ProductFit

@@ -1,4 +1,4 @@
-"""Low-bit rows: every row rounded to a few levels, after training or during it."""
+"""Low-bit rows: elements rounded to a few levels, during training or after it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from featherbed.checks import check_choice
 from featherbed.codecs.integer import choose_scales
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
@@ -15,16 +16,18 @@ from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, pack_levels
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
-from featherbed.tables.table import Table, empty_parameter, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 
 class QuantizedTable(Table):
-    """row(i) = s * (q - (2^b - 1)/2), q = clip(round(rows/s + (2^b - 1)/2), 0, 2^b - 1), b bits, a scale per row or column.
+    """row(i) = s (q - (2^b - 1)/2), q = clip(round(rows/s + (2^b - 1)/2), 0, 2^b - 1), with b bits.
 
-    Trained with straight-through rounding and learnt scales (Esser et al. 2020, LSQ): the gradient passes the rounding,
-    and unlike there the clipping too, as if it were not there. ``from_dense`` quantises after training, scales chosen by
-    squared error. The float ``rows`` exist in training only; the packed file holds levels and scales. ``sparse``: gradients
-    of rows and their scales hold the rows of the batch only, for optimizers of this library.
+    The scale s is per row or column. Trained with straight-through rounding and learned scales
+    (Esser et al. 2020, LSQ); unlike LSQ, gradients pass the clipping too. ``from_dense`` quantizes
+    after training, with scales chosen by squared error. The float ``rows`` exist in training only;
+    the packed file holds levels and scales. ``sparse``: gradients of rows and their scales contain
+    the rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> table = QuantizedTable.from_dense(torch.randn(1000, 16), bits=4)
@@ -51,8 +54,7 @@ class QuantizedTable(Table):
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         if not isinstance(bits, int) or bits not in (8, 4, 3, 2):
             raise ArgumentError(f"bits={bits!r}: rows are stored in 8, 4, 3 or 2 bits")
-        if scales not in ("row", "column"):
-            raise ArgumentError(f"scales={scales!r}: use row or column")
+        check_choice("scales", scales, ("row", "column"))
         self.bits, self.scales = bits, scales
         self.add_rows("rows", embedding_dim, dtype, device)
         if scales == "row":
@@ -68,7 +70,7 @@ class QuantizedTable(Table):
         self.fit_dense(self.rows.detach().clone())
 
     def codes(self, ids: Tensor) -> Codes:
-        """The values are the row: levels times scale, rounded straight through."""
+        """The values are the row: levels times scale, with straight-through rounding."""
         scale = self.row_values("scale", ids) if self.scales == "row" else self.scale[0]
         top = 2**self.bits - 1
         rows = self.row_values("rows", ids)
@@ -80,7 +82,7 @@ class QuantizedTable(Table):
         )  # worth 0: lets a clipped element find its way back
         return Codes(None, scale * (levels - top / 2) + back, None)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its bits are its own
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Packed levels with their scales."""
         if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
             raise ArgumentError(
@@ -100,8 +102,13 @@ class QuantizedTable(Table):
         """V d levels and the scales."""
         return self.rows.numel() + self.scale.numel()
 
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale the rows to the standard deviation ``std``; scales follow."""
+        self.fit_dense(self.rows.detach() * (std / float(self.rows.std())))
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Keep the matrix and choose each scale by the squared error it leaves (by ``weights`` in a column)."""
+        """Keep the matrix; choose scales by (in columns, weighted) squared error."""
         self.rows.copy_(matrix)
         given = row_weights(weights, matrix)
         found = choose_scales(to_numpy(matrix), self.bits, self.scales, given)

@@ -1,38 +1,33 @@
-"""How a choice of one in K is learnt: relaxations of the one-hot code, and temperatures that fall while training goes on."""
+"""Relaxations of one-hot codes, and temperature schedules."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from featherbed.checks import is_number
 from featherbed.errors import ArgumentError
 
 SCHEDULES = ("constant", "inverse", "exponential")
 
 
-def is_number(value: object, least: float = -math.inf) -> bool:
-    """Whether a setting is a finite number, of at least ``least``.
-
-    >>> is_number(0.5), is_number(0.5, least=1), is_number("0.5"), is_number(math.nan)
-    (True, False, False, False)
-    """
-    return (
-        isinstance(value, Real)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and float(value) >= least
-    )
+def short_repr(settings: Any) -> str:
+    """Return the call that creates a settings object, without default values."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)[1:]}
+    given = {field.name for field in fields(settings) if values.get(field.name) != field.default}
+    shown = [repr(settings.kind), *(f"{k}={v!r}" for k, v in values.items() if k in given)]
+    return f"{type(settings).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """A temperature that falls in steps, never below ``floor``.
+    """A temperature that decreases in steps, to at least ``floor``.
 
-    ``inverse``: τ = start / (1 + rate * n);  ``exponential``: τ = start * rate^n;  n = floor(steps / every).
+    With n = floor(steps / every), ``inverse``: τ = start / (1 + rate * n), ``exponential``: τ =
+    start * rate^n.
 
     >>> Temperature(1.0, kind="inverse", rate=1.0, every=1000)(torch.tensor(2500))
     tensor(0.3333)
@@ -51,11 +46,13 @@ class Temperature:
             value = getattr(self, name)
             if not is_number(value) or value <= 0:
                 raise ArgumentError(
-                    f"temperature {name}={value!r}: give a number above 0 (at 0 the softmax is not defined)"
+                    f"temperature {name}={value!r}: give a number above 0 (at 0 the softmax is not "
+                    "defined)"
                 )
         if self.floor > self.start:
             raise ArgumentError(
-                f"a temperature falls from start={self.start} to floor={self.floor}: the floor is above"
+                f"a temperature falls from start={self.start} to floor={self.floor}: the floor is "
+                "above"
             )
         if (
             not is_number(self.every, 1)
@@ -63,16 +60,17 @@ class Temperature:
             or (self.kind == "exponential" and not 0 < self.rate <= 1)
         ):
             raise ArgumentError(
-                f"every={self.every!r}, rate={self.rate!r}: every >= 1, rate >= 0 (exponential: above 0, at most 1)"
+                f"every={self.every!r}, rate={self.rate!r}: every >= 1, rate >= 0 (exponential: "
+                "above 0, at most 1)"
             )
 
     @property
     def falls(self) -> bool:
-        """Whether it changes at all."""
+        """Whether the temperature changes."""
         return self.kind != "constant"
 
     def __call__(self, steps: Tensor) -> Tensor:
-        """Return the temperature after so many steps."""
+        """Return the temperature after a number of steps."""
         if not self.falls:
             return torch.full((), self.start, device=steps.device)
         stairs = torch.div(steps, self.every, rounding_mode="floor").float()
@@ -86,12 +84,16 @@ class Temperature:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Continuous relaxation: o = softmax(π / τ) in place of the one-hot code (Chen, Min and Sun 2018; "CR" of their table 1).
+    """Continuous relaxation: o = softmax(π / τ) instead of the one-hot code (Chen et al. 2018,
+    "CR").
 
     Args:
-        temperature: a number above 0, or a ``Temperature`` that falls.
-        entropy: weight of the mean entropy of o, which training adds to the loss: it pushes o towards one-hot.
-        noise: add Gumbel noise to π (Jang et al. 2017); drawn from torch's generator as dropout's is.
+        temperature: a number above 0, or a ``Temperature`` schedule.
+        entropy: weight of the mean entropy of o in the loss, which pushes o towards one-hot.
+        noise: add Gumbel noise to π (Jang et al. 2017), from torch's default generator like
+            dropout.
+        logit_norm: batch normalization of π over k, with scale and shift only if the temperature is
+            constant.
 
     >>> Softmax(temperature=0.5).temperature
     0.5
@@ -100,6 +102,7 @@ class Softmax:
     temperature: float | Temperature = 1.0
     entropy: float = 0.0
     noise: bool = False
+    logit_norm: bool = True
     straight = False
 
     def __post_init__(self) -> None:
@@ -117,7 +120,7 @@ class Softmax:
 
     @property
     def schedule(self) -> Temperature:
-        """The temperature as a schedule."""
+        """The temperature as a ``Temperature``."""
         if isinstance(self.temperature, Temperature):
             return self.temperature
         return Temperature(
@@ -139,7 +142,7 @@ class Softmax:
 
 
 class StraightThrough(Softmax):
-    """Straight-through estimation: the one-hot code going forward, the softmax's gradient going back ("STE").
+    """Straight-through estimator: one-hot codes forward, the softmax's gradient backward ("STE").
 
     >>> weights, _ = StraightThrough()(torch.tensor([[1.0, 3.0]]), torch.tensor(0))
     >>> weights.tolist()
@@ -150,6 +153,6 @@ class StraightThrough(Softmax):
 
 
 def harden(soft: Tensor) -> Tensor:  # [..., K]
-    """Return the one-hot of the largest weight, with the gradient of the weights themselves."""
+    """Return the one-hot code of the largest weight, with the gradient of the weights."""
     hard = torch.zeros_like(soft).scatter_(-1, soft.argmax(-1, keepdim=True), 1.0)
     return hard + (soft - soft.detach())

@@ -7,19 +7,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from featherbed.errors import ArgumentError
+from featherbed.checks import check_choice, check_integer
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import quotient_remainder, share_of_unit_rows, shared_atoms
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 
 class RemainderTable(Table):
-    """row(i) = Q[i // divisor] * R[i mod divisor], or their sum (Shi et al. 2020); no two ids share both parts.
+    """row(i) = Q[i // divisor] * R[i mod divisor], or their sum (Shi et al. 2020).
 
-    ``atoms`` holds Q, then R: ceil(V / divisor) + divisor rows. The smallest table has divisor ≈ sqrt(V).
+    No two ids share both parts. ``atoms`` holds Q, then R: ceil(V / divisor) + divisor rows, the
+    fewest for divisor ≈ sqrt(V).
 
     >>> import torch
     >>> RemainderTable(1000, 16, divisor=32).atoms.shape
@@ -41,9 +43,8 @@ class RemainderTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        if combine not in ("product", "sum"):
-            raise ArgumentError(f"combine={combine!r}: use product or sum")
-        self.divisor, self.combine = positive("divisor", divisor), combine
+        check_choice("combine", combine, ("product", "sum"))
+        self.divisor, self.combine = check_integer("divisor", divisor), combine
         self.quotients = -(-num_embeddings // divisor)
         shape = (self.quotients + divisor, embedding_dim)
         self.atoms = empty_parameter(shape, dtype, device)  # [V/r + r, d]
@@ -61,8 +62,8 @@ class RemainderTable(Table):
         indices = torch.stack([quotient, self.quotients + ids % self.divisor], dim=-1)
         return Codes(indices, None, self.atoms, self.combine)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - its codes are implicit
-        """Implicit codes: the two small tables are all that is stored."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Implicit codes: only the two small tables are stored."""
         atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
         return [Band(self.num_embeddings, Remainder(self.divisor), None, atoms, self.combine)]
 

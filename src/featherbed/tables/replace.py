@@ -1,4 +1,4 @@
-"""replace_embeddings: swap the embedding modules of any model for compact tables."""
+"""replace_embeddings: replace the embedding modules of a model by compact tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Swap:
 
     def __str__(self) -> str:
         rows, dim = self.table.num_embeddings, self.table.embedding_dim
-        return f"{self.name}: {rows:,} x {dim}, {self.before:,} -> {self.after.file:,} bytes ({type(self.table).__name__})"
+        sizes = f"{self.before:,} -> {self.after.file:,} bytes"
+        return f"{self.name}: {rows:,} x {dim}, {sizes} ({type(self.table).__name__})"
 
 
 def replace_embeddings(
@@ -38,13 +39,13 @@ def replace_embeddings(
     spec: str | Callable[[Tensor, int | None], Table],
     where: Callable[[str, nn.Module], bool] | None = None,
 ) -> list[Swap]:
-    """Replace nn.Embedding and nn.EmbeddingBag modules in place; return what was swapped.
+    """Replace nn.Embedding and nn.EmbeddingBag modules in place; return a list of the swaps.
 
-    ``spec`` is a short spec (see ``featherbed.tables.spec``) or a callable from the old weight [V, d] and padding_idx to a
-    table. Rows start near the old ones, padding_idx and dtype are kept; what was shared among embeddings stays shared, a weight
-    tied to something else is refused.
-    ``where(name, module)`` chooses modules; all by default. A table whose file will be larger than the dense weight it
-    replaces is said by a ``FeatherbedWarning``.
+    ``spec`` is a short spec (see ``featherbed.tables.spec``) or a callable from the old weight [V,
+    d] and padding_idx to a table. New tables are fitted to the old rows and keep padding_idx and
+    dtype; shared embeddings stay shared, and a weight tied to another module raises an error.
+    ``where(name, module)`` selects modules, all by default. A ``FeatherbedWarning`` names tables
+    whose file is larger than the weight they replace.
 
     >>> import torch, featherbed as fb
     >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 2))
@@ -55,7 +56,8 @@ def replace_embeddings(
     """
     if isinstance(model, Embedding):
         raise ArgumentError(
-            "the model is itself an embedding: make the table with from_dense(module.weight, ...) instead"
+            "the model is itself an embedding: make the table with from_dense(module.weight, ...) "
+            "instead"
         )
     if isinstance(spec, str):
         parse_spec(spec)
@@ -91,8 +93,10 @@ def replace_embeddings(
 def _warn_if_larger(swap: Swap) -> None:
     if swap.after.file > swap.before + HEADER:
         warnings.warn(
-            f"{swap.name}: the table takes {swap.after.file:,} bytes, more than the {swap.before:,} of the dense weight it "
-            f"replaces ({type(swap.table).__name__}): give it fewer parameters, or leave {swap.name} out by where=",
+            f"{swap.name}: the table takes {swap.after.file:,} bytes, more than the "
+            f"{swap.before:,} of the dense weight it "
+            f"replaces ({type(swap.table).__name__}): give it fewer parameters, or leave "
+            f"{swap.name} out by where=",
             FeatherbedWarning,
             stacklevel=3,
         )
@@ -101,7 +105,8 @@ def _warn_if_larger(swap: Swap) -> None:
 def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
     if getattr(module, "max_norm", None) is not None:
         raise ArgumentError(
-            f"{name} has max_norm, which rewrites rows in place: compact tables cannot; leave it out by where="
+            f"{name} has max_norm, which rewrites rows in place: compact tables cannot; leave it "
+            "out by where="
         )
     if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
         raise ArgumentError(
@@ -109,13 +114,15 @@ def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
         )
     if module.weight.is_meta:
         raise ArgumentError(
-            f"{name} is on the meta device and has no rows to start from: load the model first, then replace"
+            f"{name} is on the meta device and has no rows to start from: load the model first, "
+            "then replace"
         )
     for other, holder in model.named_modules():
         tied = any(parameter is module.weight for parameter in holder.parameters(recurse=False))
         if tied and not isinstance(holder, Embedding):
             raise ArgumentError(
-                f"the weight of {name} is also that of {other}, and a compact table would untie them: untie them first, score "
+                f"the weight of {name} is also that of {other}, and a compact table would untie "
+                "them: untie them first, score "
                 f"with table.logits(hidden) in place of {other}, or leave {name} out by where="
             )
 
@@ -141,7 +148,7 @@ def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None
 
 
 def _dressed(module: Embedding, table: Table) -> nn.Module:
-    """Return what stands in the module's place: the table, or a bag over it."""
+    """Return the replacement of a module: the table, or a bag over it."""
     return (
         Bag(table, module.mode, module.include_last_offset)
         if isinstance(module, nn.EmbeddingBag)

@@ -1,13 +1,15 @@
-"""Vocabulary selection: the frequent ids keep a row, the others share."""
+"""Vocabulary selection: frequent ids have their own rows, the others share rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.hashing import hash_ids
 from featherbed.packed.band import Band, Members
@@ -16,13 +18,15 @@ from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.fitting import shared_atoms
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 
 class SelectedTable(Table):
-    """The ``keep`` most frequent ids have a row of their own; every other id shares one of ``rest`` rows, by hash.
+    """The ``keep`` most frequent ids have their own rows; other ids share ``rest`` rows by hash.
 
-    Without ``counts`` [V] the first ids count as the most frequent. ``rest=1`` is the usual "unknown" row.
+    By ``counts`` [V], by default the first ids are the most frequent. ``rest=1`` is the usual
+    "unknown" row.
 
     >>> import torch
     >>> table = SelectedTable(1000, 16, keep=100, counts=torch.arange(1000))
@@ -31,6 +35,7 @@ class SelectedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"keep": 7}
+    selects_rows: ClassVar[bool] = True
     index: Tensor
 
     def __init__(
@@ -47,7 +52,7 @@ class SelectedTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        self.keep, self.rest = positive("keep", keep), positive("rest", rest)
+        self.keep, self.rest = check_integer("keep", keep), check_integer("rest", rest)
         if keep > num_embeddings:
             raise ArgumentError(f"keep={keep}: there are only {num_embeddings} ids to keep")
         self.counts = counts
@@ -60,7 +65,7 @@ class SelectedTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw rows from N(0, 1); give frequent ids rows of their own."""
+        """Draw rows from N(0, 1) and assign them to ids."""
         self.atoms.normal_(0.0, 1.0, generator=generator)
         index = self.keep + hash_ids(torch.arange(self.num_embeddings), 0, self.rest)
         index[torch.sort(self._most_frequent(self.counts)).values] = torch.arange(self.keep)
@@ -72,18 +77,19 @@ class SelectedTable(Table):
         counts = torch.as_tensor(counts)
         if counts.shape != (self.num_embeddings,):
             raise ArgumentError(
-                f"counts have shape {tuple(counts.shape)}; give one for each of the {self.num_embeddings} ids"
+                f"counts have shape {tuple(counts.shape)}; give one for each of the "
+                f"{self.num_embeddings} ids"
             )
         if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
             raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
         return torch.argsort(counts, descending=True, stable=True)[: self.keep].cpu()
 
     def codes(self, ids: Tensor) -> Codes:
-        """The kept row of an id, or the one it shares."""
+        """The id's own row or its shared row."""
         return Codes(self.index[ids][..., None], None, self.atoms)
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - it has no values
-        """Two bands: kept rows behind a bitmap, hashed rows for the others."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Two bands: kept rows with a bitmap, hashed rows for the others."""
         kept = np.flatnonzero(self.index.cpu().numpy() < self.keep)
         atoms = to_numpy(self.atoms)
         members = Members.of(kept, self.num_embeddings)
@@ -100,8 +106,19 @@ class SelectedTable(Table):
         """(keep + rest) d."""
         return self.atoms.numel()
 
+    @classmethod
+    def settings_for(
+        cls,
+        parameters: float,
+        rows: int,
+        dim: int,
+        settings: Mapping[str, Any],
+    ) -> dict[str, Any] | None:
+        """Return ``keep``."""
+        return {"keep": max(1, round(parameters / dim) - int(settings.get("rest", 1)))}
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Copy the kept rows; a shared row becomes the mean of those that share it."""
+        """Copy the kept rows; a shared row is the mean of the rows that share it."""
         self.atoms.copy_(
             shared_atoms(
                 matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx, weights=weights
@@ -110,7 +127,7 @@ class SelectedTable(Table):
 
 
 def selected_rows(table: DenseTable) -> SelectedTable:
-    """Return the table that keeps the rows which are not zero, and one zero row for all others: what group lasso leaves.
+    """Return a table with the nonzero rows, and one zero row for all others (after a group lasso).
 
     >>> import torch, featherbed as fb
     >>> dense = fb.DenseTable.from_dense(torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""The four sizes of a table, always together."""
+"""The four sizes of a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from featherbed.optim.lazy import lazy_rows
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the exported file, bytes resident when serving, bytes in training, parameters as the paper counts.
+    """Bytes of the file, resident bytes in serving, bytes in training, and parameters as in the
+    paper.
 
     >>> Sizes(file=1000, resident=900, training=None, parameters=250, dense=8000).ratio
     8.0
@@ -29,17 +30,19 @@ class Sizes:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the file is than the dense table in float32."""
+        """Size of the dense table in float32, relative to the file."""
         return self.dense / self.file
 
     @property
     def ratio_fp16(self) -> float:
-        """How many times smaller the file is than the dense table in float16."""
+        """Size of the dense table in float16, relative to the file."""
         return self.ratio / 2
 
 
 def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of parameters, their gradients, buffers and the optimizer's state for them (call after a step).
+    """Return the bytes of parameters, gradients, buffers and optimizer state (after a step).
+
+    Row-sparse gradients and the records of lazily updated rows count with their own size.
 
     A row-sparse gradient counts as what it is; what tells how far each row has come counts too.
     """

@@ -1,7 +1,8 @@
-"""The table a short spec names (``featherbed.specs`` holds the grammar)."""
+"""Tables by short specs (``featherbed.specs`` defines the grammar)."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -11,7 +12,9 @@ from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
 from featherbed.specs import split_spec
 from featherbed.tables import METHODS, Table
+from featherbed.tables.composed import Composer
 from featherbed.tables.guide import Online
+from featherbed.tables.product import Matching
 from featherbed.tables.relax import Softmax, StraightThrough, Temperature
 
 _KINDS: tuple[Any, ...] = (
@@ -22,6 +25,17 @@ _KINDS: tuple[Any, ...] = (
     StraightThrough,
     Temperature,
     Online,
+    Composer,
+    Matching,
+)
+UNWRITABLE = (
+    "self",
+    "num_embeddings",
+    "embedding_dim",
+    "generator",
+    "dtype",
+    "device",
+    "counts",
 )
 BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
 
@@ -37,7 +51,10 @@ def method_name(method: type[Table]) -> str:
 
 
 def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
-    """Read a spec into a table class and its keywords.
+    """Return the table class and the keywords of a spec.
+
+    Fields of the small objects that a table takes may be given directly:
+    ``kd:choices=8,parts=4,code_dim=16`` is ``KDTable(..., composer=fb.Composer(code_dim=16))``.
 
     >>> parse_spec("anchor:anchors=50,init=xavier(gain=0.5)")
     (<class 'featherbed.tables.anchor.AnchorTable'>, {'anchors': 50, 'init': Xavier(gain=0.5)})
@@ -49,31 +66,38 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         raise ArgumentError(
             f"{name!r} in spec {spec!r} is no table: use one of {', '.join(sorted(methods))}"
         )
-    unwritable = (
-        "self",
-        "num_embeddings",
-        "embedding_dim",
-        "generator",
-        "dtype",
-        "device",
-        "counts",
-    )
     parameters = inspect.signature(method.__init__).parameters
-    accepted = [name for name in parameters if name not in unwritable]
+    accepted = {
+        keyword: str(parameter.annotation)
+        for keyword, parameter in parameters.items()
+        if keyword not in UNWRITABLE
+    }
+    fields = {
+        field.name: (group, str(field.type))
+        for group, default in method.groups.items()
+        for field in dataclasses.fields(default)
+        if field.name != "kind" and field.name not in accepted
+    }
+    accepted |= {keyword: kind for keyword, (_, kind) in fields.items()}
     for keyword, value in settings.items():
         if keyword not in accepted:
             raise ArgumentError(
-                f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes {', '.join(accepted)}"
+                f"{keyword!r} in spec {spec!r} is no setting of {name}: it takes "
+                f"{', '.join(accepted)}"
             )
-        if str(parameters[keyword].annotation).startswith("bool") and not isinstance(
-            value, bool | None
-        ):
+        if accepted[keyword].startswith("bool") and not isinstance(value, bool | None):
             raise ArgumentError(f"{keyword}={value} in spec {spec!r}: write true or false")
+    for keyword in [keyword for keyword in settings if keyword in fields]:
+        group = fields[keyword][0]
+        value = settings.get(group, method.groups[group])
+        if isinstance(value, str):
+            value = dataclasses.replace(method.groups[group], kind=value)
+        settings[group] = dataclasses.replace(value, **{keyword: settings.pop(keyword)})
     return method, settings
 
 
 def make_table(spec: str, num_embeddings: int, embedding_dim: int, **extra: Any) -> Table:
-    """Make the table a spec names; ``extra`` are further keywords (padding_idx, generator, counts ...).
+    """Create the table of a spec, with further keywords (padding_idx, generator, counts ...).
 
     >>> make_table("lowrank:rank=4", 1000, 16)
     LowRankTable(1000, 16, rank=4)
@@ -83,7 +107,7 @@ def make_table(spec: str, num_embeddings: int, embedding_dim: int, **extra: Any)
 
 
 def table_from_dense(spec: str, matrix: Tensor, **extra: Any) -> Table:
-    """Make the table a spec names, near ``matrix``."""
+    """Create the table of a spec, fitted to ``matrix``."""
     method, settings = parse_spec(spec)
     _missing(method, spec, {**settings, **extra})
     return method.from_dense(matrix, **{**settings, **extra})

@@ -1,39 +1,38 @@
-"""Table, the module every method is."""
+"""Table, the base class of all methods."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError, FeatherbedWarning, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
-from featherbed.optim.lazy import LazyRows, settle_parameter, track
-from featherbed.optim.lazy.operators import gather_rows
-from featherbed.optim.lazy.rows import SparseGradient, settle_numbered
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
+from featherbed.tables.capabilities import Capabilities
 from featherbed.tables.codes import Codes
-from featherbed.tables.computed import computed, is_transformed
+from featherbed.tables.computed import computed
 from featherbed.tables.sizes import Sizes, measure
 
 BLOCK_ELEMENTS = 1 << 22  # elements of the dense table that logits may hold at once
 
 
-class Table(nn.Module):
-    """``num_embeddings`` rows of width ``embedding_dim``, called with ids of any shape as nn.Embedding is.
+class Table(Capabilities):
+    """``num_embeddings`` rows of width ``embedding_dim``, called with ids of any shape like
+    nn.Embedding.
 
-    A method says what a row is in ``codes`` and how it is stored in ``bands``; look-up, bags, logits, sizes and the packed form
-    follow. The row at ``padding_idx`` is zero and gives no gradient.
+    A method defines the composition of a row in ``codes`` and its storage in ``bands``; look-up,
+    bags, logits, sizes and the packed form follow. The row at ``padding_idx`` is zero and has no
+    gradient.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(1000, 16, anchors=8)
@@ -45,11 +44,9 @@ class Table(nn.Module):
     embedding_dim: int
     padding_idx: int | None
     example: ClassVar[dict[str, Any]] = {}  # keywords a small table of this class can be made with
+    groups: ClassVar[dict[str, Any]] = {}  # keyword -> default of the small object it takes
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
     weighs_rows: ClassVar[bool] = True  # False: fit_dense raises where weights are given
-
-    sparse: bool = False  # whether parameters with one row per id have row-sparse gradients
-    old_names: ClassVar[dict[str, str]] = {}  # parameters that earlier state dicts call otherwise
 
     def __init__(
         self,
@@ -58,66 +55,17 @@ class Table(nn.Module):
         padding_idx: int | None = None,
         sparse: bool = False,
     ) -> None:
-        super().__init__()
-        self.num_embeddings = positive("num_embeddings", num_embeddings)
-        self.embedding_dim = positive("embedding_dim", embedding_dim)
+        super().__init__(sparse)
+        self.num_embeddings = check_integer("num_embeddings", num_embeddings)
+        self.embedding_dim = check_integer("embedding_dim", embedding_dim)
         if padding_idx is not None:
-            whole = isinstance(padding_idx, int | np.integer) and not isinstance(padding_idx, bool)
-            if not whole or not -num_embeddings <= padding_idx < num_embeddings:
+            if not is_integer(padding_idx, -num_embeddings, num_embeddings - 1):
                 raise ArgumentError(
-                    f"padding_idx={padding_idx!r}: give an id from 0 to {num_embeddings - 1}, or None"
+                    f"padding_idx={padding_idx!r}: give an id from 0 to {num_embeddings - 1}, or "
+                    "None"
                 )
             padding_idx = int(padding_idx) % num_embeddings
         self.padding_idx = padding_idx
-        self.sparse = bool(sparse)
-        self._row_numbers: dict[str, int] = {}  # row parameter -> its number in compiled graphs
-        self._lazy: dict[str, LazyRows] = {}  # row parameter -> its record
-
-    def add_rows(
-        self,
-        name: str,
-        width: int,
-        dtype: torch.dtype | None,
-        device: torch.device | str | None,
-        rows: int | None = None,
-    ) -> None:
-        """Register the uninitialized parameter ``name`` [V, width], with row-sparse gradients if ``sparse``."""
-        shape = (self.num_embeddings if rows is None else rows, width)
-        parameter = empty_parameter(shape, dtype, device)
-        if self.sparse:
-            self._row_numbers[name] = 0
-        self.register_parameter(name, parameter)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter; row-sparse ones are tracked from then on."""
-        super().register_parameter(name, param)
-        if name in self.__dict__.get("_row_numbers", ()):
-            self._track(name)
-
-    def _track(self, name: str) -> None:
-        parameter = self._parameters[name]
-        if parameter is None:
-            return
-        self._lazy[name] = track(parameter)
-        self._row_numbers[name] = self._lazy[name].number
-
-    def row_values(self, name: str, ids: Tensor) -> Tensor:  # int64 [...] -> [..., width]
-        """Return rows of the parameter ``name``, settled; gradients are row-sparse if the table is.
-
-        Tensors in the parameter's place (``functional_call``, prune, parametrizations) are gathered as
-        they are, with dense gradients; so is the parameter when it is exported or vmapped, settled first.
-        """
-        stored = self._parameters.get(name)
-        if stored is None:
-            return F.embedding(ids, getattr(self, name))
-        number = self._row_numbers.get(name)
-        if number is None or not isinstance(stored, nn.Parameter):
-            return F.embedding(ids, stored)
-        if is_transformed(ids):
-            settle_numbered(number)
-            return F.embedding(ids, stored)
-        rows: Tensor = gather_rows(stored, ids, number)
-        return rows
 
     def initialize(self, generator: torch.Generator | None) -> None:
         """Call ``reset_parameters``, unless the table is on the meta device."""
@@ -126,19 +74,15 @@ class Table(nn.Module):
 
     @abstractmethod
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Initialize every parameter and buffer anew, as the constructor does."""
+        """Initialize every parameter and buffer as the constructor does."""
 
     @abstractmethod
     def codes(self, ids: Tensor) -> Codes:  # int64 [...]
-        """Say what the rows of ids are made of (ids are already checked)."""
+        """Return the composition of the rows of ids (ids are already checked)."""
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - for methods that have them
-        """Return the packed bands, with values and dictionary stored as asked."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Return the packed bands, with values and dictionary in the given storage types."""
         raise NotPackable(f"{type(self).__name__} has no packed form: it defines no bands")
-
-    @abstractmethod
-    def parameter_count(self) -> int:
-        """Count parameters as the method's paper does."""
 
     def lookup(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
         """Compose the rows of checked ids."""
@@ -154,44 +98,29 @@ class Table(nn.Module):
         """Return the rows of ids."""
         if not isinstance(ids, Tensor):
             raise IdError(
-                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use torch.as_tensor(ids)"
+                f"ids are a tensor of whole numbers, got {type(ids).__name__}: use "
+                "torch.as_tensor(ids)"
             )
-        return self.seen(check_ids(ids, self.num_embeddings))
+        checked = check_ids(ids, self.num_embeddings)
+        return self.training_rows(checked) if self.relaxes_rows else self.lookup(checked)
 
-    def seen(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
-        """Return what a model sees of the rows of ids: the rows; in training, for some methods, what they are relaxed to."""
+    def training_rows(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
+        """Return the rows that ``forward`` returns: relaxed or noisy ones while training."""
         return self.lookup(ids)
 
-    def code_bits(self) -> float | None:
-        """Return the bits of learnt codes as their papers count them (None for methods without)."""
-        return None
-
-    def code_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that only choose codes: they want an optimizer of their own and no clipping."""
-        return []
-
-    def auxiliary(self) -> Tensor | None:
-        """Return what the method adds to the loss for the rows seen since this was last asked (None for most methods)."""
-        return None
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Record whether the method overrides ``training_rows``."""
+        super().__init_subclass__(**settings)
+        cls.relaxes_rows = cls.training_rows is not Table.training_rows
 
     @property
     def weight(self) -> Tensor:  # [V, d]
-        """The dense table, computed: it cannot be written to (``fit_dense`` sets rows)."""
+        """The dense table, computed on access and read-only (``fit_dense`` sets rows)."""
         return computed(self.dense_rows(), type(self).__name__)
 
     def dense_rows(self) -> Tensor:  # [V, d]
         """Compute all rows."""
         return self.lookup(torch.arange(self.num_embeddings, device=self.device))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters live."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the parameters are."""
-        return next(self.parameters()).dtype
 
     def bag(
         self,
@@ -202,14 +131,17 @@ class Table(nn.Module):
         mode: str = "sum",
         include_last_offset: bool = False,
     ) -> Tensor:  # [B, d]
-        """Pool rows into bags as nn.EmbeddingBag does: r_b = Σ_i w_i row(i), or the mean; padding ids do not count."""
+        """Pool rows into bags like nn.EmbeddingBag: Σ_i w_i row(i), or the mean without padding
+        ids.
+        """
         if mode not in ("sum", "mean"):
             raise ArgumentError(f"mode={mode!r}: bags are pooled by sum or mean")
         if per_sample_weights is not None and mode != "sum":
             raise ArgumentError("per_sample_weights go with mode='sum' only, as in nn.EmbeddingBag")
         if per_sample_weights is not None and per_sample_weights.shape != ids.shape:
             raise ArgumentError(
-                f"per_sample_weights {tuple(per_sample_weights.shape)} and ids {tuple(ids.shape)} differ in shape"
+                f"per_sample_weights {tuple(per_sample_weights.shape)} and ids {tuple(ids.shape)} "
+                "differ in shape"
             )
         if ids.dim() == 2:
             if offsets is not None:
@@ -240,8 +172,8 @@ class Table(nn.Module):
         return pooled / sizes.clamp(min=1)[:, None].to(pooled.dtype)
 
     def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
-        """Sum the rows of checked ids [n] into the bags ``owner`` [n] says, each times its weight."""
-        rows = self.seen(ids)
+        """Sum the weighted rows of checked ids [n] into the bags given by ``owner`` [n]."""
+        rows = self.training_rows(ids)
         if weights is not None:
             rows = rows * weights[:, None].to(rows.dtype)
         if self.padding_idx is not None:
@@ -251,8 +183,9 @@ class Table(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Return hidden . row(i) for every id: a softmax tied to this table.
 
-        Through the atoms, Σ_j v_ij (h . a_j), when the composer is a sum and there are fewer hidden vectors than d; otherwise
-        in blocks of rows, recomputed for the backward pass, so that a block is all that is ever dense.
+        Computed through the atoms, Σ_j v_ij (h . a_j), if the composer is a sum and there are fewer
+        hidden vectors than d; otherwise in blocks of rows that are recomputed in the backward pass,
+        so that at most one block is dense at a time.
         """
         if hidden.shape[-1] != self.embedding_dim:
             raise ArgumentError(
@@ -311,8 +244,8 @@ class Table(nn.Module):
     ) -> PackedTable:
         """Return the packed form; without arguments it holds every row exactly.
 
-        ``values`` and ``dictionary``: float32, float16, int8, int4, int3 or int2. ``layout`` of sparse values: auto (the
-        smallest), fixed, ragged or all.
+        ``values`` and ``dictionary``: float32, float16, int8, int4, int3 or int2. ``layout`` of
+        sparse values: auto (the smallest), fixed, ragged or all.
         """
         with torch.no_grad():
             bands = self.bands(values, dictionary, layout)
@@ -321,7 +254,7 @@ class Table(nn.Module):
         )
 
     def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
-        """Return the four sizes: file, resident, training (with an optimizer's state, if given) and parameters."""
+        """Return the four sizes: file, resident, training (with optimizer state) and parameters."""
         packed = self.pack()
         file = sum(packed.sizes_by_part().values())
         return Sizes(
@@ -335,12 +268,13 @@ class Table(nn.Module):
 
     @classmethod
     def from_dense(cls, matrix: Tensor, **settings: Any) -> Self:  # [V, d]
-        """Make a table of this method that comes near ``matrix``; ``settings`` are the constructor's."""
+        """Return a table fitted to ``matrix``, with the given constructor settings."""
         if isinstance(matrix, np.ndarray):
             matrix = torch.from_numpy(matrix)
         if not isinstance(matrix, Tensor):
             raise ArgumentError(
-                f"from_dense takes a matrix [V, d], got {type(matrix).__name__} (of a module, give its weight)"
+                f"from_dense takes a matrix [V, d], got {type(matrix).__name__} (of a module, give "
+                "its weight)"
             )
         if matrix.dim() != 2:
             raise ArgumentError(
@@ -364,12 +298,13 @@ class Table(nn.Module):
         return table
 
     def without_padding(self, matrix: Tensor) -> Tensor:  # [V, d]
-        """Return the matrix with zeros in the padding row, where this table has zeros; say so if they are new."""
+        """Return the matrix with a zero padding row; warn if that row was not zero."""
         padding = self.padding_idx
         if padding is None or not bool(matrix[padding].any()):
             return matrix
         warnings.warn(
-            f"row {padding} of the matrix is the padding row of this {type(self).__name__}, which is zero: "
+            f"row {padding} of the matrix is the padding row of this {type(self).__name__}, which "
+            "is zero: "
             "its numbers are dropped (fb.DenseTable keeps them)",
             FeatherbedWarning,
             stacklevel=3,
@@ -386,7 +321,7 @@ class Table(nn.Module):
         padding_idx: int | None = None,
         **settings: Any,
     ) -> Self:
-        """Make a table that comes near ``embeddings``, frozen by default: nn.Embedding's call.
+        """Return a table fitted to ``embeddings``, frozen by default, like nn.Embedding.
 
         >>> import featherbed as fb
         >>> table = fb.DenseTable.from_pretrained(torch.eye(3))
@@ -398,13 +333,13 @@ class Table(nn.Module):
 
     @abstractmethod
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Set the parameters so that the table comes near ``matrix``.
+        """Fit the parameters to ``matrix``.
 
-        ``weights`` say how much the squared error of each row counts; all count alike without them.
+        ``weights`` are the weights of the rows' squared errors, equal by default.
         """
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor's keywords with their values, as repr and the file's metadata show them."""
+        """Return the constructor's keywords and values, as shown by repr and file metadata."""
         names = inspect.signature(type(self).__init__).parameters
         hidden = (
             "self",
@@ -422,70 +357,15 @@ class Table(nn.Module):
         }
 
     def described(self) -> dict[str, Any]:
-        """Return class and settings as plain text, for a file's metadata."""
+        """Return class and settings as plain values, for a file's metadata."""
         plain = {
             k: v if isinstance(v, int | float | str | bool | None) else repr(v)
             for k, v in self.settings().items()
         }
         return {"table": type(self).__name__} | plain
 
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the table and its children; in a process group first what DDP must know of gradients."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self._row_numbers and distributed:
-            for name in self._row_numbers:
-                parameter = self._parameters.get(name)
-                if parameter is not None:
-                    yield prefix, SparseGradient(name, parameter)
-        yield from super().named_modules(memo, prefix, remove_duplicate)
-
-    def settle(self) -> None:
-        """Apply the updates that rows of this table have missed, in place."""
-        for parameter in self.parameters():
-            settle_parameter(parameter)
-
-    def _apply(self, *given: Any, **settings: Any) -> Self:
-        """Settle rows before they change their type or device."""
-        self.settle()
-        super()._apply(*given, **settings)  # type: ignore[no-untyped-call]
-        for name in self._row_numbers:
-            if name in self._parameters:
-                self._track(name)
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.settle()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load a state; names of earlier versions are translated, absent buffers (anchor ids) are added."""
-        self.settle()
-        for name, buffer in self._buffers.items():
-            given = state_dict.get(prefix + name)
-            if buffer is None and isinstance(given, Tensor):
-                self._buffers[name] = torch.empty_like(given, device=self.device)
-        names = {f"{name}.weight": name for name in self._parameters} | self.old_names
-        for old, name in names.items():
-            if prefix + old in state_dict and prefix + name not in state_dict:
-                state_dict[prefix + name] = state_dict.pop(prefix + old)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold settled rows and no records, which are the optimizer's."""
-        self.settle()
-        return {**self.__dict__, "_lazy": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        for name in self._row_numbers:
-            if name in self._parameters:
-                self._track(name)
-
     def extra_repr(self) -> str:
-        """Show the call that makes this table."""
+        """Show the arguments of the constructor."""
         shown = "".join(
             f", {n}={v!r}"
             for n, v in self.settings().items()
@@ -494,20 +374,6 @@ class Table(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
 
 
-def positive(name: str, value: int) -> int:
-    """Return a positive whole number, or say which setting is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least 1")
-    return int(value)
-
-
-def empty_parameter(
-    shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None
-) -> nn.Parameter:
-    """Return an uninitialized parameter."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-
-
 def to_numpy(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a parameter's values as float32 in numpy."""
+    """Return a tensor's values as a float32 array."""
     return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()

@@ -1,4 +1,4 @@
-"""Tensor train: a row is the product of small matrices, one from each core, chosen by the digits of its id."""
+"""Tensor train: a row is a product of small matrices, selected by the digits of its id."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featherbed.checks import check_integer, is_number
 from featherbed.codecs.principal import row_directions
 from featherbed.errors import ArgumentError, NotPackable
 from featherbed.packed.band import Band
 from featherbed.tables.codes import Codes
-from featherbed.tables.relax import is_number
+from featherbed.tables.rows import empty_parameter
 from featherbed.tables.sizes import Sizes, measure
-from featherbed.tables.table import Table, empty_parameter, positive
+from featherbed.tables.table import Table
 
 CORES = 3
 FILLINGS = 10  # rounds in which a fit fills the places of ids beyond V for the next
 
 
 class TensorTrainTable(Table):
-    """row(i)[j_1, ..., j_c] = G_1[i_1, j_1] G_2[i_2, j_2] ... G_c[i_c, j_c], with G_k[i_k, j_k] a matrix r_(k-1) x r_k.
+    """row(i)[j_1, ..., j_c] = G_1[i_1, j_1] ... G_c[i_c, j_c], with matrices G_k[i_k, j_k] r_(k-1)
+    x
+    r_k.
 
-    The ids are counted off in ``shape`` (i_1, ..., i_c the digits of i, the last one running fastest) and the columns in
-    ``dims``. Khrulkov et al. 2019, "Tensorized embedding layers for efficient model compression", equation 3; Yin et al. 2021
-    (TT-Rec). Rows share every core, so each id's gradient moves all of those that have a digit in common with it. A tensor
-    train has no packed form.
+    ``shape`` gives the bases of the digits i_1, ..., i_c of an id (the last changes fastest),
+    ``dims`` those of the columns. Khrulkov et al. 2019, "Tensorized embedding layers for efficient
+    model compression", equation 3; Yin et al. 2021 (TT-Rec). Cores are shared: the gradient of an
+    id affects all ids with a common digit. A tensor train has no packed form.
 
     Args:
-        rank: r_1 = ... = r_(c-1), less where the shape allows no more; the ends have r_0 = r_c = 1.
-        shape: n_1, ..., n_c with a product of at least V; three nearly equal numbers if left out.
-        dims: m_1, ..., m_c with the product d; the most nearly equal factors of d if left out.
-        std: spread of the entries of fresh rows.
+        rank: r_1 = ... = r_(c-1), less where the shape does not allow it; r_0 = r_c = 1.
+        shape: n_1, ..., n_c with a product of at least V; three nearly equal numbers by default.
+        dims: m_1, ..., m_c with product d; the most nearly equal factors of d by default.
+        std: standard deviation of the entries of initial rows.
 
     >>> import torch
     >>> table = TensorTrainTable(10_000, 200, rank=8)
@@ -63,7 +66,7 @@ class TensorTrainTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        self.rank, self.std = positive("rank", rank), std
+        self.rank, self.std = check_integer("rank", rank), std
         if not is_number(std, 0) or std == 0:
             raise ArgumentError(f"std={std!r}: give the spread of fresh rows, a number above 0")
         self.shape, self.dims = _factors(self.num_embeddings, self.embedding_dim, shape, dims)
@@ -76,10 +79,19 @@ class TensorTrainTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw cores so that the entries of rows have the standard deviation ``std``."""
+        """Draw cores such that the entries of rows have the standard deviation ``std``."""
         std = (self.std / math.sqrt(math.prod(self.ranks))) ** (1 / len(self.shape))
         for core in self.cores:
             core.normal_(0.0, std, generator=generator)
+
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale all cores alike, unless they were initialized for this standard deviation."""
+        if std == self.std:
+            return
+        factor = (std / float(self.dense_rows().std())) ** (1 / len(self.shape))
+        for core in self.cores:
+            core.mul_(factor)
 
     @property
     def cores(self) -> list[nn.Parameter]:
@@ -94,7 +106,7 @@ class TensorTrainTable(Table):
         return digits[::-1]
 
     def codes(self, ids: Tensor) -> Codes:
-        """The values are the row: the matrices of the id's digits, multiplied from the left."""
+        """The values are the row: the product of the matrices of the id's digits."""
         flat = ids.reshape(-1)
         rows, width = None, 1
         for k, (digit, core) in enumerate(zip(self._digits(flat), self.cores, strict=True)):
@@ -106,7 +118,7 @@ class TensorTrainTable(Table):
         return Codes(None, rows.reshape(*ids.shape, self.embedding_dim), None)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Multiply the matrices of digits; of many ids all but the last, once for every combination of digits."""
+        """Multiply matrices; for many ids, first all cores but the last for all digits."""
         if torch.compiler.is_compiling() or ids.numel() < math.prod(self.shape[:-1]):
             return super().lookup(ids)
         flat, last = ids.reshape(-1), self.shape[-1]
@@ -127,7 +139,7 @@ class TensorTrainTable(Table):
         return self.mask_padding(torch.arange(self.num_embeddings, device=self.device), rows)
 
     def _products(self, count: int) -> Tensor:  # [n_1 ... n_k, m_1 ... m_k r_k], k = count
-        """Multiply the first cores for every combination of digits: one product of matrices for each core."""
+        """Multiply the first cores for all combinations of digits."""
         cores = self.cores
         rows: Tensor = cores[0]
         ids, columns = self.shape[0], self.dims[0]
@@ -139,15 +151,16 @@ class TensorTrainTable(Table):
             ids, columns = ids * n, columns * m
         return rows.reshape(ids, columns * self.ranks[count])
 
-    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:  # noqa: ARG002 - there are none
-        """Refuse: the stages of a packed table do not multiply matrices."""
+    def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
+        """Raise an error: packed tables cannot multiply matrices."""
         raise NotPackable(
-            "TensorTrainTable has no packed form, since its rows are products of matrices: keep state_dict(), "
+            "TensorTrainTable has no packed form, since its rows are products of matrices: keep "
+            "state_dict(), "
             "or store its rows, fb.DenseTable.from_dense(table.weight.detach()).pack()"
         )
 
     def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
-        """Return the four sizes; there is no file, so file and resident are the cores in float32."""
+        """Return the four sizes; without a file, file and resident are the cores in float32."""
         count = self.parameter_count()
         training = None if optimizer is None else measure(self, optimizer)
         return Sizes(
@@ -159,7 +172,9 @@ class TensorTrainTable(Table):
         return sum(core.numel() for core in self.cores)
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """TT-SVD (Oseledets 2011), an error of at most sqrt(c - 1) times the least; ids beyond V are filled with the fit.
+        """TT-SVD (Oseledets 2011): error at most sqrt(c - 1) times the optimum.
+
+        Rows cannot be weighted: a tensor train splits all of them at once.
 
         Rows cannot be weighed: a tensor train splits all of them at once.
         """
@@ -175,7 +190,7 @@ class TensorTrainTable(Table):
             full[len(matrix) :] = self._products(len(self.shape))[len(matrix) :]
 
     def _split(self, full: Tensor) -> None:  # [n_1 ... n_c, d]
-        """Set the cores by one truncated SVD after the other."""
+        """Set the cores by successive truncated SVDs."""
         count = len(self.shape)
         order = [axis for k in range(count) for axis in (k, count + k)]
         rest = full.reshape(*self.shape, *self.dims).permute(order)  # [n_1, m_1, n_2, m_2, ...]
@@ -207,15 +222,20 @@ def _factors(
                 f"{name}={given!r}: give at least two whole numbers, or leave it out"
             )
     cores = len(shape if shape is not None else dims if dims is not None else range(CORES))
-    ids = tuple(positive("shape", n) for n in (balanced(rows, cores) if shape is None else shape))
-    columns = tuple(positive("dims", m) for m in (factored(width, cores) if dims is None else dims))
+    ids = tuple(
+        check_integer("shape", n) for n in (balanced(rows, cores) if shape is None else shape)
+    )
+    columns = tuple(
+        check_integer("dims", m) for m in (factored(width, cores) if dims is None else dims)
+    )
     if math.prod(ids) < rows:
         raise ArgumentError(
             f"shape={ids} holds {math.prod(ids)} ids: its product must be {rows} or more"
         )
     if math.prod(columns) != width:
         raise ArgumentError(
-            f"dims={columns} have the product {math.prod(columns)}: it must be the row width, {width}"
+            f"dims={columns} have the product {math.prod(columns)}: it must be the row width, "
+            f"{width}"
         )
     if len(ids) != len(columns):
         raise ArgumentError(
@@ -225,14 +245,14 @@ def _factors(
 
 
 def _ranks(rank: int, shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
-    """Return r_0, ..., r_c: as asked, but no more than what is left or right of the place can fill."""
+    """Return r_0, ..., r_c: the given rank, limited by the sizes to the left and right."""
     sides = [n * m for n, m in zip(shape, dims, strict=True)]
     inner = (min(rank, math.prod(sides[:k]), math.prod(sides[k:])) for k in range(1, len(sides)))
     return (1, *inner, 1)
 
 
 def balanced(count: int, parts: int) -> tuple[int, ...]:
-    """Return nearly equal whole numbers whose product is at least ``count``, and not by much.
+    """Return nearly equal integers with a product of at least ``count``.
 
     >>> balanced(10_000, 3), balanced(50, 3), balanced(1, 2)
     ((22, 22, 21), (4, 4, 4), (1, 1))
@@ -245,7 +265,7 @@ def balanced(count: int, parts: int) -> tuple[int, ...]:
 
 
 def factored(count: int, parts: int) -> tuple[int, ...]:
-    """Return factors of ``count`` with the smallest sum, in rising order.
+    """Return factors of ``count`` with the smallest sum, in increasing order.
 
     >>> factored(200, 3), factored(256, 3), factored(7, 3)
     ((5, 5, 8), (4, 8, 8), (1, 1, 7))

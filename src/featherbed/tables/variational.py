@@ -1,6 +1,8 @@
-"""Variational dropout: every row or entry learns how much noise it bears, and what is noise alone is pruned."""
+"""Variational dropout: rows or entries learn their noise level, and pure noise is pruned."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.anchors.selection import kl as divergence
+from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import MOST_CODES, Hash, Identity, sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
-from featherbed.tables.relax import is_number
-from featherbed.tables.table import Table, empty_parameter, positive, to_numpy
+from featherbed.tables.rows import empty_parameter
+from featherbed.tables.table import Table, to_numpy
 
 STARTS = {
     "row": 1.5,
@@ -27,26 +30,29 @@ FLOOR = 1e-8  # added to squared means, so that an entry at 0 has a log alpha
 
 
 class VariationalTable(Table):
-    """Rows under multiplicative noise of learnt strength; what has a log alpha of ``threshold`` or more is zero when serving.
+    """Rows with multiplicative noise of learned strength; log alpha above ``threshold`` is pruned.
 
-        "row":     row = θ_w ε,        ε ~ N(1, α_w)                     one α a row (Chen et al. 2019, VVD)
-        "weight":  row = θ_w + σ_w ε,  ε ~ N(0, 1),  α = σ² / θ²         one α an entry (Molchanov et al. 2017, SparseVD)
-        "both":    row = z_w (θ_w + σ_w ε),  z_w ~ N(μ_w, τ_w²)          and one for z, μ (Chirkova et al. 2018, SparseVD-Voc)
+        "row":     row = θ_w ε,              ε ~ N(1, α_w)               one α per row (VVD)
+        "weight":  row = θ_w + σ_w ε,        ε ~ N(0, 1), α = σ² / θ²    one α per entry (SparseVD)
+        "both":    row = z_w (θ_w + σ_w ε),  z_w ~ N(μ_w, τ_w²)          and one α for z
 
         loss = task loss + kl Σ KL(α) / samples
 
-    KL is the divergence from the log-uniform prior as approximated by Molchanov et al.; a loop adds it by
-    ``fb.auxiliary_loss(model)``. In training every look-up of an id draws anew (from torch's generator, as dropout does), and
-    so do ``weight`` and ``logits``, once a row. In evaluation rows are the means with what is pruned at zero; pruned rows
-    share the zero row where Chen et al. have "unknown". The rows may start dense and noisy or anywhere: ``from_dense`` too.
+    Chen et al. 2019, Molchanov et al. 2017 and Chirkova et al. 2018. KL is the approximate
+    divergence from the log-uniform prior (Molchanov et al.), added through
+    ``fb.auxiliary_loss(model)``. In training every look-up draws new noise (from torch's default
+    generator, like dropout), and so do ``weight`` and ``logits``, once per row. In evaluation rows
+    are the means, zero where pruned; pruned rows share the zero row, instead of the "unknown" row
+    of Chen et al. ``from_dense`` starts from a matrix.
 
     Args:
         noise: row, weight or both, as above.
-        kl: weight of the divergence; 1 is the evidence bound, more prunes more.
-        samples: number of training examples, by which the divergence is divided, since the task loss is a mean over them;
-            V if left out.
-        threshold: log alpha from which on is pruned; 3 is a dropout rate of 95 %.
-        start: log alpha at first; 1.5 for rows, -6 for weights (relative to the mean square of the row) if left out.
+        kl: weight of the divergence; 1 is the evidence lower bound, more prunes more.
+        samples: number of training examples, the divisor of the divergence since the task loss is a
+            mean; V by default.
+        threshold: log alpha from which rows or entries are pruned; 3 is a dropout rate of 95 %.
+        start: initial log alpha; by default 1.5 for rows, -6 for weights (relative to the row's
+            mean square).
 
     >>> import torch
     >>> table = VariationalTable(1000, 16, samples=5000)
@@ -78,14 +84,13 @@ class VariationalTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
-        if noise not in STARTS:
-            raise ArgumentError(f"noise={noise!r}: use row, weight or both")
+        check_choice("noise", noise, tuple(STARTS))
         if not is_number(kl, 0):
             raise ArgumentError(
                 f"kl={kl!r}: the weight of the divergence is a number of at least 0"
             )
         self.noise, self.kl, self.share = noise, float(kl), 1.0
-        self.samples = self.num_embeddings if samples is None else positive("samples", samples)
+        self.samples = self.num_embeddings if samples is None else check_integer("samples", samples)
         self.threshold, self.start = threshold, STARTS[noise] if start is None else start
         for name in ("threshold", "start"):
             if not is_number(getattr(self, name)):
@@ -105,20 +110,24 @@ class VariationalTable(Table):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw means from N(0, 1); every row bears the initial noise."""
+        """Draw means from N(0, 1) and set the initial noise."""
         self.rows.normal_(0.0, 1.0, generator=generator)
         self.fit_dense(self.rows.detach().clone())
 
     def warm(self, share: float) -> None:
-        """Weigh the divergence by ``share`` (0 to 1) from now on, for a loop that lets it come in slowly."""
+        """Set the weight ``share`` (0 to 1) of the divergence, for a warm-up."""
         if not is_number(share, 0):
             raise ArgumentError(
                 f"share={share!r}: give a number of at least 0; 1 is the whole divergence"
             )
         self.share = float(share)
 
+    def schedulers(self, steps: int) -> list[Any]:
+        """Return the warm-up of the divergence, over the first half of the steps."""
+        return [DivergenceWarmup(self, round(0.5 * steps))]
+
     def auxiliary(self) -> Tensor | None:
-        """Return kl share Σ KL(α) / samples over all rows while training (None in evaluation, or without weight)."""
+        """Return kl share Σ KL(α) / samples over all rows in training, None if it has no weight."""
         weight = self.kl * self.share / self.samples
         if not self.training or weight == 0:
             return None
@@ -131,7 +140,7 @@ class VariationalTable(Table):
     def _log_alphas(
         self, ids: Tensor | slice
     ) -> tuple[Tensor | None, Tensor | None]:  # -> [..., d], [..., 1]
-        """Return log α of entries and of words, each where the noise has it."""
+        """Return log α of entries and of rows, None where the noise has none."""
         if self.noise == "row":
             return None, self.log_alpha[ids]
         entries = _relative(self.log_variance[ids], self.rows[ids])
@@ -140,7 +149,7 @@ class VariationalTable(Table):
         return entries, _relative(self.gate_log_variance[ids], self.gates[ids])
 
     def codes(self, ids: Tensor) -> Codes:
-        """The values are the row: the mean, zero where it is pruned."""
+        """The values are the mean of the row, zero where pruned."""
         rows = F.embedding(ids, self.rows)
         if self.noise == "both":
             rows = rows * F.embedding(ids, self.gates)
@@ -152,8 +161,8 @@ class VariationalTable(Table):
             rows = rows.masked_fill(cut, 0.0)
         return Codes(None, rows, None)
 
-    def seen(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
-        """Return the rows; in training a draw for each of the ids."""
+    def training_rows(self, ids: Tensor) -> Tensor:  # int64 [...] -> [..., d]
+        """Return rows; in training with new noise for each occurrence of an id."""
         if not self.training:
             return self.lookup(ids)
         rows = F.embedding(ids, self.rows)
@@ -172,11 +181,11 @@ class VariationalTable(Table):
         return self.mask_padding(ids, rows)
 
     def dense_rows(self) -> Tensor:  # [V, d]
-        """Compute all rows, pruned; in training a draw of them."""
-        return self.seen(torch.arange(self.num_embeddings, device=self.device))
+        """Compute all rows, pruned; in training with noise."""
+        return self.training_rows(torch.arange(self.num_embeddings, device=self.device))
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """Return hidden . row(i) for every id; in training with one draw of each row."""
+        """Return hidden . row(i) for every id; in training with one draw of noise per row."""
         if not self.training or hidden.shape[-1] != self.embedding_dim:
             return super().logits(hidden)
         return F.linear(hidden, self.dense_rows().to(hidden.dtype))
@@ -187,16 +196,17 @@ class VariationalTable(Table):
             return self._means().any(1).nonzero()[:, 0]
 
     def keep(self, count: int) -> None:
-        """Move the threshold so that the ``count`` rows of the smallest log alpha are left (those of equal ones too)."""
+        """Set the threshold that keeps the ``count`` rows of smallest log alpha (and ties)."""
         if self.noise != "row":
             raise ArgumentError(
-                f"keep goes with noise='row', where a row has one log alpha; set threshold with {self.noise!r}"
+                "keep goes with noise='row', where a row has one log alpha; set threshold with "
+                f"{self.noise!r}"
             )
         with torch.no_grad():
             order = self.log_alpha[:, 0].double()
             if self.padding_idx is not None:
                 order = torch.cat([order[: self.padding_idx], order[self.padding_idx + 1 :]])
-            if positive("count", count) > len(order):
+            if check_integer("count", count) > len(order):
                 raise ArgumentError(f"count={count}: there are only {len(order)} rows to keep")
             last = float(order.sort().values[count - 1])
         self.threshold = float(np.nextafter(np.float32(last), np.float32(np.inf)))
@@ -205,7 +215,7 @@ class VariationalTable(Table):
         return self.lookup(torch.arange(self.num_embeddings, device=self.device))
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
-        """Two bands: kept rows behind a bitmap, whole or as sparse entries, whichever is smaller; a zero row for the rest."""
+        """Two bands: kept rows (dense or sparse entries, the smaller) and a zero row."""
         rows = to_numpy(self._means())
         kept = np.flatnonzero(rows.any(axis=1))
         nothing = Matrix.encode(np.zeros((1, self.embedding_dim), dtype=np.float32), "float16")
@@ -227,14 +237,19 @@ class VariationalTable(Table):
         return Band(len(rows), codes, None, units, members=members)
 
     def parameter_count(self) -> int:
-        """Kept rows times d; with noise on weights the entries that are not pruned, as the papers count."""
+        """Kept rows times d; with noise on weights, the number of kept entries."""
         with torch.no_grad():
             if self.noise == "row":
                 return len(self.kept()) * self.embedding_dim
             return int(torch.count_nonzero(self._means()))
 
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale the rows to the standard deviation ``std``; their noise levels follow."""
+        self.fit_dense(self.rows.detach() * (std / float(self.rows.std())))
+
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Take the matrix as means; every row bears the noise of the start."""
+        """Set the means to the matrix and the noise to its initial level."""
         row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
         self.rows.copy_(matrix)
         if self.padding_idx is not None:
@@ -249,12 +264,39 @@ class VariationalTable(Table):
             self.gate_log_variance.fill_(self.start)
 
     def get_extra_state(self) -> dict[str, float]:
-        """The threshold belongs to the state: another one would give other rows."""
+        """Return the threshold: another one would give other rows."""
         return {"threshold": float(self.threshold)}
 
     def set_extra_state(self, state: dict[str, float]) -> None:
-        """Take in the threshold."""
+        """Restore the threshold."""
         self.threshold = state["threshold"]
+
+
+class DivergenceWarmup:
+    """Raises the weight of a table's divergence from 0 to 1 over ``end`` steps."""
+
+    def __init__(self, table: VariationalTable, end: int) -> None:
+        self.table, self.end, self.done = table, max(1, end), 0
+        table.warm(0.0)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the divergence has its full weight."""
+        return self.done >= self.end
+
+    def step(self) -> None:
+        """Advance by one step of the optimizer."""
+        self.done += 1
+        self.table.warm(min(1.0, self.done / self.end))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps done."""
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.done = int(state["done"])
+        self.table.warm(min(1.0, self.done / self.end))
 
 
 def _relative(log_variance: Tensor, mean: Tensor) -> Tensor:
@@ -263,7 +305,7 @@ def _relative(log_variance: Tensor, mean: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return float32 at least: a threshold between two numbers of lower precision would be rounded to one of them."""
+    """Return float32 or wider, so that comparisons with the threshold are exact."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -1,6 +1,4 @@
-"""The mathematics of the papers, executable: priors on who uses which anchor, divergences, the objective they lead to,
-and what sharing ids does in expectation.
-"""
+"""Executable mathematics of the papers: priors, divergences, objectives, expected sharing."""
 
 from featherbed.theory.buffet import expected_dishes, left_ordered, log_probability, sample_buffet
 from featherbed.theory.divergences import Bregman, Gaussian, Multinomial

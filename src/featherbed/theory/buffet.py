@@ -1,35 +1,22 @@
-"""The Indian Buffet Process: a prior over binary matrices whose number of columns is not fixed beforehand.
+"""The Indian Buffet Process: a prior over binary matrices with an unbounded number of columns.
 
-Customers (the objects of a table) take dishes (its anchors). z_nk = 1 says that customer n has taken dish k.
+Customers (the objects of a table) choose dishes (its anchors): z_nk = 1 if customer n has dish k.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featherbed.checks import check_integer, check_number
 from featherbed.errors import ArgumentError
-from featherbed.theory.objective import is_number
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is no finite number above 0."""
-    if not is_number(value) or value <= 0:
-        raise ArgumentError(f"{name}={value!r}: give a finite number above 0")
-
-
-def check_customers(customers: int) -> None:
-    """Refuse what is no whole number of at least 1."""
-    if not isinstance(customers, Integral) or isinstance(customers, bool) or customers < 1:
-        raise ArgumentError(f"customers={customers!r}: give a whole number of at least 1")
 
 
 def taken_dishes(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, K]
-    """Return Z without the columns nobody chose: dishes that were never taken are none.
+    """Return Z without empty columns.
 
     >>> taken_dishes([[1, 0, 0], [1, 0, 1]]).astype(int).tolist()
     [[1, 0], [1, 1]]
@@ -51,10 +38,11 @@ def taken_dishes(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, 
 
 
 def left_ordered(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, K]
-    """Return the left-ordered form of Z: columns read as binary numbers, the first row on top, largest first.
+    """Return the left-ordered form of Z: columns sorted as binary numbers (first row on top),
+    descending.
 
-    Matrices that differ in the order of their columns only have the same form; ``log_probability`` is that of all of them
-    together (Griffiths and Ghahramani 2011, section 2.2).
+    Matrices that differ in the order of columns only have the same form; ``log_probability`` is
+    that of all of them (Griffiths and Ghahramani 2011, section 2.2).
 
     >>> left_ordered([[0, 1], [1, 1]]).astype(int).tolist()
     [[1, 0], [1, 1]]
@@ -66,16 +54,16 @@ def left_ordered(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, 
 def sample_buffet(
     customers: int, a: float, b: float = 1.0, *, generator: np.random.Generator
 ) -> NDArray[np.bool_]:  # [N, K]
-    """Draw Z from the Indian Buffet Process, dishes in the order in which they were first taken.
+    """Draw Z from the Indian Buffet Process, with dishes in order of first choice.
 
-    Customer n = 1, 2, ... takes each dish that m_k customers took before with probability m_k / (b + n - 1), then
-    Poisson(a b / (b + n - 1)) new ones. b = 1 is the one-parameter process. Ghahramani, Griffiths and Sollich 2007; Liang et
-    al. 2021, appendix A.
+    Customer n = 1, 2, ... takes each dish of m_k earlier customers with probability m_k / (b + n -
+    1), then Poisson(a b / (b + n - 1)) new ones. b = 1 is the one-parameter process. Ghahramani,
+    Griffiths and Sollich 2007; Liang et al. 2021, appendix A.
 
     Args:
-        customers: N.
-        a: the expected number of dishes of a customer.
-        b: the larger, the less the customers agree, and the more dishes there are in all.
+        customers: number of customers N.
+        a: expected number of dishes of a customer.
+        b: larger values give less overlap and more dishes in total.
 
     >>> sample_buffet(4, a=2.0, b=1.0, generator=np.random.default_rng(0)).astype(int)
     array([[1, 1, 0, 0, 0, 0, 0],
@@ -83,9 +71,9 @@ def sample_buffet(
            [0, 0, 1, 0, 1, 1, 0],
            [0, 0, 1, 0, 1, 1, 1]])
     """
-    check_customers(customers)
-    check_positive("a", a)
-    check_positive("b", b)
+    check_integer("customers", customers)
+    check_number("a", a, above=0)
+    check_number("b", b, above=0)
     takers = np.zeros(0, dtype=np.int64)  # m_k
     rows: list[NDArray[np.bool_]] = []
     for before in range(customers):
@@ -105,28 +93,32 @@ def expected_dishes(customers: int, a: float, b: float = 1.0) -> float:
     >>> expected_dishes(3, a=2.0)  # 2 (1 + 1/2 + 1/3)
     3.6666666666666665
     """
-    check_customers(customers)
-    check_positive("a", a)
-    check_positive("b", b)
+    check_integer("customers", customers)
+    check_number("a", a, above=0)
+    check_number("b", b, above=0)
     return float(a * np.sum(b / (b + np.arange(customers))))
 
 
 def log_probability(selection: ArrayLike, a: float, b: float = 1.0) -> float:  # [N, K]
-    """Return log p(Z) of the Indian Buffet Process, of all matrices that differ from Z in the order of columns together.
+    """Return log p(Z) of the Indian Buffet Process, summed over all orders of the columns of Z.
 
-    p(Z) = (ab)^K / Π_h K_h! exp(-ab H) Π_k Γ(m_k) Γ(N - m_k + b) / Γ(N + b),  H = Σ_{n=1..N} 1 / (b + n - 1): Liang et al.
-    2021, equation 9, and with b = 1 equation 8. m_k customers took dish k; K_h of the K columns are the same column h.
+        p(Z) = (ab)^K / Π_h K_h! exp(-ab H) Π_k Γ(m_k) Γ(N - m_k + b) / Γ(N + b)
+        H = Σ_{n=1..N} 1 / (b + n - 1)
+
+    Liang et al. 2021, equation 9, and with b = 1 equation 8. m_k customers have dish k; K_h of the
+    K columns equal column h.
 
     >>> round(math.exp(log_probability([[1], [0]], a=1.0)), 4)  # e^-1.5 / 2
     0.1116
     """
-    check_positive("a", a)
-    check_positive("b", b)
+    check_number("a", a, above=0)
+    check_number("b", b, above=0)
     return log_prior(selection, math.log(a), math.log(b))
 
 
 def log_prior(selection: ArrayLike, log_a: float, log_b: float) -> float:  # [N, K]
-    """Return ``log_probability`` for a = exp(log_a), b = exp(log_b), which themselves may be too large or small for a float.
+    """Return ``log_probability`` for a = exp(log_a), b = exp(log_b), which may exceed the float
+    range.
 
     >>> log_prior([[1, 0], [0, 1]], log_a=-2000.0, log_b=1000.0)
     -4000.0
@@ -137,7 +129,8 @@ def log_prior(selection: ArrayLike, log_a: float, log_b: float) -> float:  # [N,
     with np.errstate(divide="ignore"):  # log 0: logaddexp takes it for what it is
         logs = np.logaddexp(log_b, np.log(np.arange(customers)[::-1]))  # log(b + N - j), j = 1 .. N
     expected = math.exp(log_a) * float(np.sum(np.exp(log_b - logs)))  # abH
-    # Γ(N - m + b) / Γ(N + b) = Π_{j=1..m} 1 / (b + N - j); the Gamma functions themselves overflow, and lose b beside N
+    # Γ(N - m + b) / Γ(N + b) = Π_{j=1..m} 1 / (b + N - j); the Gamma functions themselves overflow,
+    # and lose b beside N
     shares = sum(map(math.lgamma, takers.tolist())) - float(np.cumsum(logs)[takers - 1].sum())
     same = sum(
         math.lgamma(count + 1) for count in Counter(column.tobytes() for column in taken.T).values()

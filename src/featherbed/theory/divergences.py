@@ -1,14 +1,14 @@
-"""Bregman divergences of labels: where squared error and cross-entropy come from."""
+"""Bregman divergences of labels, the origin of squared error and cross-entropy."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 
 Array = NDArray[np.float64]
@@ -16,10 +16,11 @@ NEAR = 1e-5  # by which probabilities may miss their sum of 1: float32 softmaxes
 
 
 class Bregman(ABC):
-    """D(x, y) = φ(x) - φ(y) - <∇φ(y), x - y> for a strictly convex φ; each exponential family p has one.
+    """D(x, y) = φ(x) - φ(y) - <∇φ(y), x - y> for a strictly convex φ.
 
-    p(x | mean y) = exp(-D(x, y)) b(x), so that maximising the likelihood is minimising D (Banerjee et al. 2005; Liang et al.
-    2021, appendix C, equation 22 and theorem 1). Points are vectors along the last axis.
+    Each exponential family p has one: p(x | mean y) = exp(-D(x, y)) b(x), so maximizing the
+    likelihood is minimizing D (Banerjee et al. 2005; Liang et al. 2021, appendix C, equation 22 and
+    theorem 1). Points are vectors along the last axis.
 
     >>> Gaussian().divergence([1.0, 2.0], [0.0, 0.0])
     array(2.5)
@@ -27,7 +28,7 @@ class Bregman(ABC):
 
     @abstractmethod
     def points(self, values: ArrayLike) -> Array:  # [..., d]
-        """Return points of φ's domain as float64, or say why they are none."""
+        """Return points of φ's domain as float64, or raise an error."""
 
     @abstractmethod
     def generating(self, x: ArrayLike) -> Array:  # [..., d] -> [...]
@@ -39,23 +40,24 @@ class Bregman(ABC):
 
     @abstractmethod
     def log_base(self, x: ArrayLike) -> Array:  # [..., d] -> [...]
-        """Return log b(x), the part of the likelihood that no parameter touches."""
+        """Return log b(x), the part of the likelihood without parameters."""
 
     @abstractmethod
     def loss(self, x: ArrayLike, y: ArrayLike) -> Array:  # [..., d] -> [...]
-        """Return the loss of the same name in common use: D times a constant, plus what depends on the labels x alone."""
+        """Return the usual loss: D times a constant, plus a function of the labels x."""
 
     def pair(self, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-        """Return labels and predictions, checked and of one width."""
+        """Return checked labels and predictions of equal width."""
         labels, predictions = self.points(x), self.points(y)
         if labels.shape[-1] != predictions.shape[-1]:
             raise ArgumentError(
-                f"labels {labels.shape} and predictions {predictions.shape} differ in width: their last axes must agree"
+                f"labels {labels.shape} and predictions {predictions.shape} differ in width: their "
+                "last axes must agree"
             )
         return labels, predictions
 
     def divergence(self, x: ArrayLike, y: ArrayLike) -> Array:  # [..., d] -> [...]
-        """Return D(x, y) by its definition."""
+        """Return D(x, y) by definition."""
         labels, predictions = self.pair(x, y)
         slope = np.sum(self.gradient(predictions) * (labels - predictions), axis=-1)
         return np.asarray(self.generating(labels) - self.generating(predictions) - slope)
@@ -66,9 +68,10 @@ class Bregman(ABC):
 
 
 class Gaussian(Bregman):
-    """Labels with Gaussian noise of variance 1: φ(x) = 1/2 ||x||², D = 1/2 ||x - y||², b = (2π)^(-d/2).
+    """Labels with Gaussian noise of variance 1: φ(x) = 1/2 ||x||², D = 1/2 ||x - y||².
 
-    Liang et al. 2021, equations 23 to 27. The mean squared error, a mean over the d columns as well, is 2/d D.
+    b = (2π)^(-d/2). Liang et al. 2021, equations 23 to 27. The mean squared error, also a mean over
+    the d columns, is 2/d D.
 
     >>> Gaussian().divergence([1.0, 2.0], [0.0, 0.0]), Gaussian().loss([1.0, 2.0], [0.0, 0.0])
     (array(2.5), array(2.5))
@@ -85,7 +88,7 @@ class Gaussian(Bregman):
         return np.asarray(0.5 * np.sum(np.square(self.points(x)), axis=-1))
 
     def gradient(self, x: ArrayLike) -> Array:
-        """Return x itself."""
+        """Return x."""
         return self.points(x)
 
     def log_base(self, x: ArrayLike) -> Array:
@@ -94,7 +97,7 @@ class Gaussian(Bregman):
         return np.full(points.shape[:-1], -0.5 * points.shape[-1] * math.log(2 * math.pi))
 
     def divergence(self, x: ArrayLike, y: ArrayLike) -> Array:
-        """1/2 ||x - y||²: exact also where both are large."""
+        """1/2 ||x - y||², also exact for large vectors."""
         labels, predictions = self.pair(x, y)
         return np.asarray(0.5 * np.sum(np.square(labels - predictions), axis=-1))
 
@@ -104,39 +107,40 @@ class Gaussian(Bregman):
 
 
 class Multinomial(Bregman):
-    """Counts x of N draws among d classes with expected counts y: φ(x) = Σ x log(x/N), D = Σ x log(x/y).
+    """Counts x of N draws among d classes with expected counts y: D = Σ x log(x/y).
 
-    D is N times the Kullback-Leibler divergence of x/N from y/N; b(x) = Π x^x / N^N · N! / Π x!. Liang et al. 2021, equations
-    28 to 31. With ``trials=1``, the default, x and y are probabilities: x a label (one-hot, or soft), y a prediction. The
-    cross-entropy is D - φ(x), D plus the labels' own entropy; for one-hot labels it **is** D.
+    φ(x) = Σ x log(x/N), and D is N times the Kullback-Leibler divergence of x/N from y/N; b(x) = Π
+    x^x / N^N · N! / Π x!. Liang et al. 2021, equations 28 to 31. With ``trials=1``, the default, x
+    and y are probabilities: a label x (one-hot or soft) and a prediction y. The cross-entropy is D
+    - φ(x), D plus the entropy of the labels; for one-hot labels it equals D.
 
     >>> labels, predictions = [[0.0, 1.0], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]
-    >>> Multinomial().divergence(labels, predictions).round(4), Multinomial().loss(labels, predictions).round(4)
-    (array([0.6931, 0.    ]), array([0.6931, 0.6931]))
+    >>> Multinomial().divergence(labels, predictions).round(4)
+    array([0.6931, 0.    ])
+    >>> Multinomial().loss(labels, predictions).round(4)
+    array([0.6931, 0.6931])
     """
 
     def __init__(self, trials: int = 1) -> None:
-        if not isinstance(trials, Integral) or isinstance(trials, bool) or trials < 1:
-            raise ArgumentError(
-                f"trials={trials!r}: give a whole number of at least 1; 1 makes x and y probabilities"
-            )
-        self.trials: int = int(trials)
+        self.trials: int = check_integer("trials", trials)
 
     def __repr__(self) -> str:
         return f"Multinomial(trials={self.trials})"
 
     def points(self, values: ArrayLike) -> Array:
-        """Return vectors of at least 0 that add up to N."""
+        """Return nonnegative vectors with sum N."""
         points = vectors(values)
         totals = points.sum(axis=-1)
         if (points < 0).any():
             raise ArgumentError(
-                f"{float(points.min())!r} among the probabilities (or counts): give numbers of at least 0"
+                f"{float(points.min())!r} among the probabilities (or counts): give numbers of at "
+                "least 0"
             )
         wrong = np.abs(totals - self.trials) > NEAR * self.trials
         if wrong.any():
             raise ArgumentError(
-                f"probabilities (or counts) that sum to {float(totals[wrong].flat[0]):g}: along the last axis they must sum to "
+                f"probabilities (or counts) that sum to {float(totals[wrong].flat[0]):g}: along "
+                "the last axis they must sum to "
                 f"{self.trials}; give a softmax, not its logits, and trials=N for counts"
             )
         return points
@@ -158,7 +162,7 @@ class Multinomial(Bregman):
         return np.asarray(self.generating(points) + math.lgamma(self.trials + 1.0) - factorials)
 
     def divergence(self, x: ArrayLike, y: ArrayLike) -> Array:
-        """Σ x log(x/y) - x + y, where the last two cancel; infinite where a label has a class the prediction rules out."""
+        """Σ x log(x/y) - x + y (the last two cancel); infinite if y excludes a class of x."""
         labels, predictions = self.pair(x, y)
         with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 is left out by times_log
             ratio = times_log(labels, labels / predictions)
@@ -181,7 +185,8 @@ def vectors(values: ArrayLike) -> Array:
         ) from None
     if points.ndim == 0 or not points.shape[-1] or not np.isfinite(points).all():
         raise ArgumentError(
-            f"labels and predictions are finite vectors [..., d] with d of at least 1; got shape {points.shape}"
+            "labels and predictions are finite vectors [..., d] with d of at least 1; got shape "
+            f"{points.shape}"
         )
     return points
 

@@ -1,33 +1,24 @@
-"""The objective of NBANT: what a run costs in loss, in weights and in anchors, and which of several runs is the cheapest."""
+"""The NBANT objective of a run: its cost in loss, weights and anchors."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.checks import check_integer, is_number
 from featherbed.errors import ArgumentError
 
 
-def is_number(value: Any) -> bool:
-    """Say whether a value is a finite number; True and False are none.
-
-    >>> is_number(1.5), is_number(True), is_number(float("nan"))
-    (True, False, False)
-    """
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def check_lambdas(lambda1: float, lambda2: float) -> None:
-    """Refuse weights other than lambda1 > lambda2 > 0: otherwise an anchor would cost nothing, or less than nothing."""
+    """Raise an error unless lambda1 > lambda2 > 0: otherwise anchors would cost nothing."""
     if not (is_number(lambda1) and is_number(lambda2) and lambda1 > lambda2 > 0):
         raise ArgumentError(
-            f"lambda1={lambda1!r}, lambda2={lambda2!r}: give finite numbers with lambda1 > lambda2 > 0; lambda2 is the price "
+            f"lambda1={lambda1!r}, lambda2={lambda2!r}: give finite numbers with lambda1 > lambda2 "
+            "> 0; lambda2 is the price "
             "of a weight, lambda1 that of an anchor and its first weight"
         )
 
@@ -37,14 +28,15 @@ def nbant_objective(
 ) -> float:
     """Return loss + lambda2 ||T||_0 + (lambda1 - lambda2) K, lambda1 > lambda2 > 0.
 
-    Liang et al. 2021, equations 5, 21, 34 and 36. Their equations sum the loss over the data; their numbers (table 15) take
-    its **mean**, for a language model ln(perplexity).
+    Liang et al. 2021, equations 5, 21, 34 and 36. Their equations sum the loss over the data; their
+    numbers (table 15) use its **mean**, for a language model ln(perplexity).
 
     Args:
-        loss: mean loss, on validation data.
-        nonzeros: ||T||_0, the non-zero weights of all transforms.
+        loss: mean validation loss.
+        nonzeros: ||T||_0, the nonzero weights of all transforms.
         anchors: K, the anchors of all tables.
 
+    >>> import math
     >>> round(nbant_objective(math.log(79.4), 214_000, 1000, lambda1=2e-5, lambda2=1e-6), 2)
     4.61
     """
@@ -54,14 +46,13 @@ def nbant_objective(
             f"loss={loss!r}: give a finite number; a run that diverged has no objective"
         )
     for name, count in (("nonzeros", nonzeros), ("anchors", anchors)):
-        if not isinstance(count, Integral) or isinstance(count, bool) or count < 0:
-            raise ArgumentError(f"{name}={count!r}: give a whole number of at least 0")
+        check_integer(name, count, 0)
     return float(loss + lambda2 * nonzeros + (lambda1 - lambda2) * anchors)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the objective needs to know of a run: its mean validation loss, ||T||_0 and K.
+    """The mean validation loss, ||T||_0 and K of a run.
 
     >>> Run("small", loss=4.67, nonzeros=25_000, anchors=100)
     Run(name='small', loss=4.67, nonzeros=25000, anchors=100)
@@ -75,9 +66,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveTable:
-    """The objective of runs (rows) for several lambda1 (columns): ``print(table)``, or its ``data``.
+    """The objective of runs (rows) for several lambda1 (columns): ``print(table)``, or its
+    ``data``.
 
-    ``values`` [runs, lambda1s]; ``best``: for each lambda1 the row of the least value.
+    ``values`` [runs, lambda1s]; ``best``: the row of the smallest value, for each lambda1.
     """
 
     runs: tuple[Run, ...]
@@ -87,7 +79,7 @@ class ObjectiveTable:
 
     @property
     def best(self) -> tuple[int, ...]:
-        """The row of the least value in each column, the first of equal ones."""
+        """The row of the smallest value in each column (the first if tied)."""
         return tuple(int(row) for row in self.values.argmin(axis=0))
 
     @property
@@ -141,14 +133,15 @@ class ObjectiveTable:
 def objective_table(
     runs: Iterable[Run], lambda1: float | Sequence[float], lambda2: float | Sequence[float]
 ) -> ObjectiveTable:
-    """Return loss + lambda2 ||T||_0 + (lambda1 - lambda2) K of every run for every lambda1: model selection by price.
+    """Return the objective loss + lambda2 ||T||_0 + (lambda1 - lambda2) K of every run and lambda1.
 
-    Liang et al. 2021, appendix L, equation 36 and table 15.
+    Model selection by price: Liang et al. 2021, appendix L, equation 36 and table 15.
 
     Args:
-        lambda1: one number, or several: a column for each.
-        lambda2: one number for all runs, or one for each run (what it was trained with, as in the paper's table). Runs of
-            different lambda2 are compared by different objectives: take one for all to choose among them.
+        lambda1: one number, or several (one column each).
+        lambda2: one number for all runs, or one per run (as in the paper's table, the one it was
+            trained with). Runs with different lambda2 have different objectives: use one for all to
+            choose among them.
 
     >>> runs = [Run("many", 4.37, 214_000, 1000), Run("few", 4.67, 25_000, 100)]
     >>> print(objective_table(runs, lambda1=[2e-5, 1e-1], lambda2=1e-6))

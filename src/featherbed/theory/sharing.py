@@ -1,43 +1,44 @@
-"""Stochastic shared embeddings without drawing: what replacing ids at random does in expectation, exactly.
+"""Stochastic shared embeddings in expectation: the exact effect of replacing ids at random.
 
-The loss of a sample whose id is j becomes Σ_k p(j -> k) loss(E[k], y). Wu et al. 2019; no V x V table is made on the way.
+The loss of a sample with id j becomes Σ_k p(j -> k) loss(E[k], y). Wu et al. 2019; without a V x V
+matrix.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featherbed.checks import check_integer, check_number, is_number
 from featherbed.errors import ArgumentError
-from featherbed.theory.buffet import check_positive
-from featherbed.theory.objective import is_number
 
 if TYPE_CHECKING:
-    from featherbed.sharing.law import Relation
+    from featherbed.graphs.relation import Relation
 
 Array = NDArray[np.float64]
 BLOCK = 65_536  # samples at a time
 
 
 class Transition:
-    """The law of ``fb.SSE`` as the matrix P of p(j -> k), kept as three vectors and the neighbour lists.
+    """The law of ``fb.SSE`` as the matrix P of p(j -> k), stored as three vectors and neighbor
+    lists.
 
-        p(j -> k) = own_j [k = j] + near_j [k ~ j] + every_j,      q_j = p / (rho n_j + N - 1 - n_j):
+        p(j -> k) = own_j [k = j] + near_j [k ~ j] + every_j,   q_j = p / (rho n_j + N - 1 - n_j)
         own_j = 1 - p - q_j,  near_j = (rho - 1) q_j,  every_j = q_j
 
-    for an id with n_j neighbours among the N that are not ``exclude``d. Without a graph q = p / (N - 1): SSE-SE. The arguments
-    are those of ``fb.SSE`` and ``fb.share``. Wu et al. 2019.
+    for an id with n_j neighbors among the N ids that are not excluded. Without a graph q = p / (N -
+    1): SSE-SE. The arguments are those of ``fb.SSE`` and ``fb.share``. Wu et al. 2019.
 
     Args:
-        rows: V, the number of ids.
-        p: the probability of being replaced.
-        include_self: the old id is among those drawn from: q_j = p / (rho n_j + N - n_j), own_j = 1 - p.
-        mixture: with probability 1/rho any id, else one of the neighbours and the id itself.
+        rows: number of ids V.
+        p: probability of replacement.
+        include_self: the old id is among the candidates: q_j = p / (rho n_j + N - n_j), own_j = 1 -
+            p.
+        mixture: with probability 1/rho any id, else a neighbor or the id itself.
 
     >>> Transition(3, p=0.4).matrix
     array([[0.6, 0.2, 0.2],
@@ -58,14 +59,16 @@ class Transition:
         include_self: bool = False,
         mixture: bool = False,
     ) -> None:
-        self.rows, self.p = whole("rows", rows), share_of_one("p", p)
+        self.rows, self.p = check_integer("rows", rows), share_of_one("p", p)
         if not is_number(rho) or rho <= 0:
             raise ArgumentError(
-                f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0"
+                f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number "
+                "above 0"
             )
         if mixture and (graph is None or rho < 1):
             raise ArgumentError(
-                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho of at least 1"
+                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho "
+                "of at least 1"
             )
         if graph is not None and graph.objects != self.rows:
             raise ArgumentError(
@@ -106,11 +109,12 @@ class Transition:
         return found.reshape(given.shape)
 
     def average(self, ids: ArrayLike, losses: ArrayLike) -> Array:  # [n], [n, V] -> [n]
-        """Return Σ_k p(j_i -> k) losses[i, k]: each sample's loss where it depends on the id in any way at all."""
+        """Return Σ_k p(j_i -> k) losses[i, k], for losses that depend on the id in any way."""
         places, given = ids_of("ids", ids, self.rows), numbers("losses", losses)
         if places.ndim != 1 or given.shape != (len(places), self.rows):
             raise ArgumentError(
-                f"ids {places.shape}, losses {given.shape}: give ids [n] and the losses [n, {self.rows}] of all"
+                f"ids {places.shape}, losses {given.shape}: give ids [n] and the losses [n, "
+                f"{self.rows}] of all"
             )
         found: Array = self.own[places] * given[np.arange(len(places)), places] + self.every[
             places
@@ -124,17 +128,20 @@ class Transition:
 
     @property
     def matrix(self) -> Array:  # [V, V]
-        """P written out, for a look at small tables."""
+        """P as a dense matrix, for small tables."""
         return self.expected(np.eye(self.rows))
 
 
 class Factors:
-    """A matrix factorisation whose factors stand still, and its squared losses with ids shared: exact, and without pairs.
+    """Fixed factors of a matrix factorization, and its exact expected squared losses with shared
+    ids.
 
-        Σ_k Σ_l p(j -> k) p(i -> l) (y - u_k · v_l)² = y² - 2 y ū_j · v̄_i + <Σ_k p(j -> k) u_k u_kᵀ, Σ_l p(i -> l) v_l v_lᵀ>
+        Σ_k Σ_l p(j -> k) p(i -> l) (y - u_k · v_l)²
+          = y² - 2 y ū_j · v̄_i + <Σ_k p(j -> k) u_k u_kᵀ, Σ_l p(i -> l) v_l v_lᵀ>
 
-    where ū_j and v̄_i are the means. Without a graph these need only the sums of u, u uᵀ, v and v vᵀ; a graph adds sums over
-    neighbour lists. O(d²) for a sample, whatever the number of users and items. A bias is a column whose partner is 1.
+    with means ū_j and v̄_i. Without a graph only the sums of u, u uᵀ, v and v vᵀ are needed; a
+    graph adds sums over neighbor lists. The cost per sample is O(d²), independent of the number of
+    users and items. A bias is a column whose partner is 1.
 
     Args:
         users, items: U [users, d] and V [items, d].
@@ -144,7 +151,8 @@ class Factors:
     >>> model = Factors(users=[[1.0], [2.0]], items=[[1.0], [3.0]])
     >>> model.losses([0], [0], [2.0])
     array([1.])
-    >>> model.losses([0], [0], [2.0], Transition(2, p=0.5), Transition(2, p=0.5))  # (1 + 0 + 1 + 16) / 4
+    >>> law = Transition(2, p=0.5)
+    >>> model.losses([0], [0], [2.0], law, law)  # (1 + 0 + 1 + 16) / 4
     array([4.5])
     """
 
@@ -164,7 +172,8 @@ class Factors:
             or not (left.size and right.size)
         ):
             raise ArgumentError(
-                f"users {left.shape} and items {right.shape}: give two matrices of one width, [rows, d]"
+                f"users {left.shape} and items {right.shape}: give two matrices of one width, "
+                "[rows, d]"
             )
         if not is_number(mean):
             raise ArgumentError(f"mean={mean!r}: give a finite number, 0 for none")
@@ -174,7 +183,8 @@ class Factors:
             shapes = [side.shape for side in given]
             if shapes != [(len(left),), (len(right),)]:
                 raise ArgumentError(
-                    f"biases of shapes {shapes}: give a pair, one for each user and one for each item"
+                    f"biases of shapes {shapes}: give a pair, one for each user and one for each "
+                    "item"
                 )
             self.users = np.column_stack([left, given[0], np.ones(len(left))])
             self.items = np.column_stack([right, np.ones(len(right)), given[1]])
@@ -187,12 +197,13 @@ class Factors:
         share_users: Transition | None = None,
         share_items: Transition | None = None,
     ) -> Array:  # [n], [n], [n] -> [n]
-        """Return each sample's squared loss, in expectation over the replaced ids; a side without a law is not shared."""
+        """Return the expected squared loss of each sample; a side without a law is not shared."""
         j, i = ids_of("users", users, len(self.users)), ids_of("items", items, len(self.items))
         y = numbers("ratings", ratings) - self.mean
         if not (j.ndim == 1 and j.shape == i.shape == y.shape):
             raise ArgumentError(
-                f"users {j.shape}, items {i.shape}, ratings {y.shape}: give one of each for a sample, [n]"
+                f"users {j.shape}, items {i.shape}, ratings {y.shape}: give one of each for a "
+                "sample, [n]"
             )
         laws = (
             share_users or Transition(len(self.users), 0.0),
@@ -214,24 +225,28 @@ class Factors:
 
 
 def label_smoothing(p: float, classes: int, *, include_self: bool = False) -> float:
-    """Return the eps for which label smoothing is what sharing targets (SSE-SE) is in expectation: p V / (V - 1).
+    """Return the label smoothing eps that equals sharing targets (SSE-SE) in expectation: p V / (V
+    -
+    1).
 
-        (1 - p) (-log P_y) + p / (V - 1) Σ_{k != y} (-log P_k)  =  (1 - eps) (-log P_y) + eps / V Σ_k (-log P_k)
+        (1 - p) (-log P_y) + p / (V - 1) Σ_{k != y} (-log P_k)
+          = (1 - eps) (-log P_y) + eps / V Σ_k (-log P_k)
 
-    the right-hand side being torch's ``cross_entropy(label_smoothing=eps)``. Drawn among all classes, the old one too, p itself
-    is eps. Beyond p = (V - 1) / V, where targets are drawn evenly, eps is above 1 and torch has no such smoothing.
+    The right-hand side is torch's ``cross_entropy(label_smoothing=eps)``. If the old class is among
+    the candidates, eps is p itself. Beyond p = (V - 1) / V, where targets are uniform, eps is above
+    1 and torch has no such smoothing.
 
     >>> label_smoothing(0.25, classes=5), label_smoothing(0.25, classes=5, include_self=True)
     (0.3125, 0.25)
     """
-    p, classes = share_of_one("p", p), whole("classes", classes, least=2)
+    p, classes = share_of_one("p", p), check_integer("classes", classes, 2)
     return p if include_self else p * classes / (classes - 1)
 
 
 def target_losses(
     logits: ArrayLike, targets: ArrayLike, share: Transition
 ) -> Array:  # [n, V], [n] -> [n]
-    """Return the cross-entropy of each sample, in expectation over shared targets: Σ_k p(y -> k) (-log softmax(logits)_k).
+    """Return expected cross-entropies over shared targets: Σ_k p(y -> k) (-log softmax(logits)_k).
 
     >>> target_losses([[0.0, 0.0]], [1], Transition(2, p=0.3)).round(4)
     array([0.6931])
@@ -239,7 +254,8 @@ def target_losses(
     given = numbers("logits", logits)
     if given.ndim != 2 or given.shape[1] != share.rows:
         raise ArgumentError(
-            f"logits of shape {given.shape}: give one row a sample of the {share.rows} classes, [n, V]"
+            f"logits of shape {given.shape}: give one row a sample of the {share.rows} classes, "
+            "[n, V]"
         )
     shifted = given - given.max(axis=1, keepdims=True)
     return share.average(targets, np.log(np.exp(shifted).sum(axis=1, keepdims=True)) - shifted)
@@ -248,15 +264,17 @@ def target_losses(
 def rademacher_draws(
     losses: ArrayLike, draws: int, *, generator: np.random.Generator
 ) -> Array:  # [n, ...] -> [draws, ...]
-    """Draw signs σ in {-1, +1}ⁿ and return |Σ_i σ_i losses[i]| / n for each draw: figure 5 of Wu et al. 2019.
+    """Draw signs σ in {-1, +1}ⁿ; return |Σ_i σ_i losses[i]| / n per draw (Wu et al. 2019, figure
+    5).
 
-    One Θ, no supremum. Columns of losses meet the same signs. The mean is about sqrt(2/π) ||losses|| / n, whatever the losses.
+    For one Θ, without a supremum. Columns of losses use the same signs. The mean is about sqrt(2/π)
+    ||losses|| / n.
 
     >>> found = rademacher_draws(np.ones(10_000), 1000, generator=np.random.default_rng(0))
     >>> found.shape, round(float(found.mean() * 100), 1)  # sqrt(2/π) = 0.8
     ((1000,), 0.8)
     """
-    given, draws = numbers("losses", losses), whole("draws", draws)
+    given, draws = numbers("losses", losses), check_integer("draws", draws)
     if given.ndim == 0 or not given.size:
         raise ArgumentError(
             f"losses of shape {given.shape}: give at least one, a row for each sample"
@@ -284,13 +302,15 @@ def bias_term(
     weights: ArrayLike | None = None,
     samples: int | None = None,
 ) -> float:
-    """Return B(Θ) = |E Σ_i Σ_k p(j_i -> k) (loss(E[k], y_i) - loss(E[j_i], y_i))| of theorem 2, Wu et al. 2019, for one Θ.
+    """Return B(Θ) = |E Σ_i Σ_k p(j_i -> k) (loss(E[k], y_i) - loss(E[j_i], y_i))| for one Θ.
 
-    The expectation is over the given cases, each as likely as another or by ``weights``; n ``samples`` are drawn from them,
-    as many as there are cases if nothing else is said. The theorem's B is the largest over all Θ.
+    Theorem 2 of Wu et al. 2019, where B is the maximum over all Θ. The expectation is over the
+    given cases, uniform or by ``weights``; n ``samples`` are drawn from them, by default the number
+    of cases.
 
     Args:
-        shared, plain: the losses of the cases with and without sharing (``Factors.losses``, ``Transition.average``).
+        shared, plain: the losses of the cases with and without sharing (``Factors.losses``,
+            ``Transition.average``).
 
     >>> bias_term(shared=[2.0, 5.0], plain=[1.0, 1.0])
     5.0
@@ -302,7 +322,7 @@ def bias_term(
         raise ArgumentError(
             f"shared {first.shape} and plain {second.shape}: give the losses of the same cases, [m]"
         )
-    count = len(first) if samples is None else whole("samples", samples)
+    count = len(first) if samples is None else check_integer("samples", samples)
     share = np.full(len(first), 1 / len(first)) if weights is None else numbers("weights", weights)
     if (
         share.shape != first.shape
@@ -324,19 +344,20 @@ def excess_risk_bound(
     samples: int,
     width: float,
 ) -> tuple[float, float]:
-    """Theorem 2 of Wu et al. 2019 by its parts: a bound on the excess risk, and the probability of exceeding it.
+    """Theorem 2 of Wu et al. 2019: a bound on the excess risk, and the probability of exceeding it.
 
         P{ R(Θ̂) - R(Θ*) > 2 B + 4 (ρ_L + ρ_e) + sqrt(n) u }  <=  exp(-u² / (2 w²))
 
-    Risks, B and ρ are sums over n samples; Θ̂ minimises the SSE risk of the sample, Θ* the risk. By McDiarmid's inequality: one
-    sample moves the difference of two SSE risks by at most 2 w.
+    Risks, B and ρ are sums over n samples; Θ̂ minimizes the empirical SSE risk, Θ* the risk. By
+    McDiarmid's inequality: one sample changes the difference of two SSE risks by at most 2 w.
 
     Args:
         bias: B, the largest ``bias_term`` over all Θ.
-        complexity_loss: ρ_L, E sup |Σ_i σ_i Σ_k p(j_i -> k) L(E[k])| with L the mean of the loss over labels.
+        complexity_loss: ρ_L, E sup |Σ_i σ_i Σ_k p(j_i -> k) L(E[k])| with L the mean of the loss
+            over labels.
         complexity_noise: ρ_e, the same with loss - L.
-        u: any number of at least 0: large is sure and loose.
-        width: w, the highest loss less the lowest: b for losses in [0, b], 2 b for losses in [-b, b].
+        u: a number of at least 0: larger values are safer and looser.
+        width: w, the range of the loss: b for losses in [0, b], 2 b for losses in [-b, b].
 
     >>> excess_risk_bound(1.0, 2.0, 3.0, u=2.0, samples=100, width=1.0)
     (42.0, 0.1353352832366127)
@@ -347,13 +368,12 @@ def excess_risk_bound(
         ("complexity_noise", complexity_noise),
         ("u", u),
     ):
-        if not is_number(value) or value < 0:
-            raise ArgumentError(f"{name}={value!r}: give a finite number of at least 0")
-    check_positive("width", width)
+        check_number(name, value, minimum=0)
+    check_number("width", width, above=0)
     excess = (
         2 * bias
         + 4 * (complexity_loss + complexity_noise)
-        + math.sqrt(whole("samples", samples)) * u
+        + math.sqrt(check_integer("samples", samples)) * u
     )
     return excess, math.exp(-((u / width) ** 2) / 2)
 
@@ -361,7 +381,7 @@ def excess_risk_bound(
 def dots(
     left: Array, rows: NDArray[np.int64], right: Array, columns: NDArray[np.int64]
 ) -> Array:  # -> [n]
-    """Return left[rows] · right[columns], row by row."""
+    """Return left[rows] · right[columns] row by row."""
     found = np.empty(len(rows))
     for part in (slice(start, start + BLOCK) for start in range(0, len(rows), BLOCK)):
         np.einsum("nd,nd->n", left[rows[part]], right[columns[part]], out=found[part])
@@ -369,21 +389,14 @@ def dots(
 
 
 def share_of_one(name: str, value: float) -> float:
-    """Return a probability, or say what was given instead."""
+    """Return a probability, or raise an error."""
     if not is_number(value) or not 0 <= value <= 1:
         raise ArgumentError(f"{name}={value!r}: a probability is a number from 0 to 1")
     return float(value)
 
 
-def whole(name: str, value: int, least: int = 1) -> int:
-    """Return a whole number of at least ``least``, or say what was given instead."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ArgumentError(f"{name}={value!r}: give a whole number of at least {least}")
-    return int(value)
-
-
 def numbers(name: str, values: ArrayLike) -> Array:
-    """Return finite numbers as float64, or say what was given instead."""
+    """Return finite numbers as float64, or raise an error."""
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -396,7 +409,7 @@ def numbers(name: str, values: ArrayLike) -> Array:
 
 
 def ids_of(name: str, ids: ArrayLike, rows: int) -> NDArray[np.int64]:
-    """Return ids as whole numbers in 0..rows - 1, or say what was given instead."""
+    """Return integer ids in 0..rows - 1, or raise an error."""
     try:
         found = np.asarray(ids)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the readers of all formats share: what an array of a file is, which one is meant, and how it is unpacked and mapped."""
+"""Shared by the readers of all formats: arrays of a file, the choice among them, mapping them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 class BFloat16Matrix:
-    """A mapped matrix of bfloat16, a type numpy lacks: rows become float32 when they are asked for."""
+    """A mapped matrix of bfloat16, a type numpy lacks: rows are converted to float32 on access."""
 
     dtype: np.dtype[Any] = np.dtype(np.float32)
 
@@ -42,36 +42,31 @@ class BFloat16Matrix:
 
 
 Matrixlike: TypeAlias = NDArray[Any] | BFloat16Matrix
-Parts: TypeAlias = tuple[
-    Matrixlike, list[str] | None, str
-]  # of a Source: the matrix, the names of its rows, what was read
+Parts: TypeAlias = tuple[Matrixlike, list[str] | None, str]  # the fields of a Source
 
 
 @dataclass
-class Found:
-    """An array of a file: what it is, and how to open it."""
+class StoredArray:
+    """An array of a file: shape, type, and the function that opens it."""
 
     shape: tuple[int, ...]
     dtype: str
     open: Callable[..., Any]
 
     def objection(self) -> str | None:
-        """Return why this is no embedding matrix; None if it is one."""
+        """Return why this is not an embedding matrix; None if it is one."""
         if re.match(r"u?int\d", self.dtype):
-            return f"holds integers ({self.dtype}), so codes already: give the float matrix they were made from"
+            return f"holds integers ({self.dtype}), probably codes: give the original float matrix"
         if self.dtype not in FLOATS:
             return f"is of type {self.dtype}: a matrix of {', '.join(FLOATS)} is needed"
         if len(self.shape) != 2 or min(self.shape) < 1:
-            return f"has the shape {self.shape}: a matrix has two dimensions, with one row and one column at least"
+            return f"has the shape {self.shape}: give a matrix of at least one row and one column"
         return None
 
     def names_rows(self) -> bool:
-        """Tell whether this may hold one key a row: a row of strings, or a single string of lines."""
-        return (
-            re.match(r"(str|bytes)\d", self.dtype) is not None
-            and len(self.shape) < 2
-            and min(self.shape, default=1) > 0
-        )
+        """Return whether this may hold keys of rows: a list of strings, or one string of lines."""
+        text = re.match(r"(str|bytes)\d", self.dtype) is not None
+        return text and len(self.shape) < 2 and min(self.shape, default=1) > 0
 
 
 @contextlib.contextmanager
@@ -84,13 +79,15 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with opener() as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path.name} is no complete gzip file ({error}): fetch it again") from None
+        raise DataError(
+            f"{path.name} is not a complete gzip file ({error}): download it again"
+        ) from None
 
 
 def spooled(
     blocks: Iterable[Any], dtype: Any, shape: tuple[int, ...], order: Any = "C"
 ) -> NDArray[Any]:
-    """Write blocks of bytes into a nameless temporary file and map it; -1 rows are as many as there were."""
+    """Write blocks of bytes to a nameless temporary file and map it; the number of rows may be -1."""
     with tempfile.TemporaryFile() as file:
         try:
             file.writelines(blocks)
@@ -98,52 +95,62 @@ def spooled(
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            room = f"no room in {tempfile.gettempdir()} for the matrix: set TMPDIR to a folder on a larger disk"
-            raise OSError(errno.ENOSPC, room) from None
+            folder = tempfile.gettempdir()
+            message = (
+                f"no space in {folder} for the matrix: set TMPDIR to a folder on a larger disk"
+            )
+            raise OSError(errno.ENOSPC, message) from None
         if shape[0:1] == (-1,):
             shape = (file.tell() // (shape[1] * np.dtype(dtype).itemsize), shape[1])
         if file.tell() < math.prod(shape) * np.dtype(dtype).itemsize:
             raise DataError(
-                f"only {file.tell():,} bytes could be unpacked of an array {shape}: fetch or save the file again"
+                f"only {file.tell():,} bytes could be unpacked of an array {shape}: "
+                "download or save the file again"
             )
         return np.memmap(file, dtype, "r", 0, shape, order)
 
 
-def choose(path: Path, arrays: dict[str, Found], array: str | None) -> tuple[Found, str]:
-    """Return the one matrix of a file, or the one asked for, and its full name."""
+def choose(
+    path: Path, arrays: dict[str, StoredArray], array: str | None
+) -> tuple[StoredArray, str]:
+    """Return the only matrix of a file, or the one named ``array``, and its full name."""
     fit = {name: found for name, found in arrays.items() if not found.objection()}
     if array is None and len(fit) > 1:
         raise DataError(
-            f"{path.name} holds {len(fit)} matrices: {_listed(fit)}; name one with --array NAME (array= in Python)"
+            f"{path.name} holds {len(fit)} matrices: {_list_arrays(fit)}; "
+            "name one with --array NAME (array= in Python)"
         )
     if array is None and not fit and len(arrays) != 1:
-        raise DataError(f"{path.name} holds no matrix of floats; found instead: {_listed(arrays)}")
+        raise DataError(f"{path.name} holds no matrix of floats, but {_list_arrays(arrays)}")
     name = array if array is not None else next(iter(fit or arrays))
     if name not in arrays:
-        raise DataError(f"{path.name} holds no array {name!r}; it has: {_listed(fit or arrays)}")
-    if objection := arrays[name].objection():
         raise DataError(
-            f"{path.name}: the array {name!r} {objection}" if name else f"{path.name} {objection}"
+            f"{path.name} holds no array {name!r}; it has: {_list_arrays(fit or arrays)}"
         )
+    if objection := arrays[name].objection():
+        label = f"{path.name}: the array {name!r}" if name else path.name
+        raise DataError(f"{label} {objection}")
     return arrays[name], f"{path.name}:{name}" if len(arrays) > 1 else path.name
 
 
-def _listed(arrays: dict[str, Found]) -> str:
+def _list_arrays(arrays: dict[str, StoredArray]) -> str:
     """Return names, shapes and types of at most 12 arrays."""
     shown = [
         f"{name} ({' x '.join(map(str, a.shape)) or 'scalar'} {a.dtype})"
         for name, a in islice(arrays.items(), 12)
     ]
-    return ", ".join(shown or ["nothing"]) + (
-        f" and {len(arrays) - 12} more" if len(arrays) > 12 else ""
-    )
+    more = f" and {len(arrays) - 12} more" if len(arrays) > 12 else ""
+    return ", ".join(shown or ["nothing"]) + more
+
+
+def decode_key(key: bytes) -> str:
+    """Return a key as text; bytes that are not UTF-8 become escapes."""
+    return key.decode("utf-8", "backslashreplace")
 
 
 def row_names(path: Path, keys: list[Any], rows: int) -> list[str] | None:
     """Return keys as text if they name every row once; otherwise warn and return None."""
-    texts = [
-        key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key for key in keys
-    ]
+    texts = [decode_key(key) if isinstance(key, bytes) else key for key in keys]
     if len(texts) == rows == len(set(texts)) and None not in texts:
         return texts
     counts = f"{len(texts)} keys, {len(set(texts))} of them different, for {rows} rows"

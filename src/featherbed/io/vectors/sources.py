@@ -1,7 +1,7 @@
-"""Embedding matrices as they come: numpy, safetensors, torch, word2vec, GloVe and Parquet files, mapped, never read whole.
+"""Embedding matrices of numpy, safetensors, torch, word2vec, GloVe and Parquet files, mapped.
 
-What cannot be mapped where it lies (text, compressed members, Parquet) is written block by block into a nameless file in the
-temporary folder and mapped there; ``TMPDIR`` says where that is, should it be too small or held in memory.
+Data that cannot be mapped in place (text, compressed members, Parquet) is written block by block to
+a nameless file in the temporary folder and mapped there; ``TMPDIR`` sets that folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ACCEPTED = (
 
 @dataclass
 class Source:
-    """A matrix (V x d), the names of its rows where the file has them, and what was read."""
+    """A matrix (V x d), the names of its rows if the file has them, and the name of the array."""
 
     matrix: Matrixlike
     keys: list[str] | None
@@ -37,9 +37,10 @@ class Source:
 
 
 def read_matrix(path: str | Path, *, array: str | None = None) -> Source:
-    """Open the embedding matrix of a file without reading it whole; ``array`` names one where the file holds several.
+    """Open the embedding matrix of a file, memory-mapped.
 
-    Text and word2vec files may be gzipped; of rows with the same key the first is kept; keys need not be UTF-8 (``\\xff``).
+    ``array`` names one if the file holds several. Text and word2vec files may be gzipped; of rows
+    with the same key the first is kept; keys need not be UTF-8 (``\\xff``).
 
     >>> path = getfixture("tmp_path") / "glove.txt"
     >>> _ = path.write_text("the 0.5 1.0\\ncat 0.25 2.0\\n")
@@ -53,48 +54,45 @@ def read_matrix(path: str | Path, *, array: str | None = None) -> Source:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.stat().st_size:
-        raise DataError(
-            f"{path.name} is empty: a download that failed leaves such a file, fetch it again"
-        )
+        raise DataError(f"{path.name} is empty, perhaps a failed download: download it again")
     kind = _kind(path)
     if kind in ("npy", "text", "binary") and array is not None:
         raise ArgumentError(
-            f"array={array!r} was given, but {path.name} holds one matrix without a name: leave it out"
+            f"array={array!r} was given, but {path.name} holds one matrix without a name: "
+            "leave it out"
         )
     return Source(*_READERS[kind](path, array))
 
 
 def _kind(path: Path) -> str:
-    """Return the format of a file: what its ending says, else what its first bytes say."""
+    """Return the format of a file by its extension, else by its first bytes."""
     if path.suffix.lower() in ENDINGS:
         return ENDINGS[path.suffix.lower()]
     with opened(path) as file:
         head, gzipped = file.read(1 << 16), isinstance(file, gzip.GzipFile)
-    kind = next(
-        (kind for beginning, kind in BEGINNINGS.items() if head.startswith(beginning)), None
-    )
+    kinds = (kind for beginning, kind in BEGINNINGS.items() if head.startswith(beginning))
+    kind = next(kinds, None)
     kind = "safetensors" if head[5:9] == b"\0\0\0{" else kind
     if kind and gzipped:
         raise DataError(
-            f"{path.name} is a gzipped {kind} file, only text and word2vec files are read gzipped: unpack it first"
+            f"{path.name} is a gzipped {kind} file, "
+            "only text and word2vec files are read gzipped: unpack it first"
         )
     if kind == "zip":
         return "torch" if b"/data.pkl" in head else "npz"  # torch writes its pickle first
     sizes = re.match(SIZES, head)
     if not kind and sizes:
-        first = head[sizes.end() :].partition(b" ")[2]
-        kind = (
-            "text" if _is_text(first[: 4 * int(sizes[2])]) else "binary"
-        )  # the first row, were it binary
+        first = head[sizes.end() :].partition(b" ")[2][: 4 * int(sizes[2])]  # if it were binary
+        kind = "text" if _is_text(first) else "binary"
     if not kind and b"\0" in head:
         raise DataError(
-            f"{path.name} begins like no format known here ({head[:8]!r}): these are read: {ACCEPTED}"
+            f"{path.name} has an unknown format (it begins with {head[:8]!r}): give {ACCEPTED}"
         )
     return kind or "text"
 
 
 def _is_text(data: bytes) -> bool:
-    """Tell whether bytes are UTF-8 without control characters; the last character may be cut off."""
+    """Return whether bytes are UTF-8 without control characters; the last one may be incomplete."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data)
     except UnicodeDecodeError:

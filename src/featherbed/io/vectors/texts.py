@@ -1,4 +1,4 @@
-"""Files of rows with keys: word2vec's and GloVe's text, word2vec's binary form, and Parquet, unpacked block by block."""
+"""Files of rows with keys: text of word2vec and GloVe, binary word2vec, and Parquet."""
 
 from __future__ import annotations
 
@@ -20,57 +20,57 @@ from featherbed.errors import DataError, MissingExtra
 from featherbed.io.vectors.reading import (
     BLOCK,
     FLOATS,
-    Found,
     Parts,
+    StoredArray,
     choose,
+    decode_key,
     opened,
     row_names,
     spooled,
 )
 
 LONGEST = 1 << 24  # bytes of a line of text, or of a row
-SIZES = rb"(\d{1,15}) (\d{1,15})[ \r]*\n"  # word2vec's first line
+SIZES = rb"(\d{1,15}) (\d{1,15})[ \r]*\n"  # first line of word2vec files
 ARROW_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 MOST_COLUMNS = 1 << 20
 
 
 def _keyed(path: Path, rows: Iterable[tuple[bytes, Any]], dtype: str, dim: int) -> Parts:
-    """Write rows with keys into a temporary file and map it; of rows with the same key the first is kept."""
+    """Write rows to a temporary file and map it; of rows with the same key the first is kept."""
     keys: dict[str, None] = {}
     dropped = 0
 
-    def kept() -> Iterator[Any]:
+    def unique_rows() -> Iterator[Any]:
         """Yield the rows whose keys are new."""
         nonlocal dropped
         for key, row in rows:
-            name = key.decode("utf-8", "backslashreplace")
+            name = decode_key(key)
             if name in keys:
                 dropped += 1
                 continue
             keys[name] = None
             yield row
 
-    matrix = spooled(kept(), dtype, (-1, dim))
+    matrix = spooled(unique_rows(), dtype, (-1, dim))
     if dropped:
-        warnings.warn(
-            f"{path.name}: dropped {dropped:,} rows whose keys came before; the first of each is kept",
-            stacklevel=4,
-        )
+        message = f"dropped {dropped:,} rows with duplicate keys; the first of each is kept"
+        warnings.warn(f"{path.name}: {message}", stacklevel=4)
     return matrix, list(keys), path.name
 
 
 def _checked_sizes(path: Path, sizes: re.Match[bytes]) -> tuple[int, int]:
-    """Return V and d as word2vec's first line has them, if they can be true."""
+    """Return V and d of the first line of a word2vec file, checked."""
     count, dim = int(sizes[1]), int(sizes[2])
     if count < 1 or not 1 <= dim <= MOST_COLUMNS:
         raise DataError(
-            f"{path.name} announces {count} rows of {dim} numbers: at least 1 x 1 and at most {MOST_COLUMNS:,} columns"
+            f"the first line of {path.name} says {count} rows of {dim} numbers: "
+            f"at least 1 x 1 and at most {MOST_COLUMNS:,} columns are possible"
         )
     return count, dim
 
 
 def read_text(path: Path, _: str | None) -> Parts:
-    """Read word2vec's or GloVe's text; without a first line "V d", d is what most of the first lines have."""
+    """Read word2vec or GloVe text; without a first line "V d", most of the first lines tell d."""
     with opened(path) as file:
         lines = iter(partial(file.readline, LONGEST), b"")
         head = list(islice(lines, 64))
@@ -81,9 +81,9 @@ def read_text(path: Path, _: str | None) -> Parts:
         fields = Counter(line.rstrip(b" \r\n").count(b" ") for line in head if line.strip())
         dim = fields.most_common(1)[0][0] if fields else 0
         if not dim:
-            found = head[0][:60].decode("utf-8", "backslashreplace")
             raise DataError(
-                f"{path.name}, line 1: expected a key and numbers separated by single spaces, found {found!r}"
+                f"{path.name}, line 1: expected a key and numbers separated by single spaces, "
+                f"found {decode_key(head[0][:60])!r}"
             )
         return _keyed(path, _text_rows(path, chain(head, lines), 1, dim, None), "f4", dim)
 
@@ -103,22 +103,21 @@ def _text_rows(
             row = numbers("f")
         if len(row) != dim:
             bad = next((field for field in fields if not _is_number(field)), line.strip())[:60]
-            found = (
-                f"{bad.decode('utf-8', 'backslashreplace')!r} in a line of {len(fields) + 1} fields"
-            )
             raise DataError(
-                f"{path.name}, line {number}: expected a key and {dim} numbers separated by single spaces, found {found}"
+                f"{path.name}, line {number}: expected a key and {dim} numbers separated by single "
+                f"spaces, found {decode_key(bad)!r} in a line of {len(fields) + 1} fields"
             )
         rows += 1
         yield key, row
     if count is not None and rows != count:
         raise DataError(
-            f"{path.name} holds {rows:,} of the {count:,} rows its first line announces: is the download incomplete?"
+            f"{path.name} holds {rows:,} of the {count:,} rows of its first line: "
+            "is the download incomplete?"
         )
 
 
 def _is_number(field: bytes) -> bool:
-    """Tell whether a field of a line is a number."""
+    """Return whether a field of a line is a number."""
     try:
         float(field)
     except ValueError:
@@ -127,10 +126,10 @@ def _is_number(field: bytes) -> bool:
 
 
 def read_binary(path: Path, _: str | None) -> Parts:
-    """Read word2vec's binary form: "V d", then for each row key, space, d little-endian float32, perhaps a newline."""
+    """Read binary word2vec: "V d", then key, space, d little-endian float32, maybe a newline."""
     with opened(path) as file:
         sizes = re.fullmatch(SIZES, file.readline(100))
-        assert sizes is not None  # or it had not been found to be binary
+        assert sizes is not None  # the format was recognized by them
         count, dim = _checked_sizes(path, sizes)
         return _keyed(path, _binary_rows(path, file, count, dim), "<f4", dim)
 
@@ -145,11 +144,13 @@ def _binary_rows(
             more = file.read(BLOCK)
             if not more:
                 raise DataError(
-                    f"{path.name} holds {row:,} of {count:,} rows: the download is probably incomplete, fetch it again"
+                    f"{path.name} holds {row:,} of {count:,} rows: "
+                    "the download is probably incomplete, download it again"
                 )
             if space < 0 and len(data) - at > BLOCK:
                 raise DataError(
-                    f"{path.name}: no key of row {row} within {BLOCK:,} bytes: the file is no word2vec file or damaged"
+                    f"{path.name}: no key of row {row} within {BLOCK:,} bytes: "
+                    "the file is damaged, or not a word2vec file"
                 )
             data, at = data[at:] + more, 0
         yield data[at:space].lstrip(b"\n"), data[space + 1 : space + 1 + 4 * dim]
@@ -157,7 +158,7 @@ def _binary_rows(
 
 
 def read_parquet(path: Path, array: str | None) -> Parts:
-    """Read a column of lists, or else all columns of floats together; the only column of strings gives keys."""
+    """Read a column of lists, or all columns of floats; the only column of strings gives keys."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
@@ -172,51 +173,39 @@ def read_parquet(path: Path, array: str | None) -> Parts:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise
         raise DataError(
-            f"{path.name} is no complete Parquet file: {str(error)[:200]}; fetch or save it again"
+            f"{path.name} is not a complete Parquet file: {str(error)[:200]}; "
+            "download or save it again"
         ) from None
     return matrix, row_names(path, keys, len(matrix)) if strings else None, name
 
 
 def _columns(
     path: Path, file: Any, types: Any, array: str | None
-) -> tuple[dict[str, Found], list[str]]:
-    """Return what the columns of a Parquet file hold, and the column of strings, if there is exactly one."""
+) -> tuple[dict[str, StoredArray], list[str]]:
+    """Return the columns of a Parquet file, and the column of strings if there is exactly one."""
     fields = {field.name: field.type for field in file.schema_arrow}
     strings = [name for name, t in fields.items() if types.is_string(t) or types.is_large_string(t)]
     strings = strings if len(strings) == 1 else []
-    arrays: dict[str, Found] = {}
+    arrays: dict[str, StoredArray] = {}
+    rows = file.metadata.num_rows
     for name, kind in fields.items():
         lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        shape = (
-            (file.metadata.num_rows, _first_length(file, name))
-            if lists
-            else (file.metadata.num_rows,)
-        )
+        shape = (rows, _first_length(file, name)) if lists else (rows,)
         given = str(kind.value_type if lists else kind)
         dtype = ARROW_FLOATS.get(given, given)
-        arrays[name] = Found(
-            shape, dtype, partial(_parquet_rows, path, file, [name], strings, shape[-1], dtype)
-        )
-    floats = [
-        name for name, found in arrays.items() if len(found.shape) == 1 and found.dtype in FLOATS
-    ]
+        read = partial(_parquet_rows, path, file, [name], strings, shape[-1], dtype)
+        arrays[name] = StoredArray(shape, dtype, read)
+    vectors = [name for name, found in arrays.items() if len(found.shape) == 1]
+    floats = [name for name in vectors if arrays[name].dtype in FLOATS]
     if array is None and len(floats) > 1 and all(found.objection() for found in arrays.values()):
-        shape, dtype = (
-            (file.metadata.num_rows, len(floats)),
-            np.result_type(*(arrays[name].dtype for name in floats)).name,
-        )
-        return {
-            "": Found(
-                shape,
-                dtype,
-                partial(_parquet_rows, path, file, floats, strings, len(floats), dtype),
-            )
-        }, strings
+        dtype = np.result_type(*(arrays[name].dtype for name in floats)).name
+        read = partial(_parquet_rows, path, file, floats, strings, len(floats), dtype)
+        return {"": StoredArray((rows, len(floats)), dtype, read)}, strings
     return {name: found for name, found in arrays.items() if name not in strings}, strings
 
 
 def _first_length(file: Any, column: str) -> int:
-    """Return how long the list in the first row of a column is; 1 if there is none."""
+    """Return the length of the list in the first row of a column; 1 if there is none."""
     for batch in file.iter_batches(batch_size=1, columns=[column]):
         first = batch.column(0)[0]
         return len(first) if first.is_valid else 1
@@ -232,32 +221,28 @@ def _parquet_rows(
     dtype: str,
     keys: list[Any],
 ) -> Iterator[Any]:
-    """Yield blocks of rows, adding their keys to ``keys``; one column of lists, or ``dim`` columns of floats."""
+    """Yield blocks of rows of a column of lists, or ``dim`` columns of floats; extend ``keys``."""
     count = 0
     for batch in file.iter_batches(batch_size=max(1, BLOCK // dim), columns=[*columns, *strings]):
         parts = [batch.column(name) for name in columns]
         if len(columns) == 1:
-            lengths = (
-                import_module("pyarrow.compute")
-                .list_value_length(parts[0])
-                .fill_null(-1)
-                .to_numpy(zero_copy_only=False)
-            )
+            lengths = import_module("pyarrow.compute").list_value_length(parts[0]).fill_null(-1)
+            lengths = lengths.to_numpy(zero_copy_only=False)
             if (lengths != dim).any():
                 row = int(np.argmax(lengths != dim))
                 found = "nothing" if lengths[row] < 0 else f"{lengths[row]} numbers"
                 raise DataError(
-                    f"{path.name}: row {count + row} of {columns[0]!r} holds {found}, the first one {dim}"
+                    f"{path.name}: row {count + row} of {columns[0]!r} holds {found}, "
+                    f"the first one {dim}"
                 )
             parts = [parts[0].flatten()]
         if any(part.null_count for part in parts):
             raise DataError(
-                f"{path.name}: a number is missing (null) in rows {count} to {count + len(batch) - 1}: fill or drop them"
+                f"{path.name}: a number is missing (null) in rows {count} to "
+                f"{count + len(batch) - 1}: fill or drop them"
             )
-        block = np.stack(
-            [part.to_numpy(zero_copy_only=False).astype(dtype, copy=False) for part in parts],
-            axis=-1,
-        )
+        numbers_ = [part.to_numpy(zero_copy_only=False).astype(dtype, copy=False) for part in parts]
+        block = np.stack(numbers_, axis=-1)
         for name in strings:
             keys += batch.column(name).to_pylist()
         count += len(batch)

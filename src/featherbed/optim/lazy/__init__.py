@@ -1,4 +1,4 @@
-"""Rows that are updated lazily: row-sparse gradients, and the updates that other rows have missed."""
+"""Lazily updated rows: row-sparse gradients and the missed updates of other rows."""
 
 from featherbed.optim.lazy.rows import LazyRows, RowParameter, lazy_rows, settle_parameter, track
 

@@ -1,4 +1,4 @@
-"""History: what the steps of an optimizer did to rows that had no gradient in them."""
+"""History: the updates of optimizer steps to rows without a gradient."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ Numbers = NDArray[np.float64]
 
 
 class History:
-    """The steps since ``begin``. To a row with momentum m and preconditioner s that had no gradient, step t did
+    """The steps since ``begin``, as they update a row with momentum m, preconditioner s and no
+    gradient:
 
-        m ← β m,   p ← shrink(decay_t p - move_t m / s, threshold_t)        (threshold_t / s in the metric of s)
+        m ← β m,   p ← shrink(decay_t p - move_t m / s, threshold_t)      (threshold_t / s if
+        ``metric``)
 
-    Kept besides, so that a row need not go through every step: ``debt`` (all thresholds so far, decayed like the row), ``fall``
-    (log of all decays), ``tail`` (what the momentum at a step has moved since, Σ_i move_i β^(i-t)) and ``odd``, how many steps
-    keep the one-sided shrinkage from being taken at once: a threshold that fell faster than momentum does, or a decay beside
-    momentum. Step ``begin + j`` stands at place j.
+    Further columns allow to skip steps: ``debt`` (sum of thresholds, decayed like the row),
+    ``fall`` (log of the product of decays), ``tail`` (movement by the momentum of a step since
+    then, Σ_i move_i β^(i-t)) and ``odd`` (number of steps that must be replayed one by one: a
+    threshold that decreased faster than the momentum, or a decay together with momentum). Step
+    ``begin + j`` has index j.
     """
 
     def __init__(self, beta: float) -> None:
@@ -36,7 +39,7 @@ class History:
         self.table: Numbers = np.zeros((FIRST, 8))  # the numbers of a step lie on one cache line
 
     def column(self, name: str) -> Numbers:
-        """Return one of the numbers kept for each step, by place."""
+        """Return a column, by index of the step."""
         numbers: Numbers = self.table[:, COLUMNS.index(name)]
         return numbers
 
@@ -63,6 +66,6 @@ class History:
         return j + 1 >= LONGEST
 
     def clear(self) -> None:
-        """Forget the steps: every row is up to date."""
+        """Remove all steps: every row is up to date."""
         self.begin, self.last = self.now, (0.0, 1.0)
         self.table[0] = 0.0

@@ -1,4 +1,4 @@
-"""From tensors to the compiled loops of training: float32 (some also float64) on the CPU, where numba is installed."""
+"""Calls of the compiled training loops (numba): float32, partly float64, on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 VECTORS = (4, 8, 16, 32)  # widths that have loops of their own
 SCORES = 1 << 19  # scores held at once
-PIECES = 12  # sums of the atoms' gradient: taken apart, so that threads add nothing to the same, then together
+# sums of the atoms' gradient: taken apart, so that threads add nothing to the same, then together
+PIECES = 12
 GRAIN = 512  # rows a thread takes at a time
 KINDS = {"none": 0, "nonnegative": 1, "l1": 2}
 RULES = {"yogi": 0, "sgd": 1, "adam": 2, "adagrad": 3}
@@ -38,19 +39,22 @@ pool: Any = None
 
 @cache
 def _load() -> bool:
-    """Import the compiled loops; return whether numba is there."""
+    """Import the compiled loops; return whether numba is installed."""
     global train, slots, pool
     try:
         slots = importlib.import_module("featherbed.kernels.slots")
         train = importlib.import_module("featherbed.kernels.train")
-        pool = importlib.import_module("featherbed.kernels.pool")
+        pool = importlib.import_module("featherbed.kernels.threads")
     except ImportError:
         return False
     return True
 
 
 def serves(*tensors: Tensor, wide: bool = False) -> bool:
-    """Whether the compiled loops take these tensors, all of one kind: float32, and float64 too if the loop is ``wide``.
+    """Return whether the compiled loops accept these tensors: one dtype, contiguous, on the CPU.
+
+    The dtype is float32, or float64 if the loop is ``wide``. ``FEATHERBED_KERNELS=numpy`` disables
+    the loops.
 
     ``FEATHERBED_KERNELS=numpy`` says they never do.
     """
@@ -63,7 +67,7 @@ def serves(*tensors: Tensor, wide: bool = False) -> bool:
 
 
 def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAIN) -> bool:
-    """Run a job; an array is passed as its address and shape, rows that lie apart by their distance."""
+    """Run a job; arrays are passed by address and shape, strided rows by their distance."""
     words, at = np.zeros(64, dtype=np.int64), 0
     for argument in arguments:
         entry: tuple[int, ...]
@@ -80,7 +84,7 @@ def _run(job: int, count: int, *arguments: NDArray[Any] | int, grain: int = GRAI
 
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [n], int32 [n]
-    """Return the distinct ids as they appear, the number of each id among them, and how many: ids = distinct[index]."""
+    """Return the distinct ids in order of appearance, the index of each id, and their number."""
     given = ids.numpy()
     room = np.full(1 << max(4, (2 * len(given) - 1).bit_length()), -1, dtype=np.int32)
     found, index = np.empty(len(given), dtype=np.int64), np.empty(len(given), dtype=np.int32)
@@ -88,22 +92,16 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [
     return torch.from_numpy(found), torch.from_numpy(index), count
 
 
-def grouped(index: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the places of each number in order, and where those of each begin."""
-    order, starts = np.empty(len(index), dtype=np.int32), np.empty(count + 1, dtype=np.int32)
-    train.group(index.numpy(), starts, order)
-    return order, starts
-
-
 def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
-    """Return distinct ids and the sums of their rows, added in the order they come."""
+    """Return distinct ids and the sums of their rows, in order of appearance."""
     if rows.dim() != 2 or not serves(rows):
         found, index = torch.unique(ids, return_inverse=True)
         return found, rows.new_zeros(len(found), *rows.shape[1:]).index_add_(0, index, rows)
     found, index, count = distinct(ids.contiguous())
     if count == len(ids):
         return found, rows
-    order, starts = grouped(index, count)
+    order, starts = np.empty(len(index), dtype=np.int32), np.empty(count + 1, dtype=np.int32)
+    train.group(index.numpy(), starts, order)
     out = np.empty((count, rows.shape[1]), dtype=np.float32)
     _run(train.sum_groups, count, rows.numpy(), order, starts, out)
     return found[:count], torch.from_numpy(out)
@@ -112,12 +110,13 @@ def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -
 def settle_rows(
     lazy: LazyRows, ids: Tensor, *, write: bool, into: Tensor | None = None
 ) -> Tensor:  # [n] -> [n, s]
-    """Apply missed updates in place (``write``), or return settled rows, in ``into`` if given: ``LazyRows.replay``."""
+    """Apply missed updates in place (``write``) or return settled rows; see ``LazyRows.replay``."""
     state, history, parameter = lazy.state, lazy.history, lazy.weight
     assert state is not None
     assert state.kind is not None
     ids = ids.to(torch.int64).contiguous()
-    _check_ids(ids, len(parameter))
+    if len(ids) and not 0 <= ids.numpy().min() <= ids.numpy().max() < len(parameter):
+        raise IdError(f"ids go from 0 to {len(parameter) - 1}: got {ids.min()} to {ids.max()}")
     job = train.settle(
         _REALS[parameter.dtype],
         parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
@@ -145,18 +144,13 @@ def settle_rows(
     return torch.from_numpy(out)
 
 
-def _check_ids(ids: Tensor, rows: int) -> None:
-    """Refuse ids without a row: a sparse gradient may hold any."""
-    if len(ids) and (ids.numpy().min() < 0 or ids.numpy().max() >= rows):
-        raise IdError(f"ids go from 0 to {rows - 1}: got {ids.min()} to {ids.max()}")
-
-
 def _check_support(support: NDArray[np.integer], atoms: int) -> None:
-    """Refuse slots of anchors that do not exist, which a damaged state dict may hold."""
+    """Raise an error if slots contain invalid anchors, as after loading a damaged state dict."""
     if support.size and (support.min() < 0 or support.max() >= atoms):
         wrong = int(support.min() if support.min() < 0 else support.max())
         raise ArgumentError(
-            f"support names anchor {wrong}, anchors go from 0 to {atoms - 1}: load another state dict"
+            f"support names anchor {wrong}, anchors go from 0 to {atoms - 1}: load another state "
+            "dict"
         )
 
 
@@ -170,11 +164,10 @@ def update_rows(
     tensors: dict[str, Tensor],  # "m", "v": [V, s] each
     stamp: int,
 ) -> None:
-    """Settle rows, step them by their gradients, take their prox and stamp them: ``RowOptimizer.advance``."""
+    """Settle rows, step them, apply the prox and stamp them; see ``RowOptimizer._update_rows``."""
     state, history, parameter = lazy.state, lazy.history, lazy.weight
     assert state is not None
     assert state.kind is not None
-    _check_ids(ids, len(parameter))
     job = train.update(
         _REALS[parameter.dtype],
         parameter.shape[1] if parameter.shape[1] in VECTORS else 0,
@@ -184,8 +177,9 @@ def update_rows(
         state.metric,
     )
     nothing = _NOTHING[2]
-    moments = [tensors[n].detach().numpy() if n in tensors else nothing for n in ("m", "v")]
-    arrays = (parameter.detach().numpy(), ids.numpy(), lazy.stamps.numpy(), *moments)
+    first = tensors["m"].detach().numpy() if "m" in tensors else nothing
+    second = tensors["v"].detach().numpy() if "v" in tensors else nothing
+    arrays = (parameter.detach().numpy(), ids.numpy(), lazy.stamps.numpy(), first, second)
     numbers = [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold]
     values = np.array(numbers, dtype=np.float64)
     past = (history.table, history.powers, values, history.begin, history.now, stamp)
@@ -200,43 +194,45 @@ def slot_rows(
     values: Tensor,  # [U, s]
     atoms: Tensor,  # [K, d]
     parts: Tensor,  # int32 [U, s], filled
-) -> Tensor:  # [U, d]
-    """Compose rows from slots, in a place this thread uses again at its next call: fresh memory costs as much as the rows."""
+    index: Tensor,  # int32 [n]
+    bounds: Tensor | None,  # int64 [bags + 1]
+    weights: Tensor | None,  # [n]
+) -> Tensor:  # [n or bags, d]
+    """Compose the rows of distinct ids; return rows[index], or their weighted sums between bounds.
+
+    The composed rows are in a buffer of this thread, since fresh memory costs as much as the rows.
+    """
     held, size = support.numpy(), len(ids) * atoms.shape[1]
     room: NDArray[np.float32] | None = getattr(_own, "room", None)
     if room is None or room.size < size:
         _own.room = room = np.empty(size + size // 4, dtype=np.float32)
-    out = room[:size].reshape(len(ids), atoms.shape[1])
-    arrays = (ids.numpy(), parts.numpy(), values.detach().numpy(), atoms.detach().numpy(), out)
+    rows = room[:size].reshape(len(ids), atoms.shape[1])
+    arrays = (ids.numpy(), parts.numpy(), values.detach().numpy(), atoms.detach().numpy(), rows)
     if not _run(slots.compose(held.dtype.type), len(ids), held, *arrays):
         _check_support(held, len(atoms))
-    return torch.from_numpy(out)
+    if bounds is None:
+        out = torch.empty(len(index), rows.shape[1])
+        _run(slots.spread, len(index), rows, index.numpy(), out.numpy())
+        return out
+    out = torch.empty(len(bounds) - 1, rows.shape[1])
+    shares = _NOTHING[1] if weights is None else weights.detach().numpy()
+    _run(slots.pool, len(out), rows, index.numpy(), out.numpy(), bounds.numpy(), shares)
+    return out
 
 
-def finite(values: Tensor) -> bool:
-    """Whether every number is one, told by their sum where that is enough."""
+def usable(gradient: Tensor) -> bool:
+    """Check the row ids of a gradient; return whether all its values are finite."""
+    values = gradient
+    if gradient.is_sparse:
+        ids, rows, values = gradient._indices()[0], len(gradient), gradient._values()
+        low, high = map(int, torch.aminmax(ids)) if len(ids) else (0, 0)
+        if low < 0 or high >= rows:
+            raise IdError(f"ids go from 0 to {rows - 1}: got {low} to {high}")
     if values.device.type == "cpu" and values.dtype in _REALS:
         held = values.detach().numpy()
         with np.errstate(over="ignore", invalid="ignore"):
             return bool(np.isfinite(held.sum())) or bool(np.isfinite(held).all())
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
-def pooled_rows(
-    rows: Tensor,  # [U, d]
-    index: Tensor,  # int32 [n]
-    bounds: Tensor | None,  # int64 [bags + 1]
-    weights: Tensor | None,  # [n]
-) -> Tensor:
-    """Return rows[index], or their (weighted) sums between bounds."""
-    if bounds is None:
-        out = torch.empty(len(index), rows.shape[1])
-        _run(slots.spread, len(index), rows.numpy(), index.numpy(), out.numpy())
-        return out
-    out = torch.empty(len(bounds) - 1, rows.shape[1])
-    held = _NOTHING[1] if weights is None else weights.detach().numpy()
-    _run(slots.pool, len(out), rows.numpy(), index.numpy(), out.numpy(), bounds.numpy(), held)
-    return out
 
 
 def slot_gradients(
@@ -249,9 +245,10 @@ def slot_gradients(
     weights: Tensor | None,  # [n]
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # [U, s], [K, d], [U, d]
-    """Return the gradients of values and atoms, and those of the distinct rows if they are to be kept."""
+    """Return the gradients of values and atoms and, if ``keep``, those of the distinct rows."""
     count, width = len(values), atoms.shape[1]
-    order, starts = grouped(index, count)
+    order, starts = np.empty(len(index), dtype=np.int32), np.empty(count + 1, dtype=np.int32)
+    train.group(index.numpy(), starts, order)
     borders = np.searchsorted(starts, np.linspace(0, len(order), PIECES + 1)).astype(np.int64)
     borders[0], borders[-1] = 0, count
     to_values = torch.empty(values.shape)  # of torch's own, which it may resize
@@ -281,9 +278,12 @@ def best_atoms(
     factor: float,
     signed: bool,
 ) -> tuple[Tensor, Tensor]:  # int64 [n], [n]
-    """Return the atom each row lacks whose weight would have the largest gradient factor * total . atom, and that gradient."""
+    """Return the missing atom of largest gradient factor * total . atom for each row, and the
+    gradient.
+    """
     count, parts = len(total), support.to(torch.int32).numpy()
-    _check_support(parts, len(atoms))
+    if parts.size and not 0 <= parts.min() <= parts.max() < len(atoms):
+        _check_support(parts, len(atoms))
     found, gradients = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
     step = max(1, SCORES // len(atoms))
     scores, flipped = torch.empty(min(step, count), len(atoms)), atoms.T.contiguous()
@@ -305,7 +305,7 @@ def best_atoms(
 def weight_gradients(
     rows: Tensor, index: Tensor, gradient: Tensor, owner: Tensor
 ) -> Tensor:  # -> [n]
-    """Return the gradient of the weights of a bag: row . gradient of its bag."""
+    """Return the gradients of the weights in bags: row . gradient of the bag."""
     out = torch.empty(len(index))
     _run(
         slots.weight_gradients,

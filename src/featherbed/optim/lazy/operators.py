@@ -1,4 +1,4 @@
-"""Custom operators that look rows up: gradients are row-sparse, ids of one call are looked up once each."""
+"""Custom operators for look-ups with row-sparse gradients; repeated ids are looked up once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 import featherbed.optim.lazy.native as native
 from featherbed.errors import ArgumentError
-from featherbed.optim.lazy.rows import numbered
+from featherbed.optim.lazy.rows import RECORDS
 
 
 def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
     """Return settled rows of ids."""
-    lazy = numbered(number)
+    lazy = RECORDS.get(number)
     if lazy is None or not lazy.lags(weight):
         return weight.detach()[ids]
     return lazy.read(ids)
@@ -20,7 +20,8 @@ def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
 
 def _refuse_second_derivative(*_: object) -> None:
     raise ArgumentError(
-        "row-sparse gradients have no second derivative (nor have those of nn.Embedding(sparse=True)): "
+        "row-sparse gradients have no second derivative (nor have those of "
+        "nn.Embedding(sparse=True)): "
         "make the table with sparse=False and without slots"
     )
 
@@ -33,7 +34,7 @@ def _row_sparse(ids: Tensor, rows: Tensor, count: int) -> Tensor:
 def gather_rows(
     weight: Tensor, ids: Tensor, number: int
 ) -> Tensor:  # [V, s], int64 [...] -> [..., s]
-    """Return the rows of ids of row parameter ``number``, up to date; the gradient of ``weight`` is row-sparse.
+    """Return settled rows of row parameter ``number``; the gradient of ``weight`` is row-sparse.
 
     >>> gather_rows(torch.eye(3), torch.tensor([2, 0]), 0)
     tensor([[0., 0., 1.],
@@ -75,21 +76,8 @@ gather_rows.register_autograd(_gather_backward, setup_context=_keep_ids)
 row_gradient.register_autograd(_refuse_second_derivative)
 
 
-def _settle_into(values: Tensor, weight: Tensor, found: Tensor, number: int, padding: int) -> None:
-    """Fill values with settled rows; the padding row is zero."""
-    lazy = numbered(number)
-    if lazy is None or not lazy.lags(weight):
-        values.copy_(weight.detach()[found])
-    elif lazy.state is not None and lazy.state.kind is not None:
-        native.settle_rows(lazy, found, write=False, into=values)
-    else:
-        values.copy_(lazy.read(found))
-    if padding >= 0:
-        values.numpy()[found.numpy() == padding] = 0.0
-
-
 def _padded(rows: Tensor, length: int) -> Tensor:
-    """Return rows at the beginning of a tensor of ``length``: how many ids are distinct must not show in a shape."""
+    """Return rows padded to ``length``: the number of distinct ids must not determine a shape."""
     out = rows.new_empty(length, *rows.shape[1:])
     out[: len(rows)] = rows
     return out
@@ -107,10 +95,11 @@ def slot_rows(
     padding: int,  # id of the row that is zero, or -1
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ_j weight[i, j] atoms[support[i, j]] for ids i, or their sums in bags, and what the gradient needs.
+    """Return Σ_j weight[i, j] atoms[support[i, j]] for ids i, or sums in bags, and tensors for
+    backward.
 
-    Every distinct id is brought up to date and composed once: ``found`` [n], how many in ``count`` [1], their values and
-    support [n, s], and ``index`` [n] of each id among them.
+    Every distinct id is settled and composed once: ``found`` [n] (``count`` [1] of them), their
+    values and support [n, s], and ``index`` [n] of each id among them.
     """
     if native.serves(weight, atoms) and (weights is None or native.serves(weights)):
         found, index, some = native.distinct(ids.contiguous())
@@ -118,10 +107,17 @@ def slot_rows(
             weight.new_empty(len(ids), weight.shape[1]),
             ids.new_empty(len(ids), weight.shape[1], dtype=torch.int32),
         )
-        _settle_into(values[:some], weight, found[:some], number, padding)
-        rows = native.slot_rows(support, found[:some], values[:some], atoms, parts[:some])
+        lazy, settled, own = RECORDS.get(number), values[:some], found[:some]
+        if lazy is None or not lazy.lags(weight):
+            settled.copy_(weight.detach()[own])
+        elif lazy.state is not None and lazy.state.kind is not None:
+            native.settle_rows(lazy, own, write=False, into=settled)
+        else:
+            settled.copy_(lazy.read(own))
+        if padding >= 0:
+            settled.numpy()[own.numpy() == padding] = 0.0
         bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
-        out = native.pooled_rows(rows, index, bounds, weights)
+        out = native.slot_rows(support, own, settled, atoms, parts[:some], index, bounds, weights)
         return out, found, torch.tensor([some]), index, values, parts
     found, index = torch.unique(ids, return_inverse=True)
     values = _settled(weight, found, number)
@@ -205,13 +201,11 @@ def slot_gradients(
         gradient.contiguous(),
     )
     quick = native.serves(gradient, atoms, values) and (weights is None or native.serves(weights))
-    lazy = numbered(number)
+    lazy = RECORDS.get(number)
     slots = None if lazy is None else lazy.slots
     keep = False
     if slots is not None and lazy is not None and lazy.state is not None:
-        keep = lazy.weight.requires_grad and slots.due(lazy.steps)
-        if lazy.weight.requires_grad and lazy.weight.grad is None:
-            slots.clear()  # a new step begins: the gradients left are of one that was not taken
+        keep = slots.collects(lazy.weight, lazy.steps)
     if quick:
         to_values, to_atoms, total = native.slot_gradients(
             parts, values, atoms, gradient, index, owner, weights, keep
@@ -226,7 +220,7 @@ def slot_gradients(
         if keep and total is not None:
             total[there] = 0.0
     if keep and slots is not None and total is not None:
-        slots.deposit(found, total, to_values)
+        slots.collected.append((found, total, to_values.clone()))
     to_weights = gradient.new_empty(0)
     if of_weights and owner is not None:
         rows = _composed(parts, values, atoms)
@@ -238,7 +232,9 @@ def slot_gradients(
         to_values = (
             to_values.clone()
         )  # torch resizes an empty gradient, which memory numpy has seen forbids
-    return _row_sparse(found.clone(), to_values, total_rows), to_atoms, to_weights
+    ids, shape = found.clone()[None], (total_rows, to_values.shape[1])
+    sparse = torch.sparse_coo_tensor(ids, to_values, shape, check_invariants=False)
+    return sparse, to_atoms, to_weights
 
 
 @slot_gradients.register_fake

@@ -1,9 +1,10 @@
-"""Parameters whose rows are updated lazily: a look-up settles the rows it reads, a step the rows it changes.
+"""Lazily updated parameters: look-ups and steps settle the rows that they read or change.
 
-A parameter with row-sparse gradients is an ordinary ``nn.Parameter`` of its table. An optimizer of this
-library steps only the rows of the batch; the updates that the other rows miss (momentum, decay, the
-prox of a penalty) are recorded in a ``History`` and applied when a row is next read or written.
-``LazyRows`` is that record; ``RowParameter`` makes ``table.transform`` read settled rows.
+A parameter with row-sparse gradients is an ordinary ``nn.Parameter`` of its table. An optimizer of
+this library steps only the rows of the batch; the updates that the other rows miss (momentum,
+decay, the prox of a penalty) are recorded in a ``History`` and applied when a row is next read or
+written. ``LazyRows`` is that record; ``RowParameter`` makes ``table.transform`` return settled
+rows.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 18  # rows settled at once
 _numbers = itertools.count(1)
-_open: weakref.WeakValueDictionary[int, LazyRows] = weakref.WeakValueDictionary()
+RECORDS: weakref.WeakValueDictionary[int, LazyRows] = weakref.WeakValueDictionary()  # by number
 _number_of = WeakIdKeyDictionary()  # parameter -> number
 
 
 class Shrinkage(Protocol):
-    """A penalty, as far as lazily updated rows need it."""
+    """The part of a penalty that lazily updated rows need."""
 
     kept: Tensor | None  # [V, s], entries that may be other than zero (None: all)
 
     def shrink(self, x: Tensor, threshold: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return the proximal point of x, the rows ``ids`` of the parameter, for thresholds lam * step."""
+        """Return the proximal point of rows ``ids`` for thresholds lam * step."""
 
 
 @dataclass
 class UpdateState:
-    """The optimizer's tensors for the rows of a parameter, and how it moves rows without a gradient.
+    """The optimizer's state for the rows of a parameter, and its update of rows without a gradient.
 
-    ``momentum`` [V, s], decaying by ``beta`` a step (None: rows without a gradient do not move); ``second``
-    [V, s], the squares behind the preconditioner s = sqrt(second) + eps (None: 1); ``metric``: thresholds
-    are divided by s. ``kind`` is the penalty's name in compiled loops ("none" without, None if unknown).
+    ``momentum`` [V, s], multiplied by ``beta`` at every step (None: rows without a gradient do not
+    move); ``second`` [V, s], second moments of the preconditioner s = sqrt(second) + eps (None: 1);
+    ``metric``: thresholds are divided by s. ``kind`` is the penalty's name in compiled loops
+    ("none" without a penalty, None if unknown).
     """
 
     momentum: Tensor | None
@@ -59,38 +61,31 @@ class UpdateState:
 
 
 class LazyRows:
-    """The updates that rows of one parameter [V, s] have missed; tied tables share the record.
+    """The missed updates of the rows of one parameter [V, s]; tied tables share the record.
 
-    An optimizer calls ``bind`` before its first update, ``settle`` before it reads a row and writes it,
-    and records each step in ``history``. ``stamps`` [V] tell which step each row has seen last. ``number``
-    stands for the record in compiled graphs, which cannot hold Python objects. ``slots`` is set for
-    tables with slots, ``steps`` counts the optimizer's steps.
+    An optimizer calls ``bind`` before its first update and ``settle`` before it changes rows, and
+    records each step in ``history``. ``stamps`` [V] are the last steps applied to each row.
+    ``number`` identifies the record in compiled graphs, which cannot hold Python objects. ``slots``
+    is set for tables with slots, ``steps`` counts the optimizer's steps.
     """
 
     def __init__(self, parameter: nn.Parameter, settled_by_lookup: bool = True) -> None:
-        self._parameter = weakref.ref(parameter)
+        self.weight = parameter
         self._owner: weakref.ref[object] | None = None
         self.settled_by_lookup = settled_by_lookup  # False: a module of torch reads the parameter
         self.state: UpdateState | None = None
         self.slots: Slots | None = None
         self.steps = 0
         self.number = next(_numbers)
-        _open[self.number] = self
+        RECORDS[self.number] = self
         _number_of[parameter] = self.number
 
-    @property
-    def weight(self) -> nn.Parameter:
-        """The parameter, which the caller holds."""
-        parameter = self._parameter()
-        assert parameter is not None
-        return parameter
-
     def bound_to(self, owner: object) -> bool:
-        """Whether ``owner`` is the optimizer that stepped the parameter last."""
+        """Return whether ``owner`` is the optimizer that stepped the parameter last."""
         return self._owner is not None and self._owner() is owner
 
     def bind(self, owner: object, state: UpdateState, steps: int) -> None:
-        """Record the updates of ``owner`` from now on; those of another optimizer, or state, are settled first."""
+        """Record the updates of ``owner``, after settling those of another optimizer."""
         old = self.state if self.bound_to(owner) else None
         if (
             old is not None
@@ -106,23 +101,23 @@ class LazyRows:
         self.stamps = torch.zeros(len(self.weight), dtype=torch.int32, device=self.weight.device)
 
     def release(self) -> None:
-        """Settle all rows and forget the optimizer."""
+        """Settle all rows and detach the optimizer."""
         self.settle()
         self._owner = self.state = None
 
     @property
     def behind(self) -> bool:
-        """Whether any row may have missed an update."""
+        """Whether any row may have missed updates."""
         return self.state is not None and self.history.now > self.history.begin
 
     def lags(self, weight: Tensor) -> bool:
-        """Whether rows of ``weight`` may have missed updates; False for tensors other than the parameter."""
+        """Return whether ``weight`` is the parameter and its rows may have missed updates."""
         if self.state is None or self.history.now == self.history.begin:
             return False
         return self.weight.data_ptr() == weight.data_ptr()
 
     def read(self, ids: Tensor) -> Tensor:  # [n] -> [n, s]
-        """Return settled rows, without writing anything."""
+        """Return settled rows without writing."""
         if not self.behind:
             return self.weight.detach()[ids]
         return (
@@ -160,7 +155,9 @@ class LazyRows:
         self.stamps[ids] = self.history.now
 
     def replay(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return rows and their momentum after the updates they missed: one by one while momentum matters, then at once.
+        """Return rows and momentum after their missed updates: stepwise while momentum matters,
+        then
+        at once.
 
         The reference implementation of ``native.settle_rows``.
         """
@@ -205,7 +202,7 @@ class LazyRows:
 
 
 def track(parameter: nn.Parameter) -> LazyRows:
-    """Return the record of a parameter, a new one if it has none.
+    """Return the record of a parameter, created if necessary.
 
     >>> weight = nn.Parameter(torch.zeros(10, 2))
     >>> lazy = track(weight)
@@ -217,23 +214,18 @@ def track(parameter: nn.Parameter) -> LazyRows:
 
 def lazy_rows(parameter: Tensor) -> LazyRows | None:
     """Return the record of a parameter, None if its rows are not updated lazily."""
-    return _open.get(_number_of.get(parameter, 0))  # type: ignore[no-untyped-call]
-
-
-def numbered(number: int) -> LazyRows | None:
-    """Return the record of a number, if its parameter is still in use."""
-    return _open.get(number)
+    return RECORDS.get(_number_of.get(parameter, 0))  # type: ignore[no-untyped-call]
 
 
 def settle_parameter(parameter: Tensor) -> None:
-    """Apply the missed updates of a parameter, if there are any."""
+    """Apply the missed updates of a parameter."""
     lazy = lazy_rows(parameter)
     if lazy is not None:
         lazy.settle()
 
 
 def settle(model: nn.Module) -> None:
-    """Apply all missed updates of a model in place, for code that reads ``model.parameters()``.
+    """Apply all missed updates of a model, for code that reads ``model.parameters()`` directly.
 
     >>> import featherbed as fb
     >>> fb.settle(fb.AnchorTable(10, 4, anchors=2, sparse=True))
@@ -245,7 +237,7 @@ def settle(model: nn.Module) -> None:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # runs while a graph is traced
 def settle_numbered(number: int) -> bool:
     """Apply the missed updates of record ``number`` before its parameter is exported."""
-    lazy = numbered(number)
+    lazy = RECORDS.get(number)
     if lazy is not None:
         with _disable_current_modes():  # export traces with fake tensors, these are real ones
             lazy.settle()
@@ -253,10 +245,10 @@ def settle_numbered(number: int) -> bool:
 
 
 class RowParameter:
-    """Declares ``table.<name>``, a parameter with one row per id, read with every row settled.
+    """Declares ``table.<name>``, a parameter with one row per id that is settled when read.
 
-    It is no data descriptor, so that ``torch.nn.utils.prune`` and ``weight_norm`` can put a computed
-    tensor in the parameter's place.
+    It is not a data descriptor, so that ``torch.nn.utils.prune`` and ``weight_norm`` can replace
+    the parameter by a computed tensor.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -283,8 +275,8 @@ class RowParameter:
 class SparseGradient(nn.Embedding):
     """Tells DistributedDataParallel that a parameter has row-sparse gradients.
 
-    DDP asks ``nn.Embedding`` modules alone, and takes their word for all of their parameters; a table
-    has dense parameters beside the sparse one. This module lists the one parameter and owns none.
+    DDP asks ``nn.Embedding`` modules only, and assumes the same for all of their parameters, but a
+    table also has dense ones. This module lists a single parameter and owns none.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
@@ -298,7 +290,7 @@ class SparseGradient(nn.Embedding):
         recurse: bool = True,  # noqa: ARG002
         remove_duplicate: bool = True,  # noqa: ARG002
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameter under the name it has in its table."""
+        """Yield the parameter under its name in the table."""
         yield (f"{prefix}.{self.name}" if prefix else self.name), self.__dict__["listed"]
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Slots: a row keeps few of many atoms, and from time to time the best of the others may come in."""
+"""Slots: rows keep a few of many atoms, which better ones may replace in training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Slotted(Protocol):
 
 @dataclass(frozen=True)
 class Proposal:
-    """For rows ``ids`` [n] the best of the ``atoms`` [n] they lack, and the ``gradients`` [n] their weights would have."""
+    """The best missing ``atoms`` [n] of rows ``ids`` [n], and the ``gradients`` [n] of their
+    weights.
+    """
 
     table: Slotted
     ids: Tensor
@@ -33,45 +35,43 @@ class Proposal:
 
 
 class Slots:
-    """Which atoms may come into the rows of a table: those whose weights would have the largest gradients.
+    """Selects atoms that enter rows of a table: those whose weights would have the largest
+    gradients.
 
-    Every ``every`` steps the backward pass leaves the gradients of the rows it saw (``deposit``), and the optimizer's step
-    scores the atoms those rows lack (``propose``), as the gradients stand after unscaling and clipping. With
-    DistributedDataParallel set ``group`` to the process group, so that all processes see all rows.
+    Every ``every`` steps (``collects``) the backward pass appends to ``collected`` ids [n], the
+    gradients of their rows [n, d] and of their weights [n, s] before scaling; the optimizer's step
+    scores the missing atoms of these rows (``propose``) with the gradients after unscaling and
+    clipping. With DistributedDataParallel set ``group`` to the process group, so that all processes
+    see all rows.
     """
 
     def __init__(self, table: Slotted, every: int) -> None:
         self.table, self.every = table, every
         self.group: Any = None
-        self._left: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.collected: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies begin without deposits; process groups are not copied."""
-        return {**self.__dict__, "_left": [], "group": None}
+        """Return a state without collected gradients and process group."""
+        return {**self.__dict__, "collected": [], "group": None}
 
-    def due(self, steps: int) -> bool:
-        """Whether the next step after ``steps`` scores the atoms that rows lack."""
-        return (steps + 1) % self.every == 0
-
-    def deposit(self, ids: Tensor, total: Tensor, values: Tensor) -> None:  # [n], [n, d], [n, s]
-        """Leave the gradients of rows, and those of their weights as they were before any scaling."""
-        self._left.append((ids, total, values.clone()))
-
-    def clear(self) -> None:
-        """Forget what passes have left."""
-        self._left.clear()
+    def collects(self, parameter: Tensor, steps: int) -> bool:
+        """Return whether a backward pass collects gradients for a scan in the next step."""
+        if parameter.requires_grad and parameter.grad is None:
+            # a new step begins: these gradients are of one that was not taken
+            self.collected.clear()
+        return parameter.requires_grad and (steps + 1) % self.every == 0
 
     def propose(self, gradient: Tensor, steps: int) -> Proposal | None:  # sparse [V, s]
-        """Return the best atoms for the rows seen since the last step, if a scan is due after ``steps`` steps.
+        """Return the best missing atoms of the rows of this step, None if no scan is due.
 
-        ``gradient`` tells by how much gradients were scaled since the backward pass.
+        ``gradient`` tells by which factor gradients were scaled since the backward pass.
         """
-        if not self.due(steps):
+        if (steps + 1) % self.every:
             return None
         rows = gradient._values()
         empty = gradient._indices()[0, :0], rows.new_empty(0, self.table.atoms.shape[1]), rows[:0]
-        ids, total, values = map(torch.cat, zip(empty, *self._left, strict=True))
-        self._left.clear()
+        ids, total, values = map(torch.cat, zip(empty, *self.collected, strict=True))
+        self.collected.clear()
         if self.group is not None:  # also with nothing of its own: the others wait
             ids, total, values = (_from_all(part, self.group) for part in (ids, total, values))
         factor = _scaled_by(ids, values, gradient) if len(ids) else None
@@ -103,9 +103,10 @@ class Slots:
 
 
 def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
-    """Return by how much the gradient was scaled since the backward pass: unscaled, clipped, averaged over processes.
+    """Return the factor by which the gradient was scaled since the backward pass.
 
-    None if it is of other passes, such as one whose step was not taken.
+    Gradients may be unscaled, clipped or averaged over processes. None if the gradient belongs to
+    another backward pass, for example one without a step.
     """
     before, now = values, gradient._values()
     if not torch.equal(gradient._indices()[0], ids):  # not as it came from one backward pass
@@ -114,7 +115,8 @@ def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
         if not torch.equal(left.indices(), gradient.indices()):
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 raise ArgumentError(
-                    "the gradient of a table with slots holds other rows than its backward pass saw: with DistributedDataParallel "
+                    "the gradient of a table with slots holds other rows than its backward pass "
+                    "saw: with DistributedDataParallel "
                     "set table.slot_group = torch.distributed.group.WORLD"
                 )
             return None
@@ -125,7 +127,7 @@ def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
 
 
 def _from_all(part: Tensor, group: Any) -> Tensor:
-    """Return the rows of all processes, one after the other."""
+    """Return the concatenated rows of all processes."""
     count = torch.tensor([len(part)])
     counts = [torch.zeros_like(count) for _ in range(torch.distributed.get_world_size(group))]
     torch.distributed.all_gather(counts, count, group=group)

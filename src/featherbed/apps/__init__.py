@@ -1,0 +1,1 @@
+"""Applications on top of the library: recommenders, text classifiers, language models."""

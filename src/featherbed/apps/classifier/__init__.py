@@ -1,0 +1,1 @@
+"""Text classifiers: settings → data → model → fit → run, and serve without torch."""

@@ -1,0 +1,413 @@
+"""Labeled texts as word ids: a vocabulary, three parts over it, and a cache of both.
+
+Id 0 is ``<pad>``, 1 is ``<unk>``, the others follow by decreasing count in the training part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from featherbed.apps.classifier.settings import TextVocabularySettings
+from featherbed.apps.words.selection import Lexicon
+from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts
+from featherbed.io.arrays import read_arrays, write_arrays
+from featherbed.io.texts import (
+    MAX_LENGTH,
+    PAD_ID,
+    UNKNOWN_ID,
+    LabeledTexts,
+    build_vocabulary,
+    open_tokenizer,
+    subwords_of,
+    tokenize,
+    train_subwords,
+)
+
+WINDOW = 10  # distance of words that co-occur
+CACHE_VERSION = 1  # of the tokenizer and all else that determines ids
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Concatenated texts as ids: text i is ``ids[offsets[i]:offsets[i + 1]]``.
+
+    >>> documents = Documents(np.array([2, 3, 2], np.int32), np.array([0, 2, 3]), np.array([0, 1]))
+    >>> len(documents), documents.lengths.tolist()
+    (2, [2, 1])
+    >>> documents.padded(np.array([1, 0]), minimum=1, extra=1).tolist()
+    [[2, 0, 0], [2, 3, 0]]
+    """
+
+    ids: NDArray[np.int32]  # [N]
+    offsets: Ids  # [n + 1]
+    labels: Ids  # [n]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> Ids:  # [n]
+        """Number of words of each text."""
+        return np.diff(self.offsets)
+
+    def take(self, index: Ids) -> Documents:
+        """Return the texts at ``index``, in that order."""
+        flat, lengths = self._positions(index)
+        return Documents(self.ids[flat], np.append(0, np.cumsum(lengths)), self.labels[index])
+
+    def bags(self, index: Ids) -> tuple[Ids, Ids]:  # -> [N], [B]
+        """Return the ids of the texts at ``index`` and their offsets, as nn.EmbeddingBag takes."""
+        flat, lengths = self._positions(index)
+        return self.ids[flat].astype(np.int64), np.cumsum(lengths) - lengths
+
+    def padded(
+        self, index: Ids, minimum: int = 5, extra: int = 5, length: int = MAX_LENGTH
+    ) -> Ids:  # -> [B, L]
+        """Return texts padded to L = max(minimum, min(length, longest + extra)) words."""
+        flat, lengths = self._positions(index)
+        longest = int(lengths.max(initial=0))
+        width = max(minimum, min(length, longest + extra))
+        is_word = np.arange(max(width, longest)) < lengths[:, None]
+        rows = np.zeros(is_word.shape, dtype=np.int64)
+        rows[is_word] = self.ids[flat]
+        return rows[:, :width]
+
+    def counts(self, words: int) -> csr_array:  # -> int [n, words]
+        """Return the count of each word in each text."""
+        rows = np.repeat(np.arange(len(self)), self.lengths)
+        ones = np.ones(len(self.ids), dtype=np.int64)
+        return csr_array((ones, (rows, self.ids)), shape=(len(self), words))
+
+    def _positions(self, index: Ids) -> tuple[Ids, Ids]:
+        """Return the positions in ``ids`` of the texts at ``index``, and their lengths."""
+        starts, lengths = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
+        before = np.cumsum(lengths) - lengths
+        return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum())), lengths
+
+
+class TextVocabulary(NamedTuple):
+    """The words of a classifier, their training counts, the JSON text of a subword tokenizer."""
+
+    words: tuple[str, ...]  # V
+    counts: Ids  # [V]
+    length: int  # maximum number of words per text
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Labeled texts, ready for training.
+
+    ``validation_index`` are the positions of the validation texts among the training texts given;
+    ``checksum`` is that of the texts and settings.
+    """
+
+    vocabulary: TextVocabulary
+    train: Documents
+    validation: Documents
+    test: Documents | None
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+    checksum: str
+    validation_index: Ids
+
+    @property
+    def parts(self) -> dict[str, Documents]:
+        """The parts by name."""
+        test = {} if self.test is None else {"test": self.test}
+        return {"train": self.train, "validation": self.validation, **test}
+
+    @property
+    def lines(self) -> list[str]:
+        """The number of texts, classes and words, and notes about reading."""
+        counts = ", ".join(f"{len(part):,} {name}" for name, part in self.parts.items())
+        words = f"{len(self.vocabulary.words):,} words"
+        return [f"{counts} texts of {len(self.classes)} classes, {words}", *self.notes]
+
+
+def prepare(
+    train: LabeledTexts,
+    test: LabeledTexts | None = None,
+    settings: TextVocabularySettings | None = None,
+    *,
+    validation: float = 0.15,
+    seed: int = 0,
+    cache: str | Path | None = None,
+) -> TextData:
+    """Split the training texts, build the vocabulary of the larger part, encode all texts.
+
+    Args:
+        train: the training texts; a fraction ``validation``, drawn by ``seed``, is held out.
+        test: the test texts, with the same classes.
+        settings: the vocabulary and the maximum length of texts.
+        cache: a folder that keeps the result under a checksum of the texts and settings.
+
+    >>> texts = LabeledTexts(["good film", "bad film", "good", "bad"], np.array([1, 0, 1, 0]), "-+")
+    >>> data = prepare(texts, validation=0.25)
+    >>> data.vocabulary.words[:2], len(data.train), len(data.validation)
+    (('<pad>', '<unk>'), 3, 1)
+    """
+    settings = settings or TextVocabularySettings()
+    _check_texts(train, test, validation)
+    checksum = _checksum(train, test, [asdict(settings), validation, seed])
+    file = None if cache is None else Path(cache) / f"texts-{checksum[:32]}.safetensors"
+    data = None if file is None else _load_data(file, checksum)
+    if data is None:
+        data = _encode_all(train, test, settings, validation, seed, checksum)
+        if file is not None:
+            _save_data(file, data)
+    notes = dict.fromkeys((*train.notes, *(test.notes if test else ()), *data.notes))
+    return replace(data, notes=tuple(notes))
+
+
+def _encode_all(
+    train: LabeledTexts,
+    test: LabeledTexts | None,
+    settings: TextVocabularySettings,
+    validation: float,
+    seed: int,
+    checksum: str,
+) -> TextData:
+    order = np.random.default_rng(seed).permutation(len(train))
+    count = min(len(train) - 1, max(1, round(validation * len(train))))
+    held_out, kept = train.take(np.sort(order[:count])), train.take(np.sort(order[count:]))
+    tokenizer = None
+    if settings.subwords is not None:
+        tokenizer = train_subwords(kept.texts, settings.subwords, settings.length)
+    tokens = _TokenCounter(tokenizer, settings)
+    flat, lengths = tokens.split(kept)
+    if tokenizer is None:
+        words, ids = build_vocabulary(
+            flat, min_count=settings.min_count, max_words=settings.max_words
+        )
+    else:
+        words, ids = subwords_of(tokenizer), np.array(flat, dtype=np.int32)
+    if len(words) < 4:
+        raise DataError(
+            f"{train.path or 'train'}: the training part has {len(words) - 2} different words "
+            f"(min_count={settings.min_count}, max_words={settings.max_words}): a vocabulary "
+            "needs two or more"
+        )
+    counts = np.bincount(ids, minlength=len(words))
+    return TextData(
+        TextVocabulary(words, counts, settings.length, tokenizer),
+        _documents(ids, lengths, kept.labels),
+        tokens.encode(held_out, words),
+        None if test is None else tokens.encode(test, words),
+        tuple(train.classes),
+        tokens.notes(),
+        checksum,
+        np.sort(order[:count]),
+    )
+
+
+class _TokenCounter:
+    """Splits texts into words, or into ids of subwords, and counts those that were cut."""
+
+    def __init__(self, tokenizer: str | None, settings: TextVocabularySettings) -> None:
+        self.length, self.long = settings.length, settings.long
+        self._subwords = None if tokenizer is None else open_tokenizer(tokenizer)
+        self._cut = self._texts = 0
+
+    def split(self, texts: LabeledTexts) -> tuple[list[Any], Ids]:
+        """Return the concatenated words or ids of texts, and the number of each text."""
+        if self._subwords is None:
+            tokens: list[list[Any]] = [tokenize(text, self.length + 1) for text in texts.texts]
+        else:
+            batch = self._subwords.encode_batch_fast(texts.texts, add_special_tokens=False)
+            tokens = [item.ids for item in batch]
+        sizes = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+        if len(sizes) and not sizes.all():
+            raise DataError(
+                f"{texts.origin(int(sizes.argmin()))}: the text holds no word: leave it out"
+            )
+        over = np.flatnonzero(sizes > self.length)
+        if len(over) and self.long == "error":
+            at = int(over[0])
+            size = sizes[at] if self._subwords else len(tokenize(texts.texts[at]))
+            raise DataError(
+                f"{texts.origin(at)}: a text of {size:,} words, the limit is {self.length:,}: "
+                "give a larger vocabulary.length, or vocabulary.long=cut"
+            )
+        self._cut, self._texts = self._cut + len(over), self._texts + len(sizes)
+        flat = list(chain.from_iterable(words[: self.length] for words in tokens))
+        return flat, np.minimum(sizes, self.length)
+
+    def encode(self, texts: LabeledTexts, words: Sequence[str]) -> Documents:
+        """Return texts as ids of a vocabulary."""
+        tokens, lengths = self.split(texts)
+        if self._subwords is None:
+            id_of = {word: number for number, word in enumerate(words)}
+            tokens = [id_of.get(word, UNKNOWN_ID) for word in tokens]
+        return _documents(tokens, lengths, texts.labels)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note about texts that were cut."""
+        cut, limit = f"{self._cut:,} of {self._texts:,} texts", f"{self.length:,} words"
+        return (f"{cut} were cut to their first {limit}",) if self._cut else ()
+
+
+def text_lexicon(data: TextData, min_cooccurrence: int, cache: Path | None = None) -> Lexicon:
+    """Return the statistics of the training part for the selection of words."""
+    train, size = data.train, len(data.vocabulary.words)
+    return Lexicon(
+        data.vocabulary.words,
+        data.vocabulary.counts,
+        documents=lambda: train.counts(size),
+        labels=train.labels,
+        cooccurrence=lambda: cooccurrence_counts(
+            np.split(train.ids, train.offsets[1:-1]), size, window=WINDOW
+        ),
+        related=lambda: cooccurrence_graph(train, size, min_count=min_cooccurrence, cache=cache),
+        padding_idx=PAD_ID,
+        samples=len(train),
+    )
+
+
+def cooccurrence_graph(
+    documents: Documents,
+    words: int,
+    *,
+    window: int = WINDOW,
+    min_count: int = 5,
+    cache: str | Path | None = None,
+) -> Graph:
+    """Relate words that co-occur ``min_count`` times or more within ``window`` words of a text.
+
+    Args:
+        documents: the texts.
+        words: size of the vocabulary.
+        cache: a folder that keeps the pairs under a checksum of the ids and settings.
+
+    >>> documents = Documents(np.array([2, 3, 2, 3, 2, 4]), np.array([0, 6]), np.array([0]))
+    >>> cooccurrence_graph(documents, 5, window=1, min_count=2).pairs()
+    array([[2, 3]])
+    """
+    ids, offsets = documents.ids, documents.offsets
+    arrays = {"ids": ids.astype(np.int64), "offsets": offsets}
+    checksum = _digest(json.dumps([words, window, min_count]), arrays).hex()
+    file = None if cache is None else Path(cache) / f"cooccurrence-{checksum[:32]}.safetensors"
+    stored = None if file is None else _load(file, "cooccurrence", checksum, {"pairs": "U32"})
+    if stored is not None:
+        return Graph.from_edges(words, stored["pairs"].reshape(-1, 2).astype(np.int64))
+    texts = np.split(ids, offsets[1:-1])
+    graph = cooccurrence(texts, words, window=window, min_count=min_count)
+    if file is not None:
+        pairs = graph.pairs().astype(np.uint32).reshape(-1)
+        _save(file, "cooccurrence", checksum, {"pairs": pairs})
+    return graph
+
+
+def _check_texts(train: LabeledTexts, test: LabeledTexts | None, validation: float) -> None:
+    if not 0 < validation < 1:
+        raise ArgumentError(f"validation={validation}: give a fraction between 0 and 1")
+    if len(train) < 2:
+        raise DataError(
+            f"{train.path or 'train'} holds {len(train)} text: give two or more, since some are "
+            "held out"
+        )
+    if test is not None and test.classes != train.classes:
+        raise ArgumentError(
+            "the test texts have other classes: read them with classes=train.classes"
+        )
+
+
+def _documents(ids: Any, lengths: NDArray[np.integer], labels: Ids) -> Documents:
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    return Documents(np.asarray(ids, dtype=np.int32), offsets, labels)
+
+
+def _checksum(train: LabeledTexts, test: LabeledTexts | None, settings: Sequence[Any]) -> str:
+    found = hashlib.sha256(json.dumps([CACHE_VERSION, *settings]).encode())
+    for part in (train, test):
+        if part is None:
+            found.update(b"-")
+            continue
+        found.update(json.dumps([len(part), part.classes]).encode() + part.labels.tobytes())
+        for text in part.texts:
+            raw = text.encode("utf-8", "surrogatepass")
+            found.update(len(raw).to_bytes(8, "little") + raw)
+    return found.hexdigest()
+
+
+_ARRAYS = dict.fromkeys(("counts", "validation_index", "ids", "lengths", "labels"), "U32")
+
+
+def _save_data(file: Path, data: TextData) -> None:
+    parts, vocabulary = list(data.parts.values()), data.vocabulary
+    about = {"sizes": [len(part) for part in parts], "classes": data.classes, "notes": data.notes}
+    about |= {name: getattr(vocabulary, name) for name in ("words", "length", "tokenizer")}
+    arrays = {"counts": vocabulary.counts, "validation_index": data.validation_index}
+    for name in ("ids", "lengths", "labels"):
+        arrays[name] = np.concatenate([getattr(part, name) for part in parts])
+    stored: dict[str, Any] = {name: array.astype(np.uint32) for name, array in arrays.items()}
+    stored["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    _save(file, "texts", data.checksum, stored)
+
+
+def _load_data(file: Path, checksum: str) -> TextData | None:
+    stored = _load(file, "texts", checksum, _ARRAYS | {"about": "U8"})
+    if stored is None:
+        return None
+    about = json.loads(stored["about"].tobytes())
+    everything = _documents(stored["ids"], stored["lengths"], stored["labels"].astype(np.int64))
+    parts: list[Any] = [
+        everything.take(np.arange(begin, end))
+        for begin, end in pairwise(np.cumsum([0, *about["sizes"]]).tolist())
+    ]
+    counts, index = (stored[name].astype(np.int64) for name in ("counts", "validation_index"))
+    return TextData(
+        TextVocabulary(tuple(about["words"]), counts, about["length"], about["tokenizer"]),
+        parts[0],
+        parts[1],
+        parts[2] if len(parts) == 3 else None,
+        tuple(about["classes"]),
+        tuple(about["notes"]),
+        checksum,
+        index,
+    )
+
+
+def _save(file: Path, kind: str, checksum: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    digest = np.frombuffer(_digest(checksum, arrays), np.uint8)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_arrays(file, kind, {**arrays, "digest": digest})
+    except OSError as error:
+        raise ArgumentError(
+            f"cache={str(file.parent)!r}: cannot be written to: {error.strerror}"
+        ) from None
+
+
+def _load(
+    file: Path, kind: str, checksum: str, dtypes: Mapping[str, str]
+) -> dict[str, NDArray[Any]] | None:
+    """Return the arrays of a cache file, None if it is missing or differs from what was written."""
+    expected = {name: (dtype,) for name, dtype in (*dtypes.items(), ("digest", "U8"))}
+    try:
+        arrays = read_arrays(file, kind, expected)
+    except (OSError, FormatError):
+        return None
+    digest = arrays.pop("digest").tobytes()
+    return arrays if digest == _digest(checksum, arrays) else None
+
+
+def _digest(checksum: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    found = hashlib.sha256(checksum.encode())
+    for name in sorted(arrays):
+        found.update(f"{name} {len(arrays[name])} ".encode())
+        found.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return found.digest()

@@ -1,0 +1,1 @@
+"""Language models: settings → data → model → fit → run, and serve without torch."""

@@ -1,0 +1,395 @@
+"""Graded rows within a byte budget: bits where they reduce the error most, fitted to the ratings.
+
+Rows are sorted by popularity and divided into grades; grade g of a side stores column k with b_g[k]
+bits. The cost of rounding follows from the posterior of the rows (``bayes``). Let S_k be the second
+moment of a side's column k over ratings and Ŝ_k the part that remains after rounding,
+Ŝ_k = Σ_g S_gk (1 - left(b_gk)). Then the squared error of predictions grows by
+
+    Σ_{k>=1} (S_k S'_k - Ŝ_k Ŝ'_k) + (S_0 - Ŝ_0) + (S'_0 - Ŝ'_0)
+
+(primes for the other side; bias columns stand alone). A column's weight on one side is its
+remaining second moment on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.apps.recommender.bayes import (
+    Doubles,
+    Posterior,
+    RowRatings,
+    feature_moments,
+    fit_posterior,
+    group_ratings,
+    squared_error,
+)
+from featherbed.codecs.graded import LEFT, allocate_bits
+from featherbed.errors import ArgumentError
+from featherbed.io.records import Ratings, count_ids
+from featherbed.packed.band import Band
+from featherbed.packed.codes import Every
+from featherbed.packed.graded import Graded, graded_scales
+from featherbed.packed.matrix import to_levels
+from featherbed.packed.report import file_size
+from featherbed.packed.table import PackedTable
+
+Bits = NDArray[np.uint8]
+Counts = NDArray[np.integer]
+Progress = Callable[[str, float], bool | None]  # true: no further round
+GRADES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # numbers of grades tried
+EXPONENT = 0.3  # grades have equal sums of count^0.3
+CLOSE = 1e-4  # of the noise variance: of plans this close in error the smallest is used
+TURNS = 12  # alternating allocations of bits
+MIN_GAIN = 1e-6  # of the noise variance: a bit that reduces the error by less is not spent
+INNER_SWEEPS = 8  # over the columns of a row
+PATIENCE = 2  # sweeps without a lower validation error
+MIN_SCALE, MAX_SCALE = 1e-4, 5e4  # scales that float16 holds with full precision
+
+
+@dataclass(frozen=True)
+class GradedRows:
+    """The rows of one side: integer levels, and bits and scales by grade and column.
+
+    >>> bits, levels = np.array([[2, 1], [1, 0]], np.uint8), np.array([[3, 0], [1, 0]], np.uint8)
+    >>> GradedRows([1, 1], bits, np.ones((2, 2)), levels).dense().tolist()
+    [[1.5, -0.5], [0.5, 0.0]]
+    """
+
+    rows: list[int]  # [G], number of rows of each grade
+    bits: Bits  # [G, d]
+    scales: Doubles  # [G, d]
+    levels: Bits  # [V, d]
+    scale_kind: str = "float16"
+
+    @property
+    def grades(self) -> NDArray[np.int64]:  # [V]
+        """The grade of each row."""
+        return np.repeat(np.arange(len(self.rows)), self.rows)
+
+    def dense(self) -> Doubles:  # [V, d]
+        """Return the rows as numbers."""
+        top = (1 << self.bits.astype(np.int64)) - 1
+        scales = np.where(self.bits > 0, self.scales, 0.0)[self.grades]
+        out: Doubles = scales * (self.levels - top[self.grades] / 2)
+        return out
+
+    def pack(self) -> PackedTable:
+        """Return the packed table."""
+        graded = Graded.encode(self.levels, self.bits, self.rows, self.scales, self.scale_kind)
+        return PackedTable([Band(len(self.levels), Every(), values=graded)], self.bits.shape[1])
+
+    @classmethod
+    def round(cls, matrix: Doubles, bits: Bits, rows: list[int]) -> GradedRows:
+        """Round rows [V, d] to the nearest levels, with the scales of the lowest error."""
+        half, floats = _fits_float16(matrix), matrix.astype(np.float32)
+        scales = _to_storable(graded_scales(floats, bits, rows).astype(np.float64), half)
+        levels = np.zeros(matrix.shape, np.uint8)
+        for g, (start, stop) in enumerate(pairwise(np.cumsum([0, *rows]))):
+            for k in np.flatnonzero(bits[g]):
+                scale = scales[g, k : k + 1].astype(np.float32)
+                levels[start:stop, k] = to_levels(floats[start:stop, k], scale, int(bits[g, k]))
+        return cls(rows, bits, scales, levels, "float16" if half else "float32")
+
+    @classmethod
+    def zeros(cls, bits: Bits, rows: list[int], half: bool) -> GradedRows:
+        """Return rows of level 0, to measure their size."""
+        levels = np.zeros((sum(rows), bits.shape[1]), np.uint8)
+        return cls(rows, bits, np.ones(bits.shape), levels, "float16" if half else "float32")
+
+
+def _fits_float16(matrix: Doubles) -> bool:
+    """Whether float16 can hold the scales; biases scale with ratings, factors with their root."""
+    largest_bias, largest = np.abs(matrix[:, 0]).max(), np.abs(matrix).max()
+    return bool(largest_bias > 100 * MIN_SCALE and largest < MAX_SCALE)
+
+
+def _to_storable(scales: Doubles, half: bool) -> Doubles:
+    """Return scales as the file will hold them."""
+    clipped = np.clip(scales, MIN_SCALE, MAX_SCALE) if half else scales
+    return clipped.astype(np.float16 if half else np.float32).astype(np.float64)
+
+
+def grade_sizes(counts: Counts, grades: int) -> list[int]:  # [V] -> [G]
+    """Divide rows, the most popular first, into at most ``grades`` grades of increasing size.
+
+    >>> grade_sizes(np.array([100, 50, 20, 5, 2, 1, 1, 0]), 3)
+    [1, 2, 5]
+    """
+    weight = np.cumsum((counts + 1.0) ** EXPONENT)
+    cuts = np.searchsorted(weight, weight[-1] * np.arange(1, grades) / grades)
+    return [int(n) for n in np.diff(np.unique([0, *cuts, len(counts)]))]
+
+
+def grade_moments(
+    rows: Doubles, counts: Counts, sizes: Sequence[int]
+) -> Doubles:  # [V, d], [V] -> [G, d]
+    """Return the part of each grade in the second moments of a side over ratings."""
+    share = counts[:, None] / max(1, counts.sum())
+    sums: Doubles = np.add.reduceat(np.square(rows) * share, np.cumsum([0, *sizes[:-1]]), axis=0)
+    return sums
+
+
+def allocate_sides(
+    moments: tuple[Doubles, Doubles],  # [Gu, d], [Gi, d]: parts of the second moments
+    sizes: tuple[list[int], list[int]],  # [Gu], [Gi]
+    budget: int,
+    *,
+    scale_bits: int = 16,
+    min_gain: float = 0.0,
+) -> tuple[tuple[Bits, Bits], float]:
+    """Spend ``budget`` bits on grades and columns of both sides; return bits and added error.
+
+    Alternating reverse water-filling: bits by falling gain per bit, given the second moments that
+    remain on the other side. The first bit of a column adds a scale of ``scale_bits``; bits that
+    reduce the error by less than ``min_gain`` are not spent.
+
+    >>> sides = (np.array([[1.0, 0.5, 0.1]]), np.array([[1.0, 0.5, 0.1]]))
+    >>> bits, error = allocate_sides(sides, ([10], [20]), 120, scale_bits=0)
+    >>> [side.tolist() for side in bits]
+    [[[3, 1, 0]], [[3, 1, 0]]]
+    """
+    total = [side.sum(axis=0) for side in moments]
+    remaining, lowest = total, np.inf
+    best = (np.zeros(moments[0].shape, np.uint8), np.zeros(moments[1].shape, np.uint8))
+    cut = moments[0].size
+    lengths = np.concatenate(
+        [np.repeat(size, side.shape[1]) for size, side in zip(sizes, moments, strict=True)]
+    )
+    for _ in range(TURNS):
+        weights = [np.concatenate([[1.0], other[1:]]) for other in remaining[::-1]]
+        costs = np.concatenate([(moments[s] * weights[s]).reshape(-1) for s in (0, 1)])
+        flat = allocate_bits(costs, lengths, budget, scale_bits=scale_bits, enough=min_gain)
+        bits = (flat[:cut].reshape(moments[0].shape), flat[cut:].reshape(moments[1].shape))
+        kept = [(moments[s] * (1 - LEFT[bits[s]])).sum(axis=0) for s in (0, 1)]
+        error = float(
+            (total[0] * total[1] - kept[0] * kept[1])[1:].sum()
+            + sum(total[s][0] - kept[s][0] for s in (0, 1))
+        )
+        if error < lowest:
+            best, lowest = bits, error
+        remaining = [(old + new) / 2 for old, new in zip(remaining, kept, strict=True)]
+    return best, lowest
+
+
+def fit_levels(
+    train: Ratings,
+    posterior: Posterior,
+    users: GradedRows,
+    items: GradedRows,
+    *,
+    validation: Ratings | None = None,
+    sweeps: int = 10,
+    progress: Progress | None = None,
+) -> tuple[GradedRows, GradedRows, list[float]]:
+    """Fit levels and scales to the ratings; return both sides and the error after each sweep.
+
+    Alternating over users and items: the levels of each row by coordinate descent on the expected
+    squared error given the other side (whose stored columns have the covariances of the posterior)
+    and its prior; then the scales of each grade by least squares. With ``validation`` the sweep of
+    the lowest error is returned, the start included, otherwise the last. ``posterior`` is the one
+    that was rounded.
+
+    >>> from featherbed.io.records import make_ratings
+    >>> ratings = make_ratings(200, 100, 5000, groups=3, dim=3)
+    >>> posterior, bits = fit_posterior(ratings, 4, iterations=8), np.full((1, 4), 2)
+    >>> sides = (GradedRows.round(x, bits, [len(x)]) for x in (posterior.users, posterior.items))
+    >>> errors = fit_levels(ratings, posterior, *sides, validation=ratings)[2]
+    >>> min(errors) < errors[0]
+    True
+    """
+    measured = train if validation is None or len(validation) == 0 else validation
+    ratings = [side.subtract(posterior.mean) for side in group_ratings(train)]
+    covariances = [
+        _stored_covariances(posterior.user_covariances, users),
+        _stored_covariances(posterior.item_covariances, items),
+    ]
+    priors = (posterior.user_prior, posterior.item_prior)
+    ridges = [posterior.noise / np.maximum(prior, 1e-30) for prior in priors]
+    sides, best, errors = [users, items], (users, items), list[float]()
+    for sweep in range(sweeps + 1):
+        for s in (0, 1) if sweep else ():
+            other = sides[1 - s].dense()
+            moments = feature_moments(other, covariances[1 - s])
+            sides[s] = _sweep(ratings[s], sides[s], other, moments, ridges[s])
+        errors.append(squared_error(posterior.mean, sides[0].dense(), sides[1].dense(), measured))
+        stopped = progress is not None and progress("levels", errors[-1])
+        if measured is train or errors[-1] < min(errors[:-1], default=np.inf):
+            best = (sides[0], sides[1])
+        waited = len(errors) - 1 - int(np.argmin(errors))
+        if stopped or (measured is not train and waited >= PATIENCE):
+            break
+    return *best, errors
+
+
+def _stored_covariances(covariances: Doubles, side: GradedRows) -> Doubles:  # [V, T]
+    """Return the covariances of columns with bits; the others are 0 with certainty."""
+    i, j = np.tril_indices(side.bits.shape[1])
+    return np.where(((side.bits[:, i] > 0) & (side.bits[:, j] > 0))[side.grades], covariances, 0.0)
+
+
+def _sweep(
+    ratings: RowRatings,
+    side: GradedRows,
+    other: Doubles,
+    moments: tuple[Doubles, Doubles],
+    ridge: Doubles,
+) -> GradedRows:
+    """Fit all levels of one side, then its scales."""
+    from featherbed.kernels.bayes import choose_levels
+
+    levels, bits, grades = side.levels.copy(), side.bits.astype(np.int64), side.grades
+    shape, sums = (*side.bits.shape, side.bits.shape[1]), dict[int, tuple[Doubles, Doubles]]()
+    given = (ratings.starts, ratings.others, ratings.values, other, *moments, ridge)
+    own = (bits, side.scales, grades, INNER_SWEEPS)
+
+    def job(first: int, last: int) -> float:
+        sums[first] = np.zeros(shape), np.zeros(shape[:2])
+        choose_levels(*given, *own, first, last, levels, *sums[first])
+        return 0.0
+
+    ratings.sum_over_rows(job)
+    systems, rights = (
+        np.sum([sums[first][part] for first in sorted(sums)], axis=0) for part in (0, 1)
+    )
+    scales = side.scales.copy()
+    for g in range(len(side.rows)):
+        used = np.flatnonzero(side.bits[g])
+        if len(used):
+            system = systems[g][np.ix_(used, used)]
+            ridge_ = (1e-6 * np.trace(system) / len(used) + 1e-30) * np.eye(len(used))
+            found = np.linalg.solve(system + ridge_, rights[g][used])
+            scales[g, used] = np.where(found > 0.3 * scales[g, used], found, scales[g, used])
+    return replace(side, levels=levels, scales=_to_storable(scales, side.scale_kind == "float16"))
+
+
+def round_posterior(
+    posterior: Posterior, counts: tuple[Counts, Counts], budget: int
+) -> tuple[GradedRows, GradedRows, float]:
+    """Round both sides to at most ``budget`` bytes of files, with the best number of grades.
+
+    Returns both sides and the expected error.
+
+    >>> rows, covariances = np.random.default_rng(0).normal(size=(40, 3)), np.zeros((40, 6))
+    >>> priors = np.ones(3), np.ones(3)
+    >>> posterior = Posterior(0.0, rows, rows, covariances, covariances, 1.0, *priors)
+    >>> users, items, error = round_posterior(posterior, (np.arange(40, 0, -1),) * 2, 1000)
+    >>> error < 1, file_size(users.pack()) + file_size(items.pack()) <= 1000
+    (True, True)
+    """
+    matrices = (posterior.users, posterior.items)
+    _check_budget(budget, len(counts[0]), len(counts[1]), matrices[0].shape[1])
+    plans = [
+        plan
+        for grades in GRADES
+        if (plan := _plan(matrices, counts, budget, grades, MIN_GAIN * posterior.noise))
+    ]
+    highest = min(plan.error for plan in plans) + CLOSE * posterior.noise
+    plan = min((plan for plan in plans if plan.error <= highest), key=lambda plan: plan.size)
+    users, items = (
+        GradedRows.round(*side) for side in zip(matrices, plan.bits, plan.sizes, strict=True)
+    )
+    return users, items, plan.error
+
+
+def _check_budget(budget: int, users: int, items: int, dim: int) -> None:
+    no_bits = np.zeros((1, dim), np.uint8)
+    least = _file_bytes([GradedRows.zeros(no_bits, [rows], True) for rows in (users, items)])
+    if budget < least:
+        raise ArgumentError(
+            f"budget={budget:,}: the headers of the two files alone take {least:,} bytes, "
+            "give more than that"
+        )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    size: int  # bytes of both files
+    error: float  # expected
+    bits: tuple[Bits, Bits]
+    sizes: tuple[list[int], list[int]]
+
+
+def _plan(
+    matrices: tuple[Doubles, Doubles],
+    counts: tuple[Counts, Counts],
+    budget: int,
+    grades: int,
+    min_gain: float,
+) -> _Plan | None:
+    """Return the best bits with a number of grades, None if their headers alone do not fit."""
+    sizes = (grade_sizes(counts[0], grades), grade_sizes(counts[1], grades))
+    moments = (
+        grade_moments(matrices[0], counts[0], sizes[0]),
+        grade_moments(matrices[1], counts[1], sizes[1]),
+    )
+    half = [_fits_float16(matrix) for matrix in matrices]
+
+    def size_of(bits: Sequence[Bits]) -> int:
+        return _file_bytes(
+            [GradedRows.zeros(*side) for side in zip(bits, sizes, half, strict=True)]
+        )
+
+    room = 8 * (budget - size_of([np.zeros_like(side, np.uint8) for side in moments]))
+    scale_bits = 16 if all(half) else 32
+    while room >= 0:
+        bits, error = allocate_sides(moments, sizes, room, scale_bits=scale_bits, min_gain=min_gain)
+        size = size_of(bits)
+        if size <= budget:
+            return _Plan(size, error, bits, sizes)
+        room = max(0, room - 8 * (size - budget)) if room else -1
+    return None
+
+
+def _file_bytes(sides: Sequence[GradedRows]) -> int:
+    return sum(file_size(side.pack()) for side in sides)
+
+
+def fit_graded(
+    train: Ratings,
+    validation: Ratings,
+    *,
+    dim: int = 16,
+    budget: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[PackedTable, PackedTable, float, dict[str, Any]]:
+    """Fit the tables of users and items within ``budget`` bytes of files, without keys.
+
+    Returns both tables, the mean, and details of the fit. Biases are in the first column:
+    score = mean + U_0 + V_0 + Σ_{k>=1} U_k V_k. Ids must be in falling order of training counts.
+    ``progress`` is called with "rows" or "levels" and the validation error after each round.
+
+    >>> from featherbed.apps.recommender.data import make_split, sort_by_frequency
+    >>> from featherbed.io.records import make_ratings
+    >>> split = sort_by_frequency(make_split(make_ratings(200, 100, 5000, groups=3, dim=3)))
+    >>> users, items, mean, details = fit_graded(split.train, split.validation, dim=4, budget=1500)
+    >>> details["bytes"] <= 1500, details["validation"] < 0.3
+    (True, True)
+    """
+    counts = count_ids(train.users, train.num_users), count_ids(train.items, train.num_items)
+    if any(bool((np.diff(side) > 0).any()) for side in counts):
+        raise ArgumentError(
+            "ids are not in falling order of training counts: renumber them by sort_by_frequency"
+        )
+    _check_budget(budget, train.num_users, train.num_items, dim)
+    held_out = validation if len(validation) else None
+    posterior = fit_posterior(train, dim, validation=held_out, seed=seed, progress=progress)
+    users, items, expected = round_posterior(posterior, counts, budget)
+    users, items, errors = fit_levels(
+        train, posterior, users, items, validation=held_out, progress=progress
+    )
+    details = {
+        "bytes": _file_bytes([users, items]),
+        "dense": None if held_out is None else posterior.error(held_out),
+        "expected": expected,
+        "errors": errors,
+        "validation": None if held_out is None else min(errors),
+    }
+    return users.pack(), items.pack(), posterior.mean, details

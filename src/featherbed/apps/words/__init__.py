@@ -1,0 +1,1 @@
+"""Parts shared by the text applications: word tables, selection of words, stored files, insight."""

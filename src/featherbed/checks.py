@@ -1,0 +1,76 @@
+"""Checks of arguments used throughout the package, with one message each."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from featherbed.errors import ArgumentError
+
+
+def is_integer(value: Any, minimum: float = -math.inf, maximum: float = math.inf) -> bool:
+    """Whether a value is an integer (of Python or numpy, not a bool) within limits.
+
+    >>> is_integer(3), is_integer(3.0), is_integer(True), is_integer(0, minimum=1)
+    (True, False, False, False)
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and minimum <= int(value) <= maximum
+
+
+def is_number(value: Any, minimum: float = -math.inf, maximum: float = math.inf) -> bool:
+    """Whether a value is a finite real number (not a bool) within limits.
+
+    >>> is_number(0.5), is_number(math.nan), is_number("1"), is_number(-1, minimum=0)
+    (True, False, False, False)
+    """
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and math.isfinite(value) and minimum <= float(value) <= maximum
+
+
+def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return an integer within limits.
+
+    >>> check_integer("steps", 0)
+    Traceback (most recent call last):
+    featherbed.errors.ArgumentError: steps=0: give a whole number of at least 1
+    """
+    if not is_integer(value, minimum, math.inf if maximum is None else maximum):
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum:,}"
+        raise ArgumentError(f"{name}={value!r}: give a whole number {limits}")
+    return int(value)
+
+
+def check_number(
+    name: str, value: Any, *, minimum: float | None = None, above: float | None = None
+) -> float:
+    """Return a finite number, at least ``minimum`` and greater than ``above``.
+
+    >>> check_number("lr", -1, above=0)
+    Traceback (most recent call last):
+    featherbed.errors.ArgumentError: lr=-1: give a number above 0
+    """
+    low = -math.inf if minimum is None else minimum
+    if not is_number(value, low) or (above is not None and value <= above):
+        limits = "a finite number"
+        if above is not None or minimum is not None:
+            limits = (
+                f"a number above {above:g}"
+                if above is not None
+                else f"a number of at least {low:g}"
+            )
+        raise ArgumentError(f"{name}={value!r}: give {limits}")
+    return float(value)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return one of the given words.
+
+    >>> check_choice("mode", "max", ("sum", "mean"))
+    Traceback (most recent call last):
+    featherbed.errors.ArgumentError: mode='max': use one of sum, mean
+    """
+    if value not in choices:
+        raise ArgumentError(f"{name}={value!r}: use one of {', '.join(choices)}")
+    return str(value)

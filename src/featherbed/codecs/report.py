@@ -1,0 +1,129 @@
+"""The report of a compression: for people (text, page) and for programs (JSON)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featherbed.codecs.words import score_words
+from featherbed.packed.writing import replacing
+from featherbed.report.compression import compression_page, compression_text
+from featherbed.version import __version__
+
+if TYPE_CHECKING:
+    from featherbed.codecs.target import Target
+    from featherbed.codecs.trial import MeasuredCandidate, Trial
+    from featherbed.packed.table import PackedTable
+
+
+@dataclass
+class CompressionReport:
+    """The report of ``fb.compress``: print it, ``save("report.html")``, or use its ``data``."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        table: PackedTable,
+        trial: Trial,
+        choice: MeasuredCandidate,
+        target: Target,
+        name: str,
+        command: str,
+        files: list[Path],
+    ) -> CompressionReport:
+        """Measure a table against the matrix it was compressed from."""
+        rows, dense = trial.job.rows, table.rows * table.dim * 4
+        sizes = table.sizes_by_part()
+        parts = {part: size for part, size in sizes.items() if not part.startswith("keys.")}
+        size = sum(parts.values())
+
+        def reconstruct(ids: Any) -> Any:
+            return table[ids] / np.float32(trial.job.factor)
+
+        quality = trial.evaluator(reconstruct)
+        bands = quality.pop("bands")
+        source = {"name": name, "rows": table.rows, "dim": table.dim}
+        source |= {"dtype": str(np.dtype(rows.matrix.dtype)), "bytes_float32": dense}
+        chosen = {
+            "method": choice.candidate.method.name,
+            "settings": choice.candidate.settings,
+            "bytes": size,  # without keys
+            "keys": sum(sizes.values()) - size,
+            "ratio": dense / size,
+            "ratio_float16": dense / 2 / size,
+        }
+        return cls(
+            {
+                "input": source,
+                "target": target.given,
+                "measure": target.measure,
+                "budget": target.budget,
+                "chosen": chosen,
+                "parts": parts,
+                "quality": quality,
+                "bands": bands,
+                "curve": trial.curve,
+                "words": _word_scores(table, rows, reconstruct, files),
+                "command": command,
+                "version": __version__,
+            }
+        )
+
+    @property
+    def quality(self) -> dict[str, float]:
+        """Recall, error, cosine and eigenspace overlap of the table."""
+        quality: dict[str, float] = self.data["quality"]
+        return quality
+
+    def __str__(self) -> str:
+        return compression_text(self.data)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report atomically: HTML for .html, JSON for .json, otherwise text."""
+        path = Path(path)
+        if path.suffix in (".html", ".htm"):
+            text = compression_page(self.data)
+        elif path.suffix == ".json":
+            data = _as_json(self.data)
+            text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        else:
+            text = f"{self}\n"
+        with (
+            replacing(path) as descriptor,
+            open(descriptor, "w", encoding="utf-8", closefd=False) as file,
+        ):
+            file.write(text)
+
+
+def _word_scores(
+    table: PackedTable, rows: Any, reconstruct: Any, files: list[Path]
+) -> list[dict[str, Any]] | None:
+    """Return the scores of word files before and after compression."""
+    if not files or table.keys is None:
+        return None
+    keys = [table.keys[i] for i in range(table.rows)]
+    pairs = zip(
+        score_words(rows.take, keys, files), score_words(reconstruct, keys, files), strict=True
+    )
+    return [
+        {name: before[name] for name in ("file", "kind", "used", "of")}
+        | {"before": before["score"], "after": after["score"]}
+        for before, after in pairs
+    ]
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value in JSON types; NaN and infinity become null."""
+    if isinstance(value, dict):
+        return {str(key): _as_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value

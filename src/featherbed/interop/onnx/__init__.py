@@ -1,0 +1,1 @@
+"""Export of packed tables to ONNX."""

@@ -1,0 +1,258 @@
+"""``transformers`` models with packed tables: ``save_pretrained`` and ``from_pretrained``.
+
+The bytes of a table are one tensor of the checkpoint; ``quantization_config`` in config.json names
+its module and the heads tied to it. Importing this module registers the format with
+``transformers``; no remote code is involved.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from featherbed.errors import (
+    ArgumentError,
+    DataError,
+    FeatherbedError,
+    FormatError,
+    MissingExtra,
+)
+from featherbed.interop.config import check_config, check_stored, check_tables, first_line
+from featherbed.interop.embedding import PackedEmbedding
+from featherbed.interop.swap import SharedWeight, is_pretrained, packed_places, replace_weight
+
+try:
+    import transformers
+    from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ModuleNotFoundError:
+    raise MissingExtra("transformers", "hf", "models of the transformers library") from None
+
+METHOD = "featherbed"
+
+
+@register_quantization_config(METHOD)
+class FeatherbedConfig(QuantizationConfigMixin):
+    """The packed tables in config.json: module, rows, width, bytes, twins and heads of each."""
+
+    def __init__(
+        self, tables: dict[str, dict[str, Any]] | None = None, quant_method: str = METHOD, **_: Any
+    ) -> None:
+        self.quant_method: Any = quant_method
+        self.tables = check_tables({} if tables is None else tables)
+
+
+@register_quantizer(METHOD)
+class FeatherbedQuantizer(HfQuantizer):
+    """Creates the modules of packed tables before a checkpoint is loaded."""
+
+    requires_calibration = True  # tables are in the checkpoint, or made by fb.compress_model
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **context: Any) -> None:
+        config: Any = self.quantization_config
+        places = {name: find_place(model, name, table) for name, table in config.tables.items()}
+        check_stored(config.tables, context.get("checkpoint_files"))
+        for name, place in places.items():
+            replace_weight(model, place, PackedEmbedding.empty(config.tables[name]))
+        config.tables = describe_tables(model)  # its heads may differ from those of the saved model
+        untie(model)
+        self._shapes = {name: one.shape for name, one in model.state_dict().items()}
+        part: Any = model
+        part._keys_to_ignore_on_load_unexpected = {
+            *(part._keys_to_ignore_on_load_unexpected or ()),
+            *(rf"(^|\.){re.escape(key)}$" for key in marker_keys(model)),
+        }
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> None:
+        """Refuse weights of other shapes than the model's, and bytes that are no packed table."""
+        for name, one in model.state_dict().items():
+            shape = self._shapes.get(name, one.shape)
+            if one.shape != shape:
+                found, expected = (" x ".join(map(str, size)) for size in (one.shape, shape))
+                raise FormatError(f"the tensor {name!r} is {found}, the model's is {expected}")
+        for _name, module, _twins, _heads in packed_places(model):
+            if not module.packed.is_meta:
+                module.table  # noqa: B018 - reads the header
+        share_quantizer(model, self)
+
+    def get_state_dict_and_metadata(
+        self, model: nn.Module
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state to save, with an empty tensor for every packed weight.
+
+        A ``transformers`` without this module would initialize missing tensors at random with a
+        warning, but refuses tensors of another shape.
+        """
+        return {**model.state_dict(), **{key: torch.empty(0) for key in marker_keys(model)}}, {}
+
+    def is_serializable(self, *_: Any, **__: Any) -> bool:
+        """Packed tables can be saved."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """All weights but the packed rows are trainable; ``fb.tune_model`` trains those."""
+        return True
+
+
+def find_place(model: nn.Module, name: str, metadata: dict[str, Any]) -> SharedWeight:
+    """Return the modules that config.json names for a table; raise if the model lacks one.
+
+    The model may be of another class than the saved one: the body alone, or with another head.
+    """
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    known: Any = model
+    prefix = f"{known.base_model_prefix}."
+
+    def find(one: str) -> str | None:
+        candidates = (one, prefix + one, one.removeprefix(prefix))
+        return next((candidate for candidate in candidates if candidate in modules), None)
+
+    own = find(name)
+    if own is None:
+        raise DataError(
+            f"config.json names {name!r}, which {type(model).__name__} does not have: "
+            "is it of another model?"
+        )
+    twins = {find(one): scale for one, scale in metadata["twins"].items()}
+    scales = {one: scale for one, scale in twins.items() if one is not None}
+    heads = {one: modules[one] for one in map(find, metadata["heads"]) if one is not None}
+    if type(model).__name__ not in (known.config.architectures or []):
+        tied = [
+            target.removesuffix(".weight")
+            for target, source in known.all_tied_weights_keys.items()
+            if source == f"{own}.weight"
+        ]
+        heads |= {one: modules[one] for one in tied if isinstance(modules[one], nn.Linear)}
+    embeddings = {one: modules[one] for one in (own, *scales)}
+    for one, module in (*embeddings.items(), *heads.items()):
+        check_module(one, module, nn.Linear if one in heads else nn.Embedding, metadata)
+    return SharedWeight(embeddings, heads, {own: metadata["scale"], **scales})
+
+
+def check_module(
+    name: str, module: nn.Module, kind: type[nn.Module], metadata: dict[str, Any]
+) -> None:
+    """Refuse a module that a packed table cannot replace."""
+    shape = tuple(getattr(module, "weight", torch.empty(0)).shape)
+    rows, dim = metadata["rows"], metadata["dim"]
+    if not isinstance(module, kind) or shape != (rows, dim):
+        found = f"{type(module).__name__} {' x '.join(map(str, shape))}"
+        raise FormatError(
+            f"config.json names {name!r} for a table of {rows} x {dim}, the model has {found} there"
+        )
+
+
+def marker_keys(model: nn.Module) -> list[str]:
+    """Return the names under which packed weights would be saved if they were dense.
+
+    >>> marker_keys(nn.Linear(2, 2))
+    []
+    """
+    places = packed_places(model)
+    return [f"{one}.weight" for name, _, twins, heads in places for one in (name, *twins, *heads)]
+
+
+def describe_tables(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the description of a model's packed tables for config.json."""
+    return {
+        name: module.metadata() | {"twins": twins, "heads": heads}
+        for name, module, twins, heads in packed_places(model)
+    }
+
+
+def mark(model: nn.Module) -> None:
+    """Register the packed tables of a model with ``transformers``, so that it can be saved."""
+    known: Any = model
+    config = FeatherbedConfig(describe_tables(model))
+    known.config.quantization_config = config
+    known.hf_quantizer = FeatherbedQuantizer(config, pre_quantized=True)
+    known.is_quantized, known.quantization_method = True, METHOD
+    share_quantizer(model, known.hf_quantizer)
+    untie(model)
+
+
+def share_quantizer(model: nn.Module, quantizer: FeatherbedQuantizer) -> None:
+    """Give the quantizer to the models within a model, which may be saved alone."""
+    for part in model.modules():
+        if is_pretrained(part):
+            part.hf_quantizer = quantizer  # type: ignore[assignment]
+
+
+def untie(model: nn.Module) -> None:
+    """Remove ties kept by packed tables from the list by which ``transformers`` ties weights."""
+    parts: list[Any] = [module for module in model.modules() if is_pretrained(module)]
+    for part in parts:
+        if isinstance(part._tied_weights_keys, dict):
+            names = {name for name, _ in part.named_parameters(remove_duplicate=False)}
+            ties = part._tied_weights_keys.items()
+            part._tied_weights_keys = {key: one for key, one in ties if {key, one} <= names}
+    for part in parts:  # only now, since a model asks its parts
+        part.all_tied_weights_keys = part.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def load_model(folder: str | Path, **settings: Any) -> Any:
+    """Return the ``transformers`` model of a folder, by the class that saved it.
+
+    ``settings`` are passed to ``from_pretrained``. ``AutoModel.from_pretrained`` and others do the
+    same once ``featherbed.interop.pretrained`` is imported.
+
+    >>> import torch, transformers, featherbed as fb
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.BertConfig(vocab_size=500, **sizes)
+    >>> model, folder = transformers.BertModel(config).eval(), getfixture("tmp_path") / "bert"
+    >>> [one.name for one in fb.compress_model(model, ratio=4, method="int4")]
+    ['embeddings.word_embeddings']
+    >>> model.save_pretrained(folder)
+    >>> ids = torch.tensor([[3, 17]])
+    >>> torch.equal(load_model(folder).eval()(ids)[0], model(ids)[0])
+    True
+    """
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise DataError(
+            f"{path} holds no config.json: give a folder that save_pretrained or "
+            "`featherbed compress` wrote"
+        )
+    kind = model_class(path, read_config(path))
+    try:
+        return kind.from_pretrained(path, **settings)
+    except FeatherbedError as error:
+        raise type(error)(f"{path}: {str(error)[:500]}") from None
+    except Exception as error:  # transformers raises nearly anything for a damaged folder
+        raise DataError(
+            f"{path} cannot be loaded as {kind.__name__}: {first_line(error)}"
+        ) from error
+
+
+def model_class(path: Path, config: Any) -> Any:
+    """Return the model class that a config names; raise if this ``transformers`` lacks it."""
+    names = getattr(config, "architectures", None) or []
+    base = transformers.PreTrainedModel
+    for name in names if isinstance(names, list | tuple) else []:
+        try:
+            found = getattr(transformers, name, None)
+        except Exception:  # a dependency of the class is not installed
+            continue
+        if isinstance(found, type) and issubclass(found, base) and found is not base:
+            return found
+    raise ArgumentError(
+        f"{path}: config.json names the architectures {str(names)[:200]}, none of which is a model "
+        "of this transformers: update it"
+    )
+
+
+def read_config(path: Path) -> Any:
+    """Return the config of a folder; nothing in the folder is executed."""
+    check_config(path)
+    try:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except FeatherbedError as error:
+        raise type(error)(f"{path}: config.json: {str(error)[:500]}") from None
+    except Exception as error:  # transformers raises nearly anything for a damaged config
+        raise DataError(f"{path}: config.json: {first_line(error)}") from None

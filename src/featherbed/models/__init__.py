@@ -1,1 +1,0 @@
-"""Models of others over compact tables: token tables compressed in place, rows read from disk."""

@@ -1,1 +1,0 @@
-"""Serving what was trained: a folder of packed tables as a recommender, with numpy alone."""
