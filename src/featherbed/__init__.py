@@ -84,16 +84,16 @@ if TYPE_CHECKING:
     from featherbed.tables import *  # noqa: F403 - every table class
     from featherbed.tables.arrivals import Arrivals as Arrivals
     from featherbed.tables.bag import Bag as Bag
-    from featherbed.tables.composed import Composer as Composer
     from featherbed.tables.growth import Growth as Growth
-    from featherbed.tables.guide import Online as Online
-    from featherbed.tables.guide import Pretrained as Pretrained
+    from featherbed.tables.kd import Composer as Composer
     from featherbed.tables.model import auxiliary_loss as auxiliary_loss
     from featherbed.tables.model import split_codes as split_codes
+    from featherbed.tables.parts.guides import Online as Online
+    from featherbed.tables.parts.guides import Pretrained as Pretrained
+    from featherbed.tables.parts.relaxations import Softmax as Softmax
+    from featherbed.tables.parts.relaxations import StraightThrough as StraightThrough
+    from featherbed.tables.parts.relaxations import Temperature as Temperature
     from featherbed.tables.product import Matching as Matching
-    from featherbed.tables.relax import Softmax as Softmax
-    from featherbed.tables.relax import StraightThrough as StraightThrough
-    from featherbed.tables.relax import Temperature as Temperature
     from featherbed.tables.replace import replace_embeddings as replace_embeddings
     from featherbed.tables.selected import selected_rows as selected_rows
     from featherbed.tables.sizes import Sizes as Sizes
@@ -193,9 +193,9 @@ _HOMES = {
     "featherbed.tables.arrivals": ("Arrivals",),
     "featherbed.tables.bag": ("Bag",),
     "featherbed.tables.growth": ("Growth",),
-    "featherbed.tables.composed": ("Composer",),
+    "featherbed.tables.kd": ("Composer",),
     "featherbed.tables.product": ("Matching",),
-    "featherbed.tables.guide": (
+    "featherbed.tables.parts.guides": (
         "Online",
         "Pretrained",
     ),
@@ -203,7 +203,7 @@ _HOMES = {
         "auxiliary_loss",
         "split_codes",
     ),
-    "featherbed.tables.relax": (
+    "featherbed.tables.parts.relaxations": (
         "Softmax",
         "StraightThrough",
         "Temperature",

@@ -17,15 +17,13 @@ from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import row_weights
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.fitting import levels_of, rounded_rows, row_weights
+from featherbed.tables.rows import empty_parameter, to_numpy
+from featherbed.tables.table import Table
 
 
 class GradedTable(Table):
-    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s per grade of rows and column; 0 if b
-    =
-    0.
+    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s per grade and column; 0 if b = 0.
 
     Ids are sorted by importance (the most popular first) into ``grades`` runs, each twice as long
     as the previous one. ``bits`` is the mean over all elements; grades and columns get bits by the
@@ -59,10 +57,8 @@ class GradedTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         if not is_number(bits, 0, MOST_BITS) or bits == 0:
-            raise ArgumentError(
-                f"bits={bits!r}: give the mean bits of an element, more than 0 and at most "
-                f"{MOST_BITS}"
-            )
+            mean = "give the mean bits of an element"
+            raise ArgumentError(f"bits={bits!r}: {mean}, more than 0 and at most {MOST_BITS}")
         if check_integer("grades", grades) > MOST_GRADES:
             raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
         self.bits, self.grades, self.counts = bits, grades, counts
@@ -105,30 +101,15 @@ class GradedTable(Table):
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: levels times scale, with straight-through rounding."""
         grade = self.grade_of(ids)
-        rows, scale = self.row_values("rows", ids), self.scale[grade]
-        top = self.tops[grade].to(rows.dtype)
-        exact = torch.minimum(torch.clamp(rows / scale + top / 2, min=0), top)
-        levels = exact + (torch.round(exact) - exact).detach()
-        clipped = ((rows / scale).abs() > top / 2) & (top > 0)
-        back = torch.where(
-            clipped, rows - rows.detach(), 0.0
-        )  # worth 0: lets a clipped element find its way back
-        return Codes(None, scale * (levels - top / 2) + back, None)
+        rows = self.row_values("rows", ids)
+        return Codes(None, rounded_rows(rows, self.scale[grade], self.tops[grade]), None)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """One stream of levels, and the scales stored as ``values``."""
-        if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
-            raise ArgumentError(
-                "the table holds NaN or infinite rows, which have no levels: training has diverged"
-            )
-        grade = self.grade_of(torch.arange(self.num_embeddings, device=self.device))
-        top = self.tops[grade].to(self.rows.dtype)
-        levels = torch.minimum(
-            torch.clamp(torch.round(self.rows / self.scale[grade] + top / 2), min=0), top
-        )
-        whole = levels.to(torch.uint8).cpu().numpy()
+        grade = self.grade_of(self.all_ids())
+        levels = levels_of(self.rows, self.scale[grade], self.tops[grade])
         kind = "float16" if values == "float16" else "float32"
-        stored = Graded.encode(whole, self.widths, self.grade_rows, to_numpy(self.scale), kind)
+        stored = Graded.encode(levels, self.widths, self.grade_rows, to_numpy(self.scale), kind)
         return [Band(self.num_embeddings, Every(), stored)]
 
     def parameter_count(self) -> int:
@@ -145,16 +126,12 @@ class GradedTable(Table):
         """Keep the matrix; choose bits and scales by squared error.
 
         Rows are weighted by ``weights``, by default by the table's ``counts``.
-
-        Rows count by ``weights``, by the table's ``counts`` where none are given.
         """
         self.rows.copy_(matrix)
         dense = to_numpy(matrix).astype(np.float32)
-        given = (
-            row_weights(self.counts, matrix, "counts")
-            if weights is None
-            else row_weights(weights, matrix)
+        name, given = ("counts", self.counts) if weights is None else ("weights", weights)
+        widths, scales = fit_grades(
+            dense, self.grade_rows, self.bits, row_weights(given, matrix, name)
         )
-        widths, scales = fit_grades(dense, self.grade_rows, self.bits, given)
         self.tops.copy_(torch.from_numpy(((1 << widths.astype(np.int64)) - 1).astype(np.uint8)))
         self.scale.copy_(torch.from_numpy(scales))
