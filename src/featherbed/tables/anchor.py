@@ -115,7 +115,8 @@ class AnchorTable(Table):
         """Initialize anchors and weights by ``init``; with slots, rows get random anchors."""
         ids = self.init.fill(self.atoms, self.transform, self.nonnegative, generator)
         if self.support is not None:
-            self.support.copy_(random_support(*self.support.shape, self.anchors, generator))
+            rows, slots = self.support.shape
+            self.support.copy_(random_support(rows, slots, self.anchors, generator))
         if ids is not None:
             start_as_themselves(ids, self.transform, self.support)
         self.anchor_ids = None if ids is None else ids.to(self.device)

@@ -256,11 +256,15 @@ def rounded_rows(rows: Tensor, scale: Tensor, top: Tensor | int) -> Tensor:  # [
     >>> rounded_rows(torch.tensor([0.3, -9.0]), torch.tensor(1.0), 3)
     tensor([ 0.5000, -1.5000])
     """
-    high = torch.as_tensor(top, dtype=rows.dtype, device=rows.device)
-    exact = torch.minimum(torch.clamp(rows / scale + high / 2, min=0), high)
+    exact = _clipped(rows / scale + top / 2, top)
     levels = exact + (torch.round(exact) - exact).detach()
-    clipped = ((rows / scale).abs() > high / 2) & (high > 0)
-    return scale * (levels - high / 2) + torch.where(clipped, rows - rows.detach(), 0.0)
+    outside = ((rows / scale).abs() > top / 2) & (torch.as_tensor(top) > 0)
+    return scale * (levels - top / 2) + torch.where(outside, rows - rows.detach(), 0.0)
+
+
+def _clipped(levels: Tensor, top: Tensor | int) -> Tensor:
+    low = torch.clamp(levels, min=0)
+    return torch.minimum(low, top) if isinstance(top, Tensor) else torch.clamp(low, max=top)
 
 
 def levels_of(rows: Tensor, scale: Tensor, top: Tensor | int) -> NDArray[np.uint8]:  # [V, d]
@@ -269,7 +273,6 @@ def levels_of(rows: Tensor, scale: Tensor, top: Tensor | int) -> NDArray[np.uint
         raise ArgumentError(
             "the table holds NaN or infinite rows, which have no levels: training has diverged"
         )
-    high = torch.as_tensor(top, dtype=rows.dtype, device=rows.device)
-    levels = torch.minimum(torch.clamp(torch.round(rows / scale + high / 2), min=0), high)
+    levels = _clipped(torch.round(rows / scale + top / 2), top)
     found: NDArray[np.uint8] = levels.detach().to(torch.uint8).cpu().numpy()
     return found

@@ -102,12 +102,14 @@ class GradedTable(Table):
         """The values are the row: levels times scale, with straight-through rounding."""
         grade = self.grade_of(ids)
         rows = self.row_values("rows", ids)
-        return Codes(None, rounded_rows(rows, self.scale[grade], self.tops[grade]), None)
+        top = self.tops[grade].to(rows.dtype)
+        return Codes(None, rounded_rows(rows, self.scale[grade], top), None)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """One stream of levels, and the scales stored as ``values``."""
         grade = self.grade_of(self.all_ids())
-        levels = levels_of(self.rows, self.scale[grade], self.tops[grade])
+        top = self.tops[grade].to(self.rows.dtype)
+        levels = levels_of(self.rows, self.scale[grade], top)
         kind = "float16" if values == "float16" else "float32"
         stored = Graded.encode(levels, self.widths, self.grade_rows, to_numpy(self.scale), kind)
         return [Band(self.num_embeddings, Every(), stored)]

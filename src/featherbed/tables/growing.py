@@ -184,7 +184,7 @@ class GrowingAnchorTable(AnchorTable):
             states.append({name: value.index_select(axis, out) for name, value in kept.items()})
             resize(parameter, lambda t, _, axis=axis: t.index_select(axis, stay), optimizer)  # type: ignore[misc]
         self.anchors = self.anchor_count
-        return Anchors(*taken, *states)
+        return Anchors(taken[0], taken[1], *states)
 
     @torch.no_grad()
     def start_over(

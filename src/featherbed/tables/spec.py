@@ -7,16 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
+from featherbed import tables
 from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
 from featherbed.specs import split_spec
-from featherbed.tables import METHODS, Table
 from featherbed.tables.kd import Composer
 from featherbed.tables.parts.guides import Online
 from featherbed.tables.parts.relaxations import Softmax, StraightThrough, Temperature
 from featherbed.tables.product import Matching
-from featherbed.tables.table import keywords
+from featherbed.tables.table import Table, keywords
 
+METHODS: tuple[type[Table], ...] = tuple(  # every table class of the public list
+    getattr(tables, name) for name in dir(tables) if name.endswith("Table") and name != "Table"
+)
 _RANDOM = (HalfNormal, Xavier, RandomBasis)
 _CODED = (Softmax, StraightThrough, Temperature, Online, Composer, Matching)
 BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*_RANDOM, *_CODED)}
@@ -86,7 +89,12 @@ def make_table(spec: str, num_embeddings: int, embedding_dim: int, **extra: Any)
 def table_from_dense(
     spec: str, matrix: Tensor, padding_idx: int | None = None, **extra: Any
 ) -> Table:
-    """Create the table of a spec, fitted to ``matrix``."""
+    """Create the table of a spec, fitted to ``matrix``.
+
+    >>> import torch
+    >>> table_from_dense("quantized:bits=8", torch.eye(4))
+    QuantizedTable(4, 4, bits=8, scales='row')
+    """
     method, settings = _complete(spec, {"padding_idx": padding_idx, **extra})
     return method.from_dense(matrix, **settings)
 
