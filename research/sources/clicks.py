@@ -159,7 +159,8 @@ def zipf_ranks(uniform: Floats, counts: Ids, exponent: float) -> Ids:
     else:
         power = 1 - exponent
         ranks = (1 + uniform * ((counts + 1.0) ** power - 1)) ** (1 / power)
-    return np.clip(ranks.astype(np.int64) - 1, 0, counts - 1)
+    found: Ids = np.clip(ranks.astype(np.int64) - 1, 0, counts - 1)
+    return found
 
 
 def normals(ids: Ids, seed: int, stream: int) -> Floats:

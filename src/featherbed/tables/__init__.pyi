@@ -3,6 +3,7 @@ from featherbed.tables.arrivals import Arrivals as Arrivals
 from featherbed.tables.bag import Bag as Bag
 from featherbed.tables.banded import BandedTable as BandedTable
 from featherbed.tables.codes import Codes as Codes
+from featherbed.tables.collection import Collection as Collection
 from featherbed.tables.dense import DenseTable as DenseTable
 from featherbed.tables.graded import GradedTable as GradedTable
 from featherbed.tables.growing import GrowingAnchorTable as GrowingAnchorTable

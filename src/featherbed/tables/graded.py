@@ -39,6 +39,7 @@ class GradedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"bits": 3, "grades": 3}
+    rows_alike: ClassVar[bool] = False
     rows = RowParameter()  # [V, d]
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ BY_ID = (HashedTable, RemainderTable)  # codes depend on the id itself, not on i
 class PartedTable(Table):
     """row(i) = part(place of i) for the part that i belongs to; a method defines the parts."""
 
+    rows_alike: ClassVar[bool] = False
     block: Tensor  # int64 [V]: the part of each id
     place: Tensor  # int64 [V]: its place in the part, the id itself where the part hashes ids
 

@@ -36,6 +36,7 @@ class SelectedTable(Table):
 
     example: ClassVar[dict[str, Any]] = {"keep": 7}
     selects_rows: ClassVar[bool] = True
+    rows_alike: ClassVar[bool] = False
     index: Tensor
 
     def __init__(

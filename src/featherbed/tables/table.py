@@ -57,6 +57,7 @@ class Table(RowModule):
     sparse_codes: ClassVar[bool] = False  # a weight of zero leaves its atom out of the row
     selects_rows: ClassVar[bool] = False  # keeps a number of rows, those of the largest `counts`
     is_dense: ClassVar[bool] = False  # every row is stored as it is
+    rows_alike: ClassVar[bool] = True  # False: ids are sorted or counted (the most popular first)
     grows: ClassVar[bool] = False  # fb.Growth adds and removes atoms
     relaxes_rows: ClassVar[bool] = False  # forward in training may differ from lookup (noise ...)
     nonnegative: bool = False  # penalized weights are kept at zero and above
