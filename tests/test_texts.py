@@ -20,6 +20,7 @@ from featherbed.io.texts import (
     SubwordEncoder,
     WordEncoder,
     build_vocabulary,
+    has_words,
     open_tokenizer,
     read_corpus,
     read_ptb,
@@ -28,7 +29,6 @@ from featherbed.io.texts import (
     tokenize,
     train_subwords,
 )
-from featherbed.io.texts.tokenizer import has_words
 from featherbed.packed.keys import Keys
 
 

@@ -22,7 +22,7 @@ from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError
 from featherbed.interop.pretrained import METHOD, model_class, read_config
 from featherbed.interop.swap import CompressedWeight, SharedWeight, find_weights, padding_of
-from featherbed.io.vectors.arrays import read_safetensors
+from featherbed.io.vectors import read_safetensors
 from featherbed.packed.file import to_bytes
 from featherbed.packed.writing import remove_stale, temporary_folder
 
@@ -237,7 +237,7 @@ def tensors_of(checkpoint: Checkpoint, place: SharedWeight, prefix: str) -> list
 def read_table(checkpoint: Checkpoint, keys: list[str], shape: tuple[int, ...]) -> Any:
     """Map the table; raise if it contradicts config.json in its shape or ties."""
     matrix, *others = (
-        read_safetensors(checkpoint.folder / checkpoint.file_of[key], key)[0] for key in keys
+        read_safetensors(checkpoint.folder / checkpoint.file_of[key], key).matrix for key in keys
     )
     if tuple(matrix.shape) != shape:
         found, said = (" x ".join(map(str, one)) for one in (matrix.shape, shape))

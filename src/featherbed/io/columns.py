@@ -1,27 +1,464 @@
-"""Delimited text: the delimiter, the header, quotation marks, and the cells in blocks.
+"""Files of columns: delimited text, JSON lines or Parquet, compressed or not, read in blocks.
 
-Records of several lines are first joined into one line each. polars splits blocks into cells; text
-that it refuses (odd quotation marks) goes through Python's own reader, which is slower.
+A column has a role: named by the caller or guessed by its name. Records of delimited text that span
+several lines are first joined into one line each. polars splits blocks into cells; text that it
+refuses (odd quotation marks) goes through Python's own reader, which is slower.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import DataError
-from featherbed.io.opening import TextBlocks, end_of_lines
-from featherbed.io.records.columns import BROKEN, SAMPLE, UNCLOSED, Block, Columns, is_common
+from featherbed.io.opening import FOREIGN, Progress, TextBlocks, end_of_lines, find_file
 
 if TYPE_CHECKING:
     import polars as pl
+
+BROKEN = "broken"  # the name of the column that marks lines broken as a whole
+UNCLOSED, NO_OBJECT = "a quotation mark is not closed", "it is no JSON object"
+NESTED, NO_TEXT = "a list or an object is no key", "bytes that are not UTF-8"
+FAULTS = (UNCLOSED, NO_OBJECT, NESTED, NO_TEXT)  # texts of that column
+SAMPLE = 200  # lines inspected before reading
+
+# Common names without case, blanks and punctuation. The first group with a match decides; two
+# matches in one group are ambiguous.
+COMMON_NAMES: dict[str, tuple[str, ...]] = {
+    "user": (
+        "userid users userkey uid useridx useruuid",
+        "memberid customerid custid clientid reviewerid accountid personid buyerid viewerid "
+        "visitorid profileid raterid",
+        "user username usr member customer cust client reviewer account person buyer viewer rater "
+        "reader authorid userno",
+        "u reviewername profilename author",
+    ),
+    "item": (
+        "itemid items itemkey iid itemidx itemuuid",
+        "movieid filmid productid asin isbn isbn13 isbn10 bookid songid trackid artistid showid "
+        "animeid gameid appid jokeid businessid restaurantid recipeid courseid articleid newsid "
+        "videoid postid sku skuid goodsid contentid beerid mid",
+        "item movie film product book song track artist show anime game app joke business "
+        "restaurant recipe course article itemno tconst imdbid tmdbid docid documentid placeid "
+        "venueid eventid wineid",
+        "i parentasin itemname productname movietitle booktitle title name",
+    ),
+    "rating": (
+        "rating ratings userrating",
+        "score stars star starrating overall ratingvalue reviewrating reviewoverall reviewscore "
+        "bookrating movierating value grade rate userscore",
+        "r label target preference",
+    ),
+    "time": (
+        "timestamp time unixreviewtime unixtime unixtimestamp ts epoch ratingtime ratingtimestamp "
+        "timestampms",
+        "date datetime reviewdate ratingdate createdat created createdtime createddate reviewtime "
+        "updatedat dateadded day t",
+    ),
+    "key": (
+        "itemid movieid bookid productid asin isbn songid trackid artistid businessid gameid appid "
+        "animeid iid",
+        "id key item",
+    ),
+    "title": (
+        "title titles name",
+        "movietitle booktitle productname producttitle itemname itemtitle songtitle trackname "
+        "label",
+    ),
+    "group": ("genres genre groups group", "categories category tags tag type"),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some lines of a file: cells, the line number of a row, and the rows that are blank lines."""
+
+    frame: pl.DataFrame
+    line: Callable[[int], int]
+    blanks: Callable[[], list[int]] = list
+
+
+@dataclass
+class Columns:
+    """A file of columns: names, a sample of the cells (None where missing), and its blocks.
+
+    Every block is a polars frame of the wanted columns, named "0", "1", ..., as text where the file
+    is text, and a column that marks broken lines. ``odd`` holds the types of columns that are
+    neither numbers nor text nor dates; ``later`` collects, while blocks are read, names that are
+    not among the columns.
+    """
+
+    path: Path
+    kind: str
+    names: list[str]
+    sample: list[list[str | None]]
+    blocks: Callable[[Sequence[int]], Iterator[Block]]
+    header: bool = True
+    delimiter: str = ""
+    odd: dict[int, str] = field(default_factory=dict)
+    later: set[str] = field(default_factory=set)
+
+    @property
+    def unit(self) -> str:
+        """The word for one record in messages."""
+        return "row" if self.kind == "Parquet" else "line"
+
+    def refuse_odd(self, roles: Mapping[str, int]) -> None:
+        """Refuse columns of lists, objects and the like where numbers or text are required."""
+        for role, place in roles.items():
+            if place in self.odd:
+                raise DataError(
+                    f"{self.path}: column {self.names[place]!r} for the {role} is of the type "
+                    f"{self.odd[place]}: name one of numbers or text"
+                )
+
+
+def normalize_name(name: str) -> str:
+    """Return a name without case, blanks and punctuation.
+
+    >>> normalize_name(" User_ID ")
+    'userid'
+    """
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def is_common(name: str) -> bool:
+    """Whether columns of rating files often have this name."""
+    return any(
+        normalize_name(name) in group.split()
+        for role in ("user", "item", "rating", "time")
+        for group in COMMON_NAMES[role]
+    )
+
+
+def locate_column(role: str, wanted: str | int, names: Sequence[str], where: str) -> int:
+    """Return the place of a column given by its name, else by its number from 1."""
+    text = str(wanted).strip()
+    for exact in (True, False):
+        found = [
+            place
+            for place, name in enumerate(names)
+            if (name == text if exact else name.lower() == text.lower())
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise DataError(
+                f"{where}: {len(found)} columns are named {text!r}: "
+                f"give {role} by number, 1 to {len(names)}"
+            )
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(names):
+        return int(text) - 1
+    raise DataError(
+        f"{where} has no column {text!r} for {role}; its columns are {list_names(names)}"
+    )
+
+
+def guess_column(
+    role: str, names: Sequence[str], where: str, exclude: Sequence[int] = ()
+) -> int | None:
+    """Return the place of the column with a common name for a role, None if there is none.
+
+    >>> guess_column("user", ["asin", "reviewerID", "overall"], "a.csv")
+    1
+    """
+    for group in COMMON_NAMES[role]:
+        found = [
+            place
+            for place, name in enumerate(names)
+            if place not in exclude and normalize_name(name) in group.split()
+        ]
+        if len(found) > 1:
+            several = " and ".join(repr(names[place]) for place in found)
+            raise DataError(
+                f"{where}: {several} may both hold the {role}: name one with {role}=NAME"
+                f" (command line: --set columns.{role}=NAME)"
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def find_columns(
+    names: Sequence[str],
+    given: Mapping[str, str | int | None],
+    required: Sequence[str],
+    where: str,
+    *,
+    header: bool,
+) -> dict[str, int]:
+    """Return role -> place for the roles in ``given``; without a header they come in that order."""
+    roles = {
+        role: locate_column(role, wanted, names, where)
+        for role, wanted in given.items()
+        if wanted is not None
+    }
+    for place, role in enumerate(given):
+        if role in roles:
+            continue
+        if header:
+            found = guess_column(role, names, where, list(roles.values()))
+        else:
+            found = place if place < len(names) and place not in roles.values() else None
+        if found is not None:
+            roles[role] = found
+    missing = [role for role in required if role not in roles]
+    if missing:
+        example = f"{missing[0]}=NAME (command line: --set columns.{missing[0]}=NAME)"
+        if missing == ["rating"]:
+            example += "; clicks or purchases without ratings are a task for ranking"
+        raise DataError(
+            f"{where}: no column for {' and '.join(missing)}; its columns are {list_names(names)}: "
+            f"name it with {example}"
+        )
+    double = [role for role in roles if list(roles.values()).count(roles[role]) > 1]
+    if double:
+        raise DataError(
+            f"{where}: column {names[roles[double[0]]]!r} is given for {' and '.join(double)}: "
+            "name different ones"
+        )
+    return {role: roles[role] for role in given if role in roles}
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the names of columns for a message, at most 20."""
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(repr(name) for name in names[:20]) + more
+
+
+ROWS = 1 << 21  # rows of a Parquet file read at once
+
+
+def open_columns(
+    path: str | Path,
+    *,
+    encoding: str | None = None,
+    progress: Progress | None = None,
+    min_columns: int = 3,
+    lenient: bool = False,
+) -> Columns:
+    """Inspect a file and return its columns.
+
+    With ``lenient``, text that is not UTF-8 is read as ISO-8859-1, and wanted cells of delimited
+    text may span several lines.
+    """
+    found = find_file(path)
+    try:
+        with found.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise DataError(f"{found} cannot be read: {error.strerror}") from None
+    if start == b"PAR1":
+        return _open_parquet(found, progress)
+    if start in FOREIGN:
+        raise DataError(f"{found} is {FOREIGN[start]}")
+    text = TextBlocks(found, encoding, progress)
+    text.lenient = lenient
+    head = text.head if text.is_whole else text.head[: end_of_lines(text.head)]
+    if not head.strip():
+        text.close()
+        raise DataError(
+            f"{found} is empty: give a file with ratings"
+            if text.is_whole
+            else f"{found} has no line in its first megabyte: it is no text"
+        )
+    if _is_json(head):
+        return _open_json(text, head)
+    return open_delimited(text, head, min_columns)
+
+
+def _is_json(head: bytes) -> bool:
+    """Whether a text consists of JSON objects, one per line or in a list."""
+    start = head.lstrip()
+    listed = start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b"")
+    return listed or (
+        start[:1] == b"{"
+        and any(parse_object(line) is not None for line in start.splitlines()[:SAMPLE])
+    )
+
+
+def _open_json(text: TextBlocks, head: bytes) -> Columns:
+    rows = [row for line in head.splitlines() if (row := parse_object(line)) is not None]
+    if not rows:
+        text.close()
+        raise DataError(
+            f"{text.path} is not JSON lines: "
+            'one object such as {"user": 1, "item": 2, "rating": 5} per line'
+        )
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    sample = [[_json_text(row.get(name)) for name in names] for row in rows]
+    later: set[str] = set()
+
+    def blocks(wanted: Sequence[int]) -> Iterator[Block]:
+        for first, data in text.blocks():
+            later.update(name for name in _sample_names(data) if name not in names)
+            yield _json_block(data, first, [names[at] for at in wanted])
+
+    return Columns(text.path, "JSON lines", names, sample, blocks, later=later)
+
+
+def _sample_names(data: bytes) -> set[str]:
+    """Return the names in some lines of a block, including the last."""
+    found, step = set[str](), max(1, len(data) // SAMPLE)
+    for at in (*range(0, len(data), step), len(data) - 1):
+        begin = data.rfind(b"\n", 0, at) + 1
+        found.update(parse_object(data[begin : data.find(b"\n", at)]) or ())
+    return found
+
+
+def _json_text(value: Any) -> str | None:
+    """Return a value as polars writes it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return (
+            str(int(value)) if value.is_integer() else np.format_float_positional(value, trim="-")
+        )
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json_block(data: bytes, first: int, names: Sequence[str]) -> Block:
+    import polars as pl
+
+    def line(row: int) -> int:
+        filled = [n for n, text in enumerate(data.split(b"\n")) if text.strip()]
+        return first + filled[row]
+
+    try:
+        frame = pl.read_ndjson(data, schema=dict.fromkeys(names, pl.String))
+    except pl.exceptions.PolarsError:
+        return Block(_read_json_slowly(data, names), line)
+    # keys may be lists or objects instead of text
+    if any(frame[name].str.contains(r"^[\[{]").any() for name in names[:2]):
+        return Block(_read_json_slowly(data, names), line)
+    columns = [pl.col(name).alias(str(place)) for place, name in enumerate(names)]
+    return Block(frame.select(*columns, pl.lit(None, dtype=pl.String).alias(BROKEN)), line)
+
+
+def _read_json_slowly(data: bytes, names: Sequence[str]) -> pl.DataFrame:
+    """Return the cells line by line; lines without an object or with nested keys are broken."""
+    import polars as pl
+
+    columns: list[list[str | None]] = [[] for _ in (*names, BROKEN)]
+    for text in data.split(b"\n"):
+        if text.strip():
+            row = parse_object(text)
+            for column, name in zip(columns[:-1], names, strict=True):
+                column.append(None if row is None else _json_text(row.get(name)))
+            nested = row and any(isinstance(row.get(name), list | dict) for name in names[:2])
+            columns[-1].append(NO_OBJECT if row is None else NESTED if nested else None)
+    schema = dict.fromkeys((*map(str, range(len(names))), BROKEN), pl.String)
+    return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
+
+
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line, None if it is none."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _open_parquet(path: Path, progress: Progress | None) -> Columns:
+    parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
+    try:
+        file = parquet.ParquetFile(path)
+        names = list(file.schema_arrow.names)
+        start = next(file.iter_batches(batch_size=SAMPLE), None)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a readable Parquet file: {str(error)[:100]}") from None
+    if start is None or not start.num_rows:
+        raise DataError(f"{path} is empty: give a file with ratings")
+    cells = [
+        [None if cell is None else str(cell) for cell in column.to_pylist()]
+        for column in start.columns
+    ]
+    sample = [list(row) for row in zip(*cells, strict=True)]
+
+    def blocks(wanted: Sequence[int]) -> Iterator[Block]:
+        first, total = 1, file.metadata.num_rows
+        columns = [names[at] for at in wanted]
+        try:
+            for batch in file.iter_batches(batch_size=ROWS, columns=columns):
+                yield _parquet_block(batch, columns, first)
+                first += batch.num_rows
+                if progress is not None:
+                    progress(first - 1, total)
+        except (arrow.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}, row {first} or later, cannot be read: {str(error)[:100]}"
+            ) from None
+
+    odd = {at: str(kind) for at, kind in enumerate(file.schema_arrow.types) if _is_odd(kind)}
+    return Columns(path, "Parquet", names, sample, blocks, odd=odd)
+
+
+def _is_odd(kind: Any) -> bool:
+    """Whether an arrow type is neither a number nor text nor a date."""
+    types = import_module("pyarrow").types
+    kind = getattr(kind, "storage_type", kind)
+    if types.is_dictionary(kind):
+        return _is_odd(kind.value_type)
+    known = (
+        "boolean integer floating decimal128 null string large_string string_view date timestamp "
+        "binary large_binary binary_view fixed_size_binary"
+    )
+    return not any(getattr(types, f"is_{name}")(kind) for name in known.split())
+
+
+def _parquet_block(batch: Any, names: Sequence[str], first: int) -> Block:
+    import polars as pl
+
+    columns = [_from_arrow(batch.column(name)) for name in names]
+    frame = pl.DataFrame([column.alias(str(place)) for place, (column, _) in enumerate(columns)])
+    broken = [wrong for _, wrong in columns if wrong is not None]
+    marks = pl.any_horizontal(*broken) if broken else pl.lit(False)
+    return Block(
+        frame.with_columns(pl.when(marks).then(pl.lit(NO_TEXT)).alias(BROKEN)),
+        lambda row: first + row,
+    )
+
+
+def _from_arrow(column: Any) -> tuple[pl.Series, pl.Series | None]:
+    """Return a column for polars, UUIDs as text, and a mask of bytes that are no text."""
+    import polars as pl
+
+    column = getattr(column, "storage", column)
+    series = pl.Series(column)
+    if series.dtype in (pl.Categorical, pl.Enum):
+        return series.cast(pl.String), None
+    if series.dtype != pl.Binary:
+        return series, None
+    if str(column.type) == "fixed_size_binary[16]":
+        digits = series.bin.encode("hex")
+        cuts = ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12))
+        parts = [digits.str.slice(*cut) for cut in cuts]
+        return pl.select(pl.concat_str(parts, separator="-")).to_series(), None
+    try:
+        return series.cast(pl.String), None
+    except pl.exceptions.PolarsError:
+        text = pl.Series([_decode(cell) for cell in series], dtype=pl.String)
+        return text, text.is_null() & series.is_not_null()
+
+
+def _decode(cell: bytes | None) -> str | None:
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError:
+        return None
+
 
 DELIMITERS = ("::", "\t", ",", ";", "|", " ")
 PIECE = 1 << 18  # bytes that are read again when a block has an odd line
