@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from featherbed.errors import (
@@ -27,6 +26,7 @@ from featherbed.errors import (
 )
 from featherbed.interop.embedding import PackedEmbedding
 from featherbed.interop.swap import SharedWeight, is_pretrained, packed_places, replace_weight
+from featherbed.io.vectors import safetensors_header
 from featherbed.packed.schema import MOST_DIM, MOST_ROWS, FieldReader
 
 try:
@@ -90,14 +90,7 @@ def numbers_in(config: dict[str, Any]) -> Iterable[tuple[str, float]]:
 def stored_names(path: Path) -> Iterable[str]:
     """Yield the names of the tensors in a checkpoint, after checking its files."""
     for file in sorted(path.glob("model*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as opened:
-                yield from opened.keys()
-        except (SafetensorError, OSError) as error:
-            raise DataError(
-                f"{file} is no safetensors file, or was cut short ({first_line(error)[:100]}): "
-                "fetch it again"
-            ) from None
+        yield from safetensors_header(file)[0]
 
 
 def check_tables(given: Any) -> dict[str, dict[str, Any]]:
@@ -156,13 +149,9 @@ def check_stored(tables: dict[str, dict[str, Any]], files: Any) -> None:
         return
     sizes: dict[str, list[int]] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="numpy") as opened:
-                names = [name for name in opened.keys() if name.endswith("packed")]  # noqa: SIM118
-                parts = {name: opened.get_slice(name) for name in names}
-                sizes |= {n: list(p.get_shape()) for n, p in parts.items() if p.get_dtype() == "U8"}
-        except (SafetensorError, OSError) as error:
-            raise FormatError(f"{Path(file).name}: {first_line(error)}") from None
+        header, _ = safetensors_header(Path(file))
+        packed = (name for name in header if name.endswith("packed"))
+        sizes |= {name: header[name]["shape"] for name in packed if header[name]["dtype"] == "U8"}
     for name, table in tables.items():
         found = [size for key, size in sizes.items() if f"{name}.packed".endswith(key)]
         found += [size for key, size in sizes.items() if key.endswith(f"{name}.packed")]

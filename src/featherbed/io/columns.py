@@ -136,9 +136,7 @@ def normalize_name(name: str) -> str:
 def is_common(name: str) -> bool:
     """Whether columns of rating files often have this name."""
     return any(
-        normalize_name(name) in group.split()
-        for role in ("user", "item", "rating", "time")
-        for group in COMMON_NAMES[role]
+        match_names(COMMON_NAMES[role], [name]) for role in ("user", "item", "rating", "time")
     )
 
 
@@ -173,21 +171,23 @@ def guess_column(
     >>> guess_column("user", ["asin", "reviewerID", "overall"], "a.csv")
     1
     """
-    for group in COMMON_NAMES[role]:
-        found = [
-            place
-            for place, name in enumerate(names)
-            if place not in exclude and normalize_name(name) in group.split()
-        ]
-        if len(found) > 1:
-            several = " and ".join(repr(names[place]) for place in found)
-            raise DataError(
-                f"{where}: {several} may both hold the {role}: name one with {role}=NAME"
-                f" (command line: --set columns.{role}=NAME)"
-            )
-        if found:
-            return found[0]
-    return None
+    found = match_names(COMMON_NAMES[role], names, exclude)
+    if len(found) > 1:
+        several = " and ".join(repr(names[place]) for place in found)
+        raise DataError(
+            f"{where}: {several} may both hold the {role}: name one with {role}=NAME"
+            f" (command line: --set columns.{role}=NAME)"
+        )
+    return found[0] if found else None
+
+
+def match_names(
+    groups: Sequence[str], names: Sequence[str], exclude: Sequence[int] = ()
+) -> list[int]:
+    """Return the places of the names in the first group of common names that has any of them."""
+    plain = {at: normalize_name(name) for at, name in enumerate(names) if at not in exclude}
+    matches = ([at for at, name in plain.items() if name in group.split()] for group in groups)
+    return next((found for found in matches if found), [])
 
 
 def find_columns(
@@ -297,7 +297,7 @@ def _open_json(text: TextBlocks, head: bytes) -> Columns:
             'one object such as {"user": 1, "item": 2, "rating": 5} per line'
         )
     names = list(dict.fromkeys(name for row in rows for name in row))
-    sample = [[_json_text(row.get(name)) for name in names] for row in rows]
+    sample = [[json_text(row.get(name)) for name in names] for row in rows]
     later: set[str] = set()
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
@@ -317,7 +317,7 @@ def _sample_names(data: bytes) -> set[str]:
     return found
 
 
-def _json_text(value: Any) -> str | None:
+def json_text(value: Any) -> str | None:
     """Return a value as polars writes it."""
     if value is None or isinstance(value, str):
         return value
@@ -355,7 +355,7 @@ def _read_json_slowly(data: bytes, names: Sequence[str]) -> pl.DataFrame:
         if text.strip():
             row = parse_object(text)
             for column, name in zip(columns[:-1], names, strict=True):
-                column.append(None if row is None else _json_text(row.get(name)))
+                column.append(None if row is None else json_text(row.get(name)))
             nested = row and any(isinstance(row.get(name), list | dict) for name in names[:2])
             columns[-1].append(NO_OBJECT if row is None else NESTED if nested else None)
     schema = dict.fromkeys((*map(str, range(len(names))), BROKEN), pl.String)
@@ -665,21 +665,17 @@ class _DelimitedReader:
         )
 
     def _frame(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame:
-        """Return the cells, piece by piece if polars refuses the whole."""
+        """Return the cells; if polars refuses the block, of its halves, and so on."""
         import polars as pl
 
         frame = self._read_fast(block, quoted, wanted)
         if frame is not None:
             return frame
-        if len(block) <= PIECE:
+        cut = block.index(b"\n", len(block) // 2 - 1) + 1
+        if len(block) <= PIECE or cut == len(block):
             return self._read_slowly(block, quoted, wanted)
-        frames, begin = list[pl.DataFrame](), 0
-        while begin < len(block):
-            end = block.index(b"\n", min(begin + PIECE, len(block)) - 1) + 1
-            piece, begin = block[begin:end], end
-            frame = self._read_fast(piece, quoted, wanted)
-            frames.append(self._read_slowly(piece, quoted, wanted) if frame is None else frame)
-        return pl.concat(frames)
+        halves = (block[:cut], block[cut:])
+        return pl.concat([self._frame(half, quoted, wanted) for half in halves])
 
     def _read_fast(self, block: bytes, quoted: bool, wanted: Sequence[int]) -> pl.DataFrame | None:
         import polars as pl

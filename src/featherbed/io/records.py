@@ -363,13 +363,32 @@ def read_ratings(
         notes.append(f"column {file.names[roles.pop('time')]!r} was not used as the time: {doubt}")
     file.refuse_odd(roles)
     counts: Counter[str] = Counter()
-    collected = _CollectedColumns(workplace, max_rows, "time" in roles)
+    options: dict[str, Any] = {"folder": workplace, "max_rows": max_rows}
+    sides = {"user": KeyColumn(**options), "item": KeyColumn(**options)}
+    values, times = Spool(np.float32, **options), Spool(np.int64, **options)
     for block, parsed in _parse_blocks(file, roles, counts, strict):
         _check_range(file, block, parsed, low, high)
-        collected.append(parsed)
-    ratings = resolve_duplicates(
-        collected.finish(file, counts), duplicates, counts, notes, workplace
-    )
+        sides["user"].append(parsed.users)
+        sides["item"].append(parsed.items)
+        values.append(parsed.values)
+        if parsed.times is not None:
+            times.append(parsed.times)
+    if len(values) == 0:
+        skipped = _list_skipped(counts)
+        raise DataError(
+            f"{file.path}: no usable line among {counts['lines']:,}"
+            + (f" ({skipped})" if skipped else "")
+        )
+    with ThreadPoolExecutor(2, "featherbed-keys") as pool:
+        (users, user_keys), (items, item_keys) = pool.map(KeyColumn.finish, sides.values())
+    for side, keys in (("user", user_keys), ("item", item_keys)):
+        if len(keys) < 2:
+            raise DataError(
+                f"{file.path} has ratings of one {side} only, {keys[0]!r}: there is nothing to learn"
+            )
+    columns = (users, items, values.array(), user_keys, item_keys)
+    ratings = Ratings(*columns, times.array() if "time" in roles else None)
+    ratings = resolve_duplicates(ratings, duplicates, counts, notes, workplace)
     notes += _note_late_time(file, roles)
     counts["kept"] = len(ratings)
     return RatingsReading(
@@ -488,43 +507,6 @@ def _check_range(
             f"{file.path}, {file.unit} {block.line(row)}: "
             f"rating {values[at]:g} is outside the range {span}"
         )
-
-
-class _CollectedColumns:
-    """The columns of the ratings as they are read."""
-
-    def __init__(self, folder: str | Path | None, max_rows: int, timed: bool) -> None:
-        options: dict[str, Any] = {"folder": folder, "max_rows": max_rows}
-        self.users, self.items = KeyColumn(**options), KeyColumn(**options)
-        self.values: Spool[np.float32] = Spool(np.float32, **options)
-        self.times: Spool[np.int64] | None = Spool(np.int64, **options) if timed else None
-
-    def append(self, parsed: ParsedLines) -> None:
-        self.users.append(parsed.users)
-        self.items.append(parsed.items)
-        self.values.append(parsed.values)
-        if self.times is not None and parsed.times is not None:
-            self.times.append(parsed.times)
-
-    def finish(self, file: Columns, counts: Counter[str]) -> Ratings:
-        if len(self.values) == 0:
-            skipped = _list_skipped(counts)
-            raise DataError(
-                f"{file.path}: no usable line among {counts['lines']:,}"
-                + (f" ({skipped})" if skipped else "")
-            )
-        with ThreadPoolExecutor(2, "featherbed-keys") as pool:
-            (users, user_keys), (items, item_keys) = pool.map(
-                KeyColumn.finish, (self.users, self.items)
-            )
-        for side, keys in (("user", user_keys), ("item", item_keys)):
-            if len(keys) < 2:
-                raise DataError(
-                    f"{file.path} has ratings of one {side} only, {keys[0]!r}: "
-                    "there is nothing to learn"
-                )
-        times = None if self.times is None else self.times.array()
-        return Ratings(users, items, self.values.array(), user_keys, item_keys, times)
 
 
 def resolve_duplicates(

@@ -31,7 +31,7 @@ from featherbed.errors import (
     MissingExtra,
     UnknownKeyError,
 )
-from featherbed.io.columns import list_names, locate_column, normalize_name, parse_object
+from featherbed.io.columns import json_text, list_names, locate_column, match_names, parse_object
 from featherbed.io.opening import find_file, read_text
 from featherbed.packed.keys import Keys
 
@@ -347,7 +347,7 @@ TEXTS = (
     "description abstract",
     "title",
 )
-TITLES = ("title", "subject", "headline", "summary")
+TITLES = "title subject headline summary"
 FASTTEXT = "__label__"
 _PAIRED = re.compile(r'"(?:[^"]|"")*"')
 Row = tuple[int, str, str]  # line, label, text
@@ -443,14 +443,9 @@ def _json(path: Path, content: str, label: Column, text: Column) -> tuple[Iterab
                 raise DataError(
                     f"{path}, line {number}: a list or an object as label or text: give a string"
                 )
-            rows.append((number, _cell(cells[0]), " ".join(filter(None, map(_cell, cells[1:])))))
+            first, *rest = (json_text(cell) or "" for cell in cells)
+            rows.append((number, first, " ".join(filter(None, rest))))
     return rows, [_describe(names, place, places)]
-
-
-def _cell(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _fasttext(path: Path, content: str) -> Iterator[Row]:
@@ -487,7 +482,7 @@ def _delimited(
         if given is not None
         for part in str(given).split(",")
     )
-    usual = _guessed(LABELS, first) is not None and _guessed(TEXTS, first) is not None
+    usual = match_names(LABELS, first) and match_names(TEXTS, first)
     if header or (header is None and (named or usual)):
         place, places = _columns(path, first, label, text)
         notes, lines = [_describe(first, place, places)], lines[1:]
@@ -546,33 +541,19 @@ def _split(path: Path, content: str) -> list[tuple[int, list[str]]]:
     return found
 
 
-def _guessed(groups: Sequence[str], names: Sequence[str]) -> int | None:
-    return next(
-        (
-            at
-            for group in groups
-            for at, name in enumerate(names)
-            if normalize_name(name) in group.split()
-        ),
-        None,
-    )
-
-
 def _columns(
     path: Path, names: Sequence[str], label: Column, text: Column
 ) -> tuple[int, list[int]]:
     """Return the index of the label column and those of the text columns."""
-    place = (
-        _guessed(LABELS, names)
-        if label is None
-        else locate_column("label", label, names, str(path))
-    )
+    place = next(iter(match_names(LABELS, names)), None)
+    if label is not None:
+        place = locate_column("label", label, names, str(path))
     if text is not None:
         places = [locate_column("text", part, names, str(path)) for part in str(text).split(",")]
     else:
-        body = _guessed(TEXTS, names)
-        titles = [at for at, name in enumerate(names) if normalize_name(name) in TITLES]
-        places = [] if body is None else [*(at for at in titles[:1] if at != body), body]
+        body = match_names(TEXTS, names)[:1]
+        titles = match_names([TITLES], names)[:1]
+        places = [*(at for at in titles if at not in body), *body] if body else []
     if place is None or not places:
         missing, option = ("labels", "--label") if place is None else ("texts", "--text")
         raise DataError(

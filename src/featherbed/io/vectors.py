@@ -255,7 +255,8 @@ def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
             return json.loads(file.read(start - 8)), start
     except (SafetensorError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{path.name} is not a valid safetensors file, perhaps cut short: {str(error)[:200]}"
+            f"{path} is not a valid safetensors file, or was cut short ({str(error)[:200]}): "
+            "download it again"
         ) from None
 
 
