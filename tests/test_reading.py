@@ -17,9 +17,9 @@ import pytest
 
 import featherbed as fb
 from featherbed.errors import ArgumentError, DataError
-from featherbed.io import columns, opening
+from featherbed.io import opening
 from featherbed.io.opening import find_data
-from featherbed.io.records import is_stored, read_movielens, read_ratings, read_titles
+from featherbed.io.records import columns, is_stored, read_movielens, read_ratings, read_titles
 from featherbed.packed.keys import IntegerKeys, Keys, TextKeys, crc32
 
 ROWS = [("7", "a", 4.5, 100), ("12", "b", 3.0, 200), ("7", "b", 1.0, 50), ("-3", "c", 5.0, 75)]

@@ -20,7 +20,6 @@ from featherbed.io.texts import (
     SubwordEncoder,
     WordEncoder,
     build_vocabulary,
-    has_words,
     open_tokenizer,
     read_corpus,
     read_ptb,
@@ -29,6 +28,7 @@ from featherbed.io.texts import (
     tokenize,
     train_subwords,
 )
+from featherbed.io.texts.tokenizer import has_words
 from featherbed.packed.keys import Keys
 
 

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
-from featherbed.io.columns import is_number
 from featherbed.io.opening import open_stream
+from featherbed.io.records.columns import is_number
 
 BLOCK = 1 << 20  # bytes, or numbers, handled at once
 FLOATS = ("float64", "float32", "float16", "bfloat16")

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError, MissingExtra
-from featherbed.io.columns import (
+from featherbed.io.opening import Progress, read_lines
+from featherbed.io.records.columns import (
     BROKEN,
     FAULTS,
     Block,
@@ -29,14 +30,15 @@ from featherbed.io.columns import (
     guess_column,
     open_columns,
 )
-from featherbed.io.opening import Progress, read_lines
-from featherbed.io.spool import MAX_ROWS, KeyColumn, Spool, prefetch
-from featherbed.io.spool import block_slices as block_slices
-from featherbed.io.spool import count_ids as count_ids
-from featherbed.io.spool import group_by_user as group_by_user
-from featherbed.io.spool import is_stored as is_stored
-from featherbed.io.spool import new_array as new_array
-from featherbed.io.spool import select_rows as select_rows
+from featherbed.io.records.spool import (
+    MAX_ROWS,
+    KeyColumn,
+    Spool,
+    block_slices,
+    group_by_user,
+    prefetch,
+    select_rows,
+)
 
 if TYPE_CHECKING:
     import polars as pl
