@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
+import os
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +36,9 @@ INLINE = 1 << 15  # numbers of an answer computed on the event loop: a thread wo
 WATCH_SECONDS = 1.0
 
 Floats = NDArray[np.float32]
+LIMITERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, anyio.CapacityLimiter] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def create_app(
@@ -332,8 +338,12 @@ def check_finite(numbers: Floats) -> Floats:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Run a function beside the event loop, which goes on answering."""
-    return await anyio.to_thread.run_sync(function)
+    """Run a function beside the event loop, which goes on answering; as many at once as cores."""
+    loop = asyncio.get_running_loop()
+    limiter = LIMITERS.get(loop)
+    if limiter is None:
+        limiter = LIMITERS[loop] = anyio.CapacityLimiter(os.cpu_count() or 1)
+    return await anyio.to_thread.run_sync(function, limiter=limiter)
 
 
 async def watch_files(catalog: Catalog, metrics: RequestMetrics) -> None:
