@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, issparse
 
+import featherbed.graphs.lists as lists
 from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError
-from featherbed.graphs import lists
 from featherbed.graphs.checks import as_array, at_most, drawn_from, flag, object_count, object_ids
 from featherbed.graphs.lists import Ids, Lists, neighbour_lists, slices, within
 from featherbed.graphs.sources import checked_vectors, nearest_arcs, nearest_first, sharing_pairs

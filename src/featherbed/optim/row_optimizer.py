@@ -165,11 +165,13 @@ class RowOptimizer(Optimizer):
         """Return the state of a parameter, created or converted to its dtype and shape."""
         state: dict[str, Any] = self.state[parameter]
         state.setdefault("step", 0)
-        held = [state.get(name) for name in self.holds]
-        if any(m is None or (m.dtype, m.shape) != (parameter.dtype, parameter.shape) for m in held):
-            for name, fresh in self._fresh(parameter, group).items():
-                old = state.get(name)
-                state[name] = fresh if old is None or old.shape != fresh.shape else fresh.copy_(old)
+        for name in self.holds:
+            m = state.get(name)
+            if m is None or (m.dtype, m.shape) != (parameter.dtype, parameter.shape):
+                for other, fresh in self._fresh(parameter, group).items():
+                    old = state.get(other)
+                    fits = old is not None and old.shape == fresh.shape
+                    state[other] = fresh.copy_(old) if fits else fresh  # type: ignore[arg-type]
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
@@ -252,11 +254,9 @@ class RowOptimizer(Optimizer):
         lazy = lazy_rows(parameter)
         if lazy is None:
             lazy = self._untracked[parameter] = LazyRows(parameter, settled_by_lookup=False)
-        tensors = {name: state[name] for name in self.holds}
         eps, penalty = float(group.get("eps", 0.0)), self.penalties.get(parameter)
-        update = UpdateState(
-            self.rule, tensors, beta, eps, self.preconditioned, self.metric, penalty
-        )
+        kind, how = "none" if penalty is None else penalty.kind, (self.preconditioned, self.metric)
+        update = UpdateState(self.rule, state, beta, eps, *how, penalty, kind)
         lazy.bind(self, update, state["step"])
         return lazy
 

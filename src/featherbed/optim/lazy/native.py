@@ -55,13 +55,17 @@ def serves(*tensors: Tensor | None, wide: bool = False) -> bool:
     The dtype is float32, or float64 if the loop is ``wide``. ``FEATHERBED_KERNELS=numpy`` disables
     the loops.
     """
-    given = [tensor for tensor in tensors if tensor is not None]
-    kind = given[0].dtype
-    for tensor in given:
-        if tensor.dtype != kind or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            return False
-    known = kind in (_REALS if wide else (torch.float32,))
-    return known and os.environ.get(VARIABLE) != "numpy" and _load()
+    kind = None
+    for tensor in tensors:
+        if tensor is not None:
+            kind = kind or tensor.dtype
+            if tensor.dtype != kind or tensor.device.type != "cpu" or not tensor.is_contiguous():
+                return False
+    return (
+        kind in (_REALS if wide else (torch.float32,))
+        and os.environ.get(VARIABLE) != "numpy"
+        and _load()
+    )
 
 
 def _run(job: int, count: int, *arguments: Tensor | NDArray[Any] | int, grain: int = GRAIN) -> bool:
@@ -120,7 +124,7 @@ def settle_rows(
     if into is None:
         into = lazy.weight.new_empty(0 if write else len(ids), lazy.weight.shape[1])
     numbers = np.zeros(9)
-    numbers[5] = lazy.bound.eps
+    numbers[5] = lazy.state.eps
     _update(lazy, None, ids, into, numbers, lazy.history.now)
     return into
 
@@ -136,7 +140,7 @@ def update_rows(
     """Settle rows, step them, apply the prox and stamp them; see ``RowOptimizer._update_rows``."""
     moments = (c.keep, c.add, c.second, c.eps, c.correction)
     numbers = np.array([c.decay, c.rate, *moments, threshold, c.coupled])
-    rule = "plain" if lazy.bound.rule == "sgd" and not lazy.bound.beta else lazy.bound.rule
+    rule = "plain" if lazy.state.rule == "sgd" and not lazy.state.beta else lazy.state.rule
     _update(lazy, RULES[rule], ids, gradient, numbers, stamp)
 
 
@@ -144,7 +148,7 @@ def _update(
     lazy: LazyRows, rule: int | None, ids: Tensor, given: Tensor, numbers: NDArray[Any], stamp: int
 ) -> None:
     """Run ``kernels.train.update``; ``given`` are gradients or, without a rule, rows to fill."""
-    state, history, weight, penalty = lazy.bound, lazy.history, lazy.weight, lazy.bound.penalty
+    state, history, weight, penalty = lazy.state, lazy.history, lazy.weight, lazy.state.penalty
     kept, exempt = (None, None) if penalty is None else (penalty.kept, penalty.exempt)
     support = None if exempt is None else exempt.table.support
     marks: Any = None
@@ -161,7 +165,7 @@ def _update(
         state.metric,
         marks,
     )
-    moments = [state.tensors.get(name, NO_MATRIX) for name in ("m", "v")]
+    moments = state.tensors.get("m", NO_MATRIX), state.tensors.get("v", NO_MATRIX)
     past = (history.table, history.powers, numbers, history.begin, history.now, stamp)
     spared = (NO_VECTOR, NO_VECTOR) if exempt is None else (exempt.starts, exempt.columns)
     flags = (

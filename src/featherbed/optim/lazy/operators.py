@@ -9,7 +9,7 @@ from torch import Tensor
 
 import featherbed.optim.lazy.native as native
 from featherbed.errors import ArgumentError
-from featherbed.optim.lazy.rows import RECORDS
+from featherbed.optim.lazy.rows import RECORDS, UNBOUND
 
 
 def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
@@ -170,7 +170,7 @@ def slot_gradients(
     some, lazy = int(count), RECORDS.get(number)
     found, values, parts = found[:some], values[:some], parts[:some]
     gradient, slots = gradient.contiguous(), None if lazy is None else lazy.slots
-    keep = lazy is not None and slots is not None and lazy.state is not None
+    keep = lazy is not None and slots is not None and lazy.state is not UNBOUND
     keep = keep and slots.collects(lazy.weight, lazy.steps)  # type: ignore[union-attr]
     inputs = (parts, values, atoms, gradient, index, owner, weights)
     quick = native.serves(gradient, atoms, values, weights)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -33,7 +33,7 @@ RECORDS: weakref.WeakValueDictionary[int, LazyRows] = weakref.WeakValueDictionar
 _number_of = WeakIdKeyDictionary()  # parameter -> number
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class UpdateState:
     """An optimizer's state for the rows of a parameter, and its update of rows without a gradient.
 
@@ -42,26 +42,17 @@ class UpdateState:
     ``metric``: thresholds are divided by s.
     """
 
-    rule: str
-    tensors: dict[str, Tensor]
-    beta: float
-    eps: float
-    preconditioned: bool
-    metric: bool
-    penalty: Penalty | None
+    rule: str = "plain"
+    tensors: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    beta: float = 0.0
+    eps: float = 0.0
+    preconditioned: bool = False
+    metric: bool = False
+    penalty: Penalty | None = None
+    kind: str | None = "none"  # of the penalty in compiled loops, None if they do not know it
 
-    @property
-    def kind(self) -> str | None:
-        """The name of the penalty in compiled loops, None if they do not know it."""
-        return "none" if self.penalty is None else self.penalty.kind
 
-    def equals(self, other: UpdateState) -> bool:
-        """Return whether another state is on the same tensors and penalty, with the same numbers."""
-        mine, theirs = (
-            (state.tensors.keys(), state.beta, state.eps, state.kind, id(state.penalty))
-            for state in (self, other)
-        )
-        return mine == theirs and all(other.tensors[name] is m for name, m in self.tensors.items())
+UNBOUND = UpdateState()  # of a parameter that no optimizer of ours has stepped
 
 
 class LazyRows:
@@ -77,7 +68,7 @@ class LazyRows:
         self.weight = parameter
         self._owner: weakref.ref[object] | None = None
         self.settled_by_lookup = settled_by_lookup  # False: a module of torch reads the parameter
-        self.state: UpdateState | None = None
+        self.state, self.history = UNBOUND, History(0.0)
         self.slots: Slots | None = None
         self.steps = 0
         self.number = next(_numbers)
@@ -90,7 +81,7 @@ class LazyRows:
 
     def bind(self, owner: object, state: UpdateState, steps: int) -> None:
         """Record the updates of ``owner``, after settling those of another optimizer."""
-        if self.bound_to(owner) and self.state is not None and self.state.equals(state):
+        if self.bound_to(owner) and self.state == state and self.state.tensors is state.tensors:
             return
         self.release()
         self._owner, self.state, self.steps = weakref.ref(owner), state, steps
@@ -100,23 +91,16 @@ class LazyRows:
     def release(self) -> None:
         """Settle all rows and detach the optimizer."""
         self.settle()
-        self._owner = self.state = None
-
-    @property
-    def bound(self) -> UpdateState:
-        """The state of the optimizer that stepped the parameter last."""
-        assert self.state is not None, "no optimizer has stepped the parameter"
-        return self.state
+        self._owner, self.state = None, UNBOUND
 
     @property
     def behind(self) -> bool:
         """Whether any row may have missed updates."""
-        return self.state is not None and self.history.now > self.history.begin
+        return self.history.now > self.history.begin
 
     def compiled(self, *others: Tensor) -> bool:
         """Return whether compiled loops update this parameter, with ``others`` of its type."""
-        known = self.bound.kind is not None
-        return known and native.serves(self.weight, *others, wide=True)
+        return self.state.kind is not None and native.serves(self.weight, *others, wide=True)
 
     def lags(self, weight: Tensor) -> bool:
         """Return whether ``weight`` is the parameter and its rows may have missed updates."""
@@ -143,7 +127,7 @@ class LazyRows:
             rows, momentum = self.replay(ids)
             self.weight.data[ids] = rows
             if momentum is not None:
-                self.bound.tensors["m"][ids] = momentum
+                self.state.tensors["m"][ids] = momentum
             self.stamps[ids] = self.history.now
 
     def replay(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -152,7 +136,7 @@ class LazyRows:
 
         The reference implementation of ``native.settle_rows``.
         """
-        history, state = self.history, self.bound
+        history, state = self.history, self.state
         rows = self.weight.detach()[ids]
         at = (self.stamps[ids].long() - history.begin).cpu()  # the last step each row has seen
         missed = len(history) - at
