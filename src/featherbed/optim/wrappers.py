@@ -29,8 +29,8 @@ class Wrapper(Optimizer):
     def __init__(self, *optimizers: Optimizer) -> None:
         if not optimizers or not all(isinstance(one, Optimizer) for one in optimizers):
             raise ArgumentError(
-                f"{type(self).__name__} takes at least one optimizer, such as "
-                f"fb.SGD(model.parameters(), lr=0.1); got {optimizers!r}"
+                f"{type(self).__name__} got {optimizers!r}: give an optimizer, at least one, such "
+                "as fb.SGD(model.parameters(), lr=0.1)"
             )
         self.optimizers = optimizers
         held = [p for one in optimizers for group in one.param_groups for p in group["params"]]
