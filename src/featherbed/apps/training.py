@@ -15,7 +15,7 @@ from featherbed.apps.checkpoints import Checkpoints
 from featherbed.apps.results import Result
 from featherbed.errors import TrainingError
 from featherbed.optim import Penalty
-from featherbed.optim.averaged import penalties_of
+from featherbed.optim.wrappers import penalties_of
 from featherbed.optim.lazy.rows import settle
 
 
