@@ -25,6 +25,7 @@ TEXTS, CORPUS, NO_DATA = (f"sources.texts:open_{kind}" for kind in ("texts", "co
 TASKS = {
     "ratings": Task("runners.ratings:run_recipe"),
     "online": Task("runners.online:run_online"),
+    "literal": Task("runners.literal:run_literal"),
     "factors": Task("runners.factors:run_factors"),
     "ranking": Task("runners.ranking:run_ranking"),
     "text": Task("runners.text:run_text", TEXTS),
