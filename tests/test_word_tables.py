@@ -88,6 +88,7 @@ BY = [
     "tfidf",
     "kmeans-glove",
     "kmeans-cooccurrence",
+    "coreset",
     "frequency-clusters",
     "lasso",
     "vvd",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -128,6 +129,7 @@ def queue(
     if listed:
         sys.stdout.write("\n".join(list_queue(path)) + "\n")
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with it
     if run_queue(path, data=data, until=None if until is None else _time(until)):
         raise SystemExit(1)
 
