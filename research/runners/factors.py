@@ -51,7 +51,9 @@ def run_factors(settings: Mapping[str, Any], seed: int, source: Source, run: Run
     return Outcome(measures, history, {"chosen": best} if sweep else {})
 
 
-def fit_factors(how: str, loop: Mapping[str, Any], source: Source, parts: Parts) -> dict[str, float]:
+def fit_factors(
+    how: str, loop: Mapping[str, Any], source: Source, parts: Parts
+) -> dict[str, float]:
     """Train factors by ``how``, least squares or steps, and return the errors of the parts."""
     if how == "als":
         return train_als(source.ratings, parts, **loop, graphs=source.relations)
