@@ -53,7 +53,7 @@ def dropout_pass(
                 kept[side, k] = 1.0 / keep if rng.random() < keep else 0.0
             difference = columns[i, k] * kept[1, k] - columns[j, k] * kept[2, k]
             score += rows[u, k] * kept[0, k] * difference
-        total += np.log1p(np.exp(-score))
+        total += np.log1p(np.exp(-score)) if score > -30 else -score
         step = 1.0 / (1.0 + np.exp(score))
         for k in range(dim):
             own, liked, other = rows[u, k], columns[i, k], columns[j, k]
