@@ -40,7 +40,7 @@ from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
 
 NAMES = paper_names()
-ONE_SEED = ("ant/ptb", "kd/table1", "kd/figure1", "ant/softmax")  # an hour a run
+ONE_SEED = ("ant/ptb", "ant/softmax", "ant/online-long", "kd/table1", "kd/figure1")  # long runs
 OPTIONAL = {  # measures that only some tables have
     "anchors",
     "user_anchors",

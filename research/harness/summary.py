@@ -43,6 +43,7 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "perplexity": ("test perplexity", 1.0, 1),
     "validation_perplexity": ("validation perplexity", 1.0, 1),
     "gap_percent": ("against dense (%)", 0.01, 1),
+    "tokens_per_second": ("words a second", 1.0, 0),
     "word_anchors": ("anchors", 1.0, 0),
     "times": ("times fewer parameters", 1.0, 1),
     "bytes": ("packed (KB)", 1000.0, 1),

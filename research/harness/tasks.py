@@ -25,11 +25,12 @@ TEXTS, CORPUS, NO_DATA = (f"sources.texts:open_{kind}" for kind in ("texts", "co
 TASKS = {
     "ratings": Task("runners.ratings:run_recipe"),
     "online": Task("runners.online:run_online"),
-    "literal": Task("runners.literal:run_literal"),
     "factors": Task("runners.factors:run_factors"),
     "ranking": Task("runners.ranking:run_ranking"),
     "text": Task("runners.text:run_text", TEXTS),
     "language": Task("runners.language:run_language", CORPUS),
+    "literal": Task("runners.literal:run_literal"),
+    "softmax": Task("runners.softmax:run_softmax", CORPUS),
     "planted": Task("runners.planted:run_planted", NO_DATA),
     "anchors": Task("runners.anchors:run_anchors"),
     "tables": Task("runners.tables:run_ratings"),

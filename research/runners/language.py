@@ -5,7 +5,8 @@ as for texts; ``cut``: the number of words of the training text that are read; `
 of a weight in NBANT's objective; ``post``, such as ``hash:anchors=500``: how dense rows are
 compressed after training; ``packed``, such as ``float16``: the type of the stored values, for the
 bytes of the whole file; and ``forms``, a list of such types: the table is stored in each of them,
-its perplexities and bytes are measured.
+its perplexities and bytes are measured. ``pairs``: how many words of each anchor word, and how many
+(word, anchor) pairs, are kept (table 5).
 
 Runs that begin with epochs of dense rows (``dense_epochs``) and agree in all but their tables share
 these epochs: the first of them trains and keeps them, the others continue from there.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -37,7 +38,7 @@ from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run
 from research.runners.text import named_values, table_sizes
 
-OWN = ("cut", "lambda2", "post", "packed", "forms")
+OWN = ("cut", "lambda2", "post", "packed", "forms", "pairs")
 TABLE_SETTINGS = ("words", "times", "weights_lr", *OWN)  # of a row's own table, not of its start
 LANGUAGE_NAMES = {
     "model": "model.kind",
@@ -93,11 +94,13 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Ru
         measures |= stored_form(fitted.model, corpus, kind)
     if table.sparse_codes:
         measures |= objectives(table, measures["perplexity"], own.get("lambda2"))
-    details = {
+    details: dict[str, Any] = {
         "words": len(corpus.words),
         "tokens": len(corpus.train),
         "notes": [*fitted.notes],
     }
+    if "pairs" in own:
+        details |= associations(table, corpus.words, own["pairs"])
     return Outcome(measures, [dict(row) for row in fitted.history], details)
 
 
@@ -142,6 +145,35 @@ def stored_form(model: RecurrentModel, corpus: Corpus, kind: str) -> dict[str, f
     found = {f"{kind}_{name}": perplexity(model, getattr(corpus, part)) for name, part in MEASURED}
     model.words = words
     return found | {f"{kind}_bytes": float(file_size(packed, keys=False))}
+
+
+def associations(table: Table, words: Sequence[str], count: int) -> dict[str, Any]:
+    """Return the words with the largest weights of each anchor word, and the largest pairs.
+
+    >>> from featherbed.tables import AnchorTable
+    >>> from featherbed.anchors import Frequency
+    >>> table = AnchorTable(3, 2, anchors=1, init=Frequency([9, 5, 1]))
+    >>> with torch.no_grad():
+    ...     _ = table.transform.copy_(torch.tensor([[1.0], [0.5], [0.0]]))
+    >>> associations(table, ["stock", "bonds", "the"], 2)
+    {'anchors': {'stock': ['bonds']}, 'pairs': [['bonds', 'stock']]}
+    """
+    anchors = table.anchor_objects()
+    if anchors is None:
+        raise ArgumentError(
+            "pairs: the anchors of this table are no words; give words by=frequency"
+        )
+    weights = table.penalized[0].detach().clone()
+    weights[anchors] = 0.0
+    best = torch.topk(weights, min(count, len(weights)), dim=0).indices.T.tolist()
+    found = {
+        words[anchor]: [words[i] for i in ids if weights[i, place] > 0]
+        for place, (anchor, ids) in enumerate(zip(anchors.tolist(), best, strict=True))
+    }
+    flat = torch.topk(weights.flatten(), min(count, weights.numel())).indices.tolist()
+    places = [divmod(at, weights.shape[1]) for at in flat if weights.flatten()[at] > 0]
+    pairs = [[words[i], words[int(anchors[place])]] for i, place in places]
+    return {"anchors": found, "pairs": pairs}
 
 
 def language_settings(settings: Mapping[str, Any], rows: int) -> LanguageSettings:

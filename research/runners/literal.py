@@ -3,7 +3,7 @@
 Settings: ``users`` and ``items`` (specs), ``dim``, ``lr``, ``lam`` (of the proximal step on anchor
 weights), ``batch``, ``epochs``, ``patience``, ``halve_every`` (steps after which the learning rate
 is halved); ``rule`` with ``lambda1`` and ``lambda2`` for NBANT; ``mixed`` = {width, blocks, alpha}
-for mixed dimensions.
+for mixed dimensions; ``l1``, the weight of |E| on plain rows, lowered by subgradients (Sparse CBOW).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from featherbed.apps.checkpoints import Checkpoints
 from featherbed.apps.recommender import model as ratings
 from featherbed.io.records import Ratings
 from research.harness.records import Outcome, Run, outcome_of
+from research.runners.ratings import PulledRows, epochs_to_near
 from research.sources.ratings import Source
 
 
@@ -55,6 +56,8 @@ def run_literal(settings: Mapping[str, Any], seed: int, source: Source, run: Run
     )
     result.metrics["test"] = {"mse": ratings.mean_squared_error(model, test)}
     outcome = outcome_of(result)
+    errors = [row["validation_mse"] for row in outcome.history]
+    outcome.measures["epochs"] = float(epochs_to_near(errors))
     if anchored:
         counts = [table.anchor_count for table in tables]
         outcome.measures["user_anchors"], outcome.measures["item_anchors"] = map(float, counts)
@@ -82,6 +85,8 @@ def make_tables(
             spec = f"mixed:dims=[{','.join(map(str, dims))}]"
             width = settings["mixed"]["width"]
             table = fb.make_table(spec, rows, width, counts=torch.from_numpy(counts), **given)
+        elif "l1" in settings:
+            table = PulledRows(rows, settings["dim"], l1=settings["l1"], **given)
         else:
             table = fb.make_table(settings[side], rows, settings["dim"], **given)
         fill_tables(table, generator)
