@@ -207,7 +207,7 @@ def read_films(folder: Path) -> dict[str, tuple[str, list[str]]]:
     return {key: (title, genres.split("|")) for key, title, genres in lines}
 
 
-def long_stream(find: Callable[[str], Path]) -> Source:
+def long_stream(_: Callable[[str], Path]) -> Source:
     """Return generated ratings as many as MovieLens-25M has: 162,000 users, 59,000 items."""
     ratings = make_ratings(162_000, 59_000, 25_000_000, groups=20)
     return Source(ratings, ratings.split)
