@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import featherbed.tables.spec as specs
 from featherbed.losses import negative_pairs, orthogonality
-from featherbed.tables import AnchorTable
+from featherbed.tables import METHODS, AnchorTable
 
 
 class AnchorTermsTable(AnchorTable):
@@ -67,9 +68,5 @@ def known_to_specs() -> Iterator[None]:
     ...     specs.parse_spec("anchorterms:anchors=5,orthogonal=0.1")[0].__name__
     'AnchorTermsTable'
     """
-    before = specs.METHODS
-    specs.METHODS = (*before, AnchorTermsTable)
-    try:
+    with patch.object(specs, "METHODS", (*METHODS, AnchorTermsTable)):
         yield
-    finally:
-        specs.METHODS = before
