@@ -1,6 +1,7 @@
 """The authors' protocols: summed losses, guides, literal anchors, Laplacians, lists, the queue."""
 
 import json
+import zipfile
 from datetime import datetime, timedelta
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings
 from featherbed.tables.model import auxiliary_loss
 from research.harness import command, queue
-from research.harness.records import record_path
+from research.harness.records import Run, record_path
 from research.harness.run import planned, read_results, run_experiment
 from research.harness.settings import parse_experiment, read_experiment
 from research.harness.summary import as_markdown
@@ -25,6 +26,7 @@ from research.runners import codes
 from research.runners.factorization import laplacian_side
 from research.runners.literal import fill_tables, make_tables, mixed_dims
 from research.runners.rankers import dropout_pass, listwise_epochs, listwise_pass
+from research.runners.softmax import NCEModel, run_softmax
 from research.runners.terms import AnchorTermsTable
 from research.sources.texts import open_corpus
 
@@ -356,3 +358,42 @@ def test_the_queue_in_the_repository_is_sound(capsys):
     assert "core-hours in" in capsys.readouterr().out
     with pytest.raises(ArgumentError, match="an entry has a name"):
         [*queue._runs({"row": "x"}, queue.RESULTS)]
+
+
+# corpora and softmaxes
+
+
+def test_the_brown_corpus_is_read_with_its_whole_vocabulary(tmp_path):
+    folder = tmp_path / "brown"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "brown.zip", "w") as archive:
+        archive.writestr("brown/README", "no/document")
+        for number in range(10):
+            archive.writestr(
+                f"brown/ca{number:02}", f"\n\tThe/at the/at a/b/nn w{number}/nn ./.\n\n"
+            )
+    corpus = open_corpus("brown", tmp_path)
+    assert len(corpus.train) == 8 * 6
+    assert (len(corpus.validation), len(corpus.test)) == (6, 6)
+    assert {"The", "the", "a/b", "w8", "w9", "<eos>"} <= {*corpus.words}
+    assert [*corpus.counts] == sorted(corpus.counts, reverse=True)
+    assert corpus.counts[corpus.words.index("w9")] == 0
+    assert corpus.words[corpus.test[3]] == "w9"
+
+
+def test_nce_tells_words_from_noise_and_is_measured_by_the_full_softmax():
+    torch.manual_seed(0)
+    model = NCEModel(fb.DenseTable(40, 8), hidden=8, samples=10, dropout=0.0)
+    assert float(model.bias[0].detach()) == pytest.approx(-np.log(40))
+    ids = torch.randint(40, (6, 3))
+    torch.manual_seed(1)
+    found = model.losses(ids, ids).cross_entropy
+    torch.manual_seed(1)
+    hidden = model.run(model.input_rows(ids), None).hidden
+    torch.testing.assert_close(found, fb.NCE(model.table, 10, bias=model.bias)(hidden, ids))
+    model.eval()
+    scores = model(ids)[0]
+    full = torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids.flatten())
+    torch.testing.assert_close(model.losses(ids, ids).cross_entropy, full)
+    with pytest.raises(ArgumentError, match="full, sampled, nce"):
+        run_softmax({"softmax": "half"}, 0, open_corpus("ptb", quick=True), Run())
