@@ -16,6 +16,7 @@ SELECTIONS = (
     "tfidf",
     "kmeans-glove",
     "kmeans-cooccurrence",
+    "coreset",
     "frequency-clusters",
     "lasso",
     "vvd",
