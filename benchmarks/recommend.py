@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import featherbed as fb
-from featherbed.apps.recommender.serve import Recommender
-from featherbed.apps.recommender.store import write_recommender
+from featherbed.apps.recommender.serve import Recommender, write_recommender
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every, Fixed, sparse_layout
 from featherbed.packed.keys import Keys

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
-from featherbed.apps.recommender import baselines
-from featherbed.apps.recommender.baselines import fit_biases, fit_validated_biases
+from featherbed.apps.recommender import insight as baselines
 from featherbed.apps.recommender.data import make_split
-from featherbed.apps.recommender.fit import pack_rows
-from featherbed.apps.recommender.insight import describe_recommender
+from featherbed.apps.recommender.insight import (
+    describe_recommender,
+    fit_biases,
+    fit_validated_biases,
+)
+from featherbed.apps.recommender.train import pack_rows
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings
 

@@ -25,7 +25,7 @@ from featherbed.packed.band import Affine, Band
 from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.report.figures import as_bytes
+from featherbed.report.page import as_bytes
 
 NAMES = [
     *CODECS,

@@ -15,7 +15,7 @@ SOURCE = Path(fb.__file__).parent
 FLOORS = [
     ["version", "errors", "locks"],
     ["checks"],
-    ["extras", "progress", "settings", "specs"],
+    ["progress", "settings", "specs"],
     ["compose", "hashing"],
     ["kernels"],
     ["packed"],
@@ -35,7 +35,6 @@ HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = (
     "version",
     "errors",
-    "extras",
     "progress",
     "settings",
     "specs",

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.recommender.bayes import fit_posterior, squared_error
 from featherbed.apps.recommender.data import make_split, sort_by_frequency
 from featherbed.apps.recommender.graded import (
     allocate_sides,
     fit_graded,
     fit_levels,
+    fit_posterior,
     grade_moments,
     grade_sizes,
     round_posterior,
+    squared_error,
 )
 from featherbed.codecs.graded import LEFT
 from featherbed.errors import ArgumentError

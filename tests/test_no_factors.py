@@ -7,8 +7,7 @@ import pytest
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.apps.recommender.serve import Recommender
-from featherbed.apps.recommender.store import write_recommender
+from featherbed.apps.recommender.serve import Recommender, write_recommender
 from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings
 from featherbed.packed.band import Band

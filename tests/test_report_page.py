@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.popularity import bin_edges, row_cost
 from featherbed.apps.recommender import insight as insights
 from featherbed.apps.recommender.insight import describe_recommender
 from featherbed.errors import ArgumentError, MissingExtra
@@ -23,8 +22,9 @@ from featherbed.packed.codes import Every
 from featherbed.packed.graded import Graded
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
+from featherbed.packed.report import row_cost
 from featherbed.packed.table import PackedTable
-from featherbed.report.page import plot
+from featherbed.report.page import bin_edges, plot
 from featherbed.report.ratings import ratings_page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"

@@ -10,11 +10,16 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.apps.recommender import serve as folders
 from featherbed.apps.recommender import serve as recommenders
-from featherbed.apps.recommender import store as folders
 from featherbed.apps.recommender.model import MatrixFactorization
-from featherbed.apps.recommender.serve import Recommender, ScoredItem, check_recommender
-from featherbed.apps.recommender.store import collect_rated, write_recommender
+from featherbed.apps.recommender.serve import (
+    Recommender,
+    ScoredItem,
+    check_recommender,
+    collect_rated,
+    write_recommender,
+)
 from featherbed.cli.ratings import format_items, recommend
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.io.arrays import read_arrays, write_arrays

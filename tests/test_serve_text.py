@@ -22,9 +22,9 @@ from featherbed.apps.classifier.serve import (
     write_classifier,
 )
 from featherbed.apps.language import serve as languages
-from featherbed.apps.language.fit import perplexity
 from featherbed.apps.language.model import AWDLSTMModel, LSTMModel
 from featherbed.apps.language.serve import LanguageModel, check_language, write_language
+from featherbed.apps.language.train import perplexity
 from featherbed.apps.words import bundle as bundles
 from featherbed.apps.words.bundle import encode_weights, read_words, stored_bytes, write_words
 from featherbed.cli.texts import classify, continue_text, format_classes

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.classifier.insight import prediction_insight
-from featherbed.apps.language.insight import loss_bands
+from featherbed.apps.classifier.train import prediction_insight
+from featherbed.apps.language.train import loss_bands
 from featherbed.apps.words import insight as insights
 from featherbed.apps.words.insight import row_kind, word_insight
 from featherbed.errors import ArgumentError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featherbed.apps.results import Result, finite, made_by
+from featherbed.apps.pipeline import Result, finite, made_by
 from featherbed.errors import ArgumentError, DataError
 from featherbed.packed.writing import replacing
 from research.harness.legacy import converted, is_legacy

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from featherbed.apps.language.fit import fit_language, perplexity
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import fit_language, perplexity
 from featherbed.codecs.compress import compress
 from featherbed.errors import ArgumentError
 from featherbed.io.texts import Corpus

@@ -1,12 +1,23 @@
-"""Checks of arguments used throughout the package, with one message each."""
+"""Checks of arguments, with one message each, and of optional packages, before work starts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, MissingExtra
+
+Packages = Mapping[str, Sequence[str]]  # extra -> modules of it that are needed
+
+TRAINING: Packages = {
+    "train": ("torch", "numba", "polars", "pyarrow", "scipy"),
+    "view": ("plotly",),
+}
+COMPRESSING: Packages = {"compress": ("faiss", "numba", "scipy")}
+NAMES = {"sklearn": "scikit-learn"}  # of packages whose module has another name
 
 
 def is_integer(value: Any, minimum: float = -math.inf, maximum: float = math.inf) -> bool:
@@ -74,3 +85,21 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ArgumentError(f"{name}={value!r}: use one of {', '.join(choices)}")
     return str(value)
+
+
+def require(purpose: str, *packages: Packages) -> None:
+    """Raise ``MissingExtra``, with the command that installs all, unless every module is there.
+
+    >>> require("reading", {"text": ["json"]})
+    >>> require("flight", {"air": ["sky"], "text": ["json", "wings"]})
+    Traceback (most recent call last):
+    featherbed.errors.MissingExtra: flight needs sky and wings: pip install "featherbed[air,text]"
+    """
+    missing: dict[str, list[str]] = {}
+    for extra, modules in ((extra, part[extra]) for part in packages for extra in part):
+        absent = [NAMES.get(module, module) for module in modules if find_spec(module) is None]
+        missing[extra] = [*missing.get(extra, []), *absent]
+    extras = [extra for extra, absent in missing.items() if absent]
+    if extras:
+        listed = dict.fromkeys(name for absent in missing.values() for name in absent)
+        raise MissingExtra(" and ".join(listed), ",".join(extras), purpose)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featherbed.apps.checkpoints import Checkpoints
-from featherbed.apps.results import Result
+from featherbed.apps.pipeline import Checkpoints, Result
 from featherbed.errors import TrainingError
 from featherbed.optim import Penalty
 from featherbed.optim.averaged import penalties_of

@@ -144,7 +144,7 @@ def gate(
 
 def check_packages(matrix: Path, method: str, report: Path | None) -> None:
     """Raise ``MissingExtra`` if a package needed by the command is not installed."""
-    from featherbed.extras import COMPRESSING, require
+    from featherbed.checks import COMPRESSING, require
 
     if matrix.is_dir():
         packages = ("transformers", "torch", "faiss", "numba", "scipy")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from featherbed.checks import TRAINING, require
 from featherbed.cli.options import (
     Assignments,
     Json,
@@ -19,7 +20,6 @@ from featherbed.cli.options import (
     command_line,
     log_line,
 )
-from featherbed.extras import TRAINING, require
 
 if TYPE_CHECKING:
     from featherbed.apps.recommender.serve import ScoredItem
@@ -71,8 +71,8 @@ def ratings(
     """Factorize ratings into two compact tables, by default graded rows 8 times below float32."""
     require("featherbed train ratings", TRAINING)
     from featherbed.apps.recommender.insight import summarize
-    from featherbed.apps.recommender.run import train_recommender
     from featherbed.apps.recommender.settings import RecommenderSettings
+    from featherbed.apps.recommender.train import train_recommender
 
     settings = RecommenderSettings.read(
         recipe,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from featherbed.checks import TRAINING, require
 from featherbed.cli.options import (
     Assignments,
     Json,
@@ -23,7 +24,6 @@ from featherbed.cli.options import (
     log_line,
 )
 from featherbed.errors import ArgumentError, DataError
-from featherbed.extras import TRAINING, require
 
 if TYPE_CHECKING:
     from featherbed.apps.classifier.serve import Classifier, ClassProbability
@@ -64,8 +64,8 @@ def train_text(
 ) -> None:
     """Train a text classifier with a compact word table; it is served without torch."""
     require("featherbed train text", TRAINING)
-    from featherbed.apps.classifier.run import classifier_summary, train_classifier
     from featherbed.apps.classifier.settings import ClassifierSettings
+    from featherbed.apps.classifier.train import classifier_summary, train_classifier
 
     settings = ClassifierSettings.read(
         recipe,
@@ -119,8 +119,8 @@ def train_lm(
 ) -> None:
     """Train a language model that reads and scores words through one compact table."""
     require("featherbed train lm", TRAINING)
-    from featherbed.apps.language.run import language_summary, train_language
     from featherbed.apps.language.settings import LanguageSettings
+    from featherbed.apps.language.train import language_summary, train_language
 
     settings = LanguageSettings.read(
         recipe,

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from featherbed.report.figures import NONE, as_bytes, as_count, as_figure, as_html, as_number
-from featherbed.report.page import COLORS, LAYOUT, bar, page, plot, table
-from featherbed.report.sections import (
+from featherbed.report.page import (
+    COLORS,
     INTERRUPTED,
+    LAYOUT,
+    NONE,
     Report,
+    as_bytes,
+    as_count,
+    as_figure,
+    as_html,
+    as_number,
     axis,
+    bar,
     check_parts,
     command_section,
     data_section,
@@ -18,7 +25,10 @@ from featherbed.report.sections import (
     history_plot,
     lead,
     line,
+    page,
+    plot,
     settings_section,
+    table,
     times_smaller,
 )
 

@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from featherbed.report.figures import (
+from featherbed.report.page import (
+    INTERRUPTED,
+    Report,
     as_bytes,
     as_count,
     as_figure,
     as_html,
     as_number,
     as_percent,
-)
-from featherbed.report.page import bar, page, table
-from featherbed.report.sections import (
-    INTERRUPTED,
-    Report,
     axis,
+    bar,
     check_parts,
     command_section,
     data_section,
@@ -26,7 +24,9 @@ from featherbed.report.sections import (
     history_plot,
     lead,
     notes,
+    page,
     settings_section,
+    table,
 )
 
 SPLITS = ("test", "validation", "train")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from featherbed.apps.classifier.settings import TextVocabularySettings
-from featherbed.apps.words.selection import Lexicon
+from featherbed.apps.words.table import Lexicon
 from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts
 from featherbed.io.arrays import read_arrays, write_arrays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featherbed.apps.words.settings import (
+from featherbed.apps.words.table import (
     StorageSettings,
     VocabularySettings,
     WordTableSettings,

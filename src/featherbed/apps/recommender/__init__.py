@@ -1,7 +1,7 @@
 """Recommenders from files of ratings: train, store, serve.
 
-Read in this order: settings, data, model, fit (graded, tables or stream), store, serve, insight,
-run.
+Read in this order: train (the whole run), settings, data, graded or model or stream (the fit), serve
+(the stored files), insight (the report).
 """
 
 from importlib import import_module
@@ -15,18 +15,18 @@ _MODULES = {
     "Split": "data",
     "StreamedFactorization": "stream",
     "check_recommender": "serve",
-    "collect_rated": "store",
+    "collect_rated": "serve",
     "fit_graded": "graded",
     "fit_model": "model",
-    "fit_tables": "tables",
+    "fit_tables": "model",
     "load_split": "data",
     "make_split": "data",
     "save_split": "data",
     "sort_by_frequency": "data",
     "train_bpr": "ranking",
     "train_online": "online",
-    "train_recommender": "run",
-    "write_recommender": "store",
+    "train_recommender": "train",
+    "write_recommender": "serve",
 }
 __all__ = list(_MODULES)
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.apps.popularity import bin_edges, bin_name, row_cost
 from featherbed.errors import ArgumentError
 from featherbed.packed import anchor_weights
 from featherbed.packed.codes import Fixed, Hash, Identity, Ids
+from featherbed.packed.report import row_cost
 from featherbed.packed.table import PackedTable
+from featherbed.report.page import bin_edges, bin_name
 
 Mask = NDArray[np.bool_]
 Insight = dict[str, Any]

@@ -1,27 +1,283 @@
-"""Word tables: a table over a vocabulary, its penalties, and the schedulers of its training."""
+"""Word tables: settings, selection of words, a table over a vocabulary, its penalties."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from featherbed.anchors import HalfNormal
-from featherbed.apps.results import Result
+from featherbed.anchors import (
+    Frequency,
+    FrequencyThenClusters,
+    GroupLasso,
+    HalfNormal,
+    KMeansPlusPlus,
+    ObjectAnchors,
+    TfIdf,
+    VocabularyDropout,
+)
+from featherbed.apps.pipeline import Result
 from featherbed.apps.training import PenaltyFreeze
-from featherbed.apps.words.selection import Lexicon, WordAnchors, require, select_words
-from featherbed.apps.words.settings import WordTableSettings
-from featherbed.errors import ArgumentError
+from featherbed.apps.words.bundle import PRECISIONS
+from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs import Graph, wordnet
+from featherbed.io.opening import find_data
 from featherbed.optim import L1, Budget, GroupL1, NonNegativeL1, Penalty
+from featherbed.packed.matrix import level_bits
+from featherbed.settings import Settings, setting
 from featherbed.sharing import SSE
 from featherbed.tables import Table
 from featherbed.tables.spec import make_table, parse_spec
+
+SELECTIONS = (
+    "random",
+    "frequency",
+    "tfidf",
+    "kmeans-glove",
+    "kmeans-cooccurrence",
+    "frequency-clusters",
+    "lasso",
+    "vvd",
+)
+DOMAINS = ("wordnet", "cooccurrence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordTableSettings(Settings):
+    """The table of word vectors: its method, initialization and penalty.
+
+    With ``selection="lasso"`` and the spec ``dense``, whole rows have a group lasso of weight
+    ``lam``. Without a selection, anchors correspond to no word, and ``selected`` keeps the most
+    frequent words.
+
+    >>> WordTableSettings(spec="anchor:anchors=10", selection="frequency").has_anchors
+    True
+    """
+
+    spec: str = setting("dense", "Table method, such as anchor:anchors=10, dense, kd:parts=32.")
+    dim: int = setting(256, "Row width.", minimum=1, maximum=4096)
+    selection: str | None = setting(
+        None, "How words are selected as anchors, or to be kept.", choices=SELECTIONS
+    )
+    domain: tuple[str, ...] = setting(
+        (), "Relations between words and anchors exempt from the penalty.", choices=DOMAINS
+    )
+    lam: float = setting(
+        0.0, "Weight of the L1 penalty on anchor weights (group lasso: on rows).", minimum=0
+    )
+    nonzeros: int | None = setting(
+        None, "Number of nonzero anchor weights at the end of training.", minimum=1
+    )
+    sse: float = setting(
+        0.0, "Probability of replacing a word by another in training.", minimum=0, maximum=1
+    )
+    init_std: float = setting(
+        0.1, "Standard deviation of initial rows (of anchor weights, with anchors).", above=0
+    )
+    row_std: float | None = setting(
+        None, "With anchors: standard deviation of initial rows; anchors are scaled.", above=0
+    )
+
+    def check(self) -> None:
+        """Raise ``ArgumentError`` for settings that the table has no use for."""
+        method, keywords = parse_spec(self.spec)
+        if not self.has_anchors:
+            unused = {"nonzeros": self.nonzeros, "row_std": self.row_std, "domain": self.domain}
+            for name, value in unused.items():
+                if value:
+                    text = ", ".join(value) if isinstance(value, tuple) else value
+                    raise ArgumentError(
+                        f"{name}={text}: {self.spec!r} has no anchors, so {name} has no meaning; "
+                        "leave it out"
+                    )
+        if self.lam and not (self.has_anchors or self.is_group_lasso):
+            raise ArgumentError(
+                f"lam={self.lam:g}: {self.spec!r} has no penalized weights; selection=lasso "
+                "penalizes dense rows"
+            )
+        if self.is_group_lasso and not self.lam:
+            raise ArgumentError(
+                f"lam={self.lam:g}: selection=lasso with dense rows needs lam, the weight of the "
+                "penalty, above 0"
+            )
+        if self.selection is None:
+            return
+        if not (self.has_anchors or method.selects_rows or self.is_group_lasso):
+            raise ArgumentError(
+                f"selection={self.selection}: {self.spec!r} selects no words; anchor, mixture and "
+                "selected do"
+            )
+        if "init" in keywords or "inits" in keywords:
+            raise ArgumentError(
+                f"selection={self.selection}: {self.spec!r} initializes anchors too; give one"
+            )
+
+    @property
+    def has_anchors(self) -> bool:
+        """Whether rows are weighted sums of anchors."""
+        return parse_spec(self.spec)[0].has_anchors
+
+    @property
+    def is_group_lasso(self) -> bool:
+        """Whether whole rows of a dense table are penalized."""
+        return self.selection == "lasso" and parse_spec(self.spec)[0].is_dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularySettings(Settings):
+    """The words that a model knows."""
+
+    min_count: int = setting(1, "Words with a lower count are unknown.", minimum=1)
+    max_words: int | None = setting(
+        None, "Maximum size of the vocabulary; the most frequent words stay.", minimum=4
+    )
+    min_cooccurrence: int = setting(
+        5, "Co-occurrences of two words from which they count as related.", minimum=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageSettings(Settings):
+    """The precision of the stored files."""
+
+    code_weights: str = setting("float16", "Weights of codes: float32, float16, int8, int4 ...")
+    dictionary: str = setting("float16", "Anchors, atoms or plain rows: float32, float16, int8 ...")
+    weights: str = setting("float16", "All other weights of the model.", choices=PRECISIONS)
+
+    def check(self) -> None:
+        """Raise ``ArgumentError`` for an unknown precision."""
+        level_bits(self.code_weights)
+        level_bits(self.dictionary)
+
+
+GLOVE = "glove.6B.50d.top60k.npz"
+SUBWORD_MARKS = "Ġ▁#"  # of tokenizers, at the start or end of a subword
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The vocabulary of a training text, and statistics that selections ask for.
+
+    ``documents`` returns counts [documents, V], ``cooccurrence`` counts of pairs [V, V] (both
+    scipy.sparse), ``related`` a graph of the pairs that co-occur often enough; ``samples`` is the
+    number of training examples.
+
+    >>> int(Lexicon(("<pad>", "<unk>", "news"), np.array([0, 0, 9]), padding_idx=0).counts.sum())
+    9
+    """
+
+    words: Sequence[str]
+    counts: NDArray[np.int64]  # [V]
+    documents: Callable[[], Any] | None = None
+    labels: NDArray[np.int64] | None = None  # [documents]
+    cooccurrence: Callable[[], Any] | None = None
+    related: Callable[[], Graph] | None = None
+    padding_idx: int | None = None
+    samples: int | None = None
+
+    def show(self, ids: Tensor, limit: int = 10) -> str:
+        """Return the first of some words, for a note."""
+        first = ", ".join(self.words[int(i)] for i in ids[:limit])
+        return first if len(ids) <= limit else f"{first} and {len(ids) - limit:,} more"
+
+
+class WordAnchors(ObjectAnchors):
+    """Anchors at given words; atoms start at ``rows`` [K, d] if given."""
+
+    def __init__(self, ids: Tensor, rows: Tensor | None, transform_std: float) -> None:
+        super().__init__(transform_std)
+        self.ids, self.rows = ids, rows
+
+    def choose(self, *_: object) -> Tensor:
+        """Return the ids of the words."""
+        return self.ids
+
+    def vectors(self, *_: object) -> Tensor | None:
+        """Return the initial atoms."""
+        return self.rows
+
+
+def select_words(
+    selection: str, lexicon: Lexicon, count: int, dim: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:  # -> [K], [K, d]
+    """Return the selected words, best first, without padding, and their initial atoms if known."""
+    padding = -1 if lexicon.padding_idx is None else lexicon.padding_idx
+    available = len(lexicon.words) - (padding >= 0)
+    if not 1 <= count <= available:
+        raise ArgumentError(
+            f"{count} words are to be selected, the vocabulary has {available:,}: select fewer"
+        )
+    if selection == "random":
+        order = torch.randperm(len(lexicon.words), generator=generator)
+        return order[order != padding][:count], None
+    candidates, selector = _selector(selection, lexicon)
+    order = selector.choose(len(candidates), min(count + 1, len(candidates)), generator)
+    order = order[candidates[order] != padding][:count]
+    if len(order) < count:
+        raise ArgumentError(
+            f"selection={selection}: only {len(order):,} words have the statistics or vectors it "
+            f"needs, {count:,} are to be selected; select fewer"
+        )
+    return candidates[order], selector.vectors(order, dim)
+
+
+def _selector(selection: str, lexicon: Lexicon) -> tuple[Tensor, ObjectAnchors]:
+    """Return the candidate words and the object that selects among them."""
+    everything = torch.arange(len(lexicon.words))
+    match selection:
+        case "frequency":
+            return everything, Frequency(lexicon.counts)
+        case "tfidf":
+            return everything, TfIdf(require(selection, "documents", lexicon.documents)())
+        case "lasso" | "vvd":
+            documents = require(selection, "documents", lexicon.documents)
+            labels = require(selection, "labels", lexicon.labels)
+            method = GroupLasso if selection == "lasso" else VocabularyDropout
+            return everything, method(documents(), labels)
+        case "kmeans-cooccurrence":
+            counts = require(selection, "co-occurrence counts", lexicon.cooccurrence)()
+            features = counts.astype(np.float64).log1p().tocsr()
+            known = np.flatnonzero(np.diff(features.indptr))
+            return torch.from_numpy(known), KMeansPlusPlus(features[known])
+    known, vectors = glove_vectors(lexicon.words)
+    if selection == "kmeans-glove":
+        return torch.from_numpy(known), KMeansPlusPlus(vectors)
+    return torch.from_numpy(known), FrequencyThenClusters(lexicon.counts[known], vectors)
+
+
+def require(selection: str, name: str, value: Any) -> Any:
+    """Return a statistic, or raise ``ArgumentError`` if the text has none."""
+    if value is None:
+        raise ArgumentError(
+            f"selection={selection} needs {name}, which this text does not have: "
+            "use frequency or random"
+        )
+    return value
+
+
+def glove_vectors(
+    words: Sequence[str],
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # -> ids [n], vectors [n, 50]
+    """Return the ids of the words that GloVe knows, and their vectors, normalized."""
+    path = find_data("glove") / GLOVE
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            known = stored["words"].item().decode().split("\n")
+            vectors: NDArray[np.float32] = stored["vectors"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read as GloVe vectors: {error}") from None
+    row_of = {word: row for row, word in enumerate(known)}
+    rows = np.array([row_of.get(word.strip(SUBWORD_MARKS).lower(), -1) for word in words])
+    ids: NDArray[np.int64] = np.flatnonzero(rows >= 0)
+    found = vectors[rows[ids]].astype(np.float32)
+    return ids, found / np.linalg.norm(found, axis=1, keepdims=True).clip(min=1e-12)
+
 
 LASSO_END = 0.6  # fraction of the steps after which a group lasso removes no more rows
 

@@ -12,9 +12,9 @@ from torch import nn
 from featherbed.apps.pipeline import Application, Outcome
 from featherbed.apps.words.bundle import LIST, MODEL, TOKENIZER, WORDS, stored_bytes
 from featherbed.apps.words.insight import word_insight
-from featherbed.apps.words.settings import StorageSettings
+from featherbed.apps.words.table import StorageSettings
+from featherbed.checks import TRAINING, Packages, require
 from featherbed.errors import NotPackable
-from featherbed.extras import TRAINING, Packages, require
 from featherbed.packed.report import compare_sizes, file_size
 from featherbed.packed.table import PackedTable
 from featherbed.tables import DenseTable, Table
