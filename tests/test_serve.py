@@ -20,7 +20,7 @@ from featherbed.apps.recommender.serve import (
     collect_rated,
     write_recommender,
 )
-from featherbed.cli.ratings import format_items, recommend
+from featherbed.cli.models import format_items, recommend
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.io.arrays import read_arrays, write_arrays
 from featherbed.packed.band import Band
@@ -433,7 +433,7 @@ def test_nothing_acts_on_the_terminal():
 def test_it_needs_neither_torch_nor_numba(place):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.cli.ratings import recommend; recommend(sys.argv[1], 'user2', 3)\n"
+        "from featherbed.cli.models import recommend; recommend(sys.argv[1], 'user2', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy') if m in sys.modules])"
     )
     found = subprocess.run(

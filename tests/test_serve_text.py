@@ -27,7 +27,7 @@ from featherbed.apps.language.serve import LanguageModel, check_language, write_
 from featherbed.apps.language.train import perplexity
 from featherbed.apps.words import bundle as bundles
 from featherbed.apps.words.bundle import encode_weights, read_words, stored_bytes, write_words
-from featherbed.cli.texts import classify, continue_text, format_classes
+from featherbed.cli.models import classify, continue_text, format_classes
 from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.io.arrays import write_arrays
 from featherbed.packed.band import Band
@@ -640,7 +640,7 @@ def test_serving_needs_neither_torch_nor_numba(place, tmp_path_factory):
     other = store_language(language_of(), tmp_path_factory.mktemp("lm"))
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.cli.texts import classify, continue_text\n"
+        "from featherbed.cli.models import classify, continue_text\n"
         "classify(sys.argv[1], 'word3', 1); continue_text(sys.argv[2], 'word3', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy', 'tokenizers') if m in sys.modules])"
     )

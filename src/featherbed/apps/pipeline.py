@@ -1,17 +1,17 @@
-"""From a file to a stored model: read → fit → store → measure → report, once for every application.
+"""From a file to a stored model: read → fit → store → measure → report, once for all applications.
 
-Also the files of a run: metrics as JSON, the history as Parquet, checkpoints written atomically."""
+Also the files of a run: metrics as JSON, the history as Parquet, checkpoints.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import os
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,229 +21,13 @@ import torch
 from torch import nn
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
-from featherbed.packed.writing import remove_stale, replacing, temporary_folder
+from featherbed.packed.writing import remove_stale, replacing_file, temporary_folder, write_file
 from featherbed.progress import show_progress
 from featherbed.settings import Settings
 from featherbed.version import __version__
 
-
-@dataclass
-class Result:
-    """A finished (or interrupted) run.
-
-    >>> Result("ratings", {"dim": 16}, seed=0).interrupted
-    False
-    """
-
-    task: str
-    settings: dict[str, Any]
-    seed: int
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    sizes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    interrupted: bool = False
-
-    def write(self, path: str | Path) -> None:
-        """Write the result, with the versions it was made by, atomically."""
-        write_json(path, {**asdict(self), **made_by()})
-
-
-def made_by() -> dict[str, Any]:
-    """Return the versions and the machine of this run."""
-    return {
-        "versions": {
-            "featherbed": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "machine": {
-            "python": platform.python_version(),
-            "processor": platform.machine(),
-            "threads": torch.get_num_threads(),
-        },
-    }
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON, atomically."""
-    write_text(path, json.dumps(finite(value), indent=1, default=str) + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write text as UTF-8, atomically."""
-    with (
-        replacing(Path(path)) as descriptor,
-        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
-    ):
-        file.write(text)
-
-
-def write_history(path: Path, history: list[dict[str, float]]) -> None:
-    """Write one row per epoch as Parquet, atomically."""
-    import polars as pl
-
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        pl.DataFrame(history, infer_schema_length=None).write_parquet(file)
-
-
-def finite(value: Any) -> Any:
-    """Return the value with NaN and infinity as text, since JSON has no such numbers."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return value
-
-
-CHECKPOINTS, RUN = "checkpoints", "run.json"
-
-
-class Checkpoints:
-    """A folder of checkpoints ``step-00000012.pt``; the newest ``keep`` stay.
-
-    >>> checkpoints = Checkpoints(getfixture("tmp_path") / "run")
-    >>> model = nn.Linear(2, 1)
-    >>> checkpoints.save(12, model=model)
-    >>> checkpoints.latest()
-    12
-    >>> checkpoints.restore(model=model)["step"]
-    12
-    """
-
-    def __init__(self, folder: str | Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise ArgumentError(f"keep={keep}: keep at least one checkpoint")
-        self.folder, self.keep = Path(folder), keep
-
-    def stage(self, name: str) -> Checkpoints:
-        """Return the checkpoints of one stage of training, in a subfolder."""
-        return Checkpoints(self.folder / name, self.keep)
-
-    def _steps(self) -> list[int]:
-        return sorted(
-            int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.pt")
-        )
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.pt"
-
-    def latest(self) -> int | None:
-        """Return the newest step saved, or None."""
-        steps = self._steps()
-        return steps[-1] if steps else None
-
-    def clear(self) -> None:
-        """Remove all checkpoints, including those of stages, and the folder if it is empty then."""
-        for step in self._steps():
-            self._path(step).unlink(missing_ok=True)
-        for stage in self.folder.glob("*/"):
-            Checkpoints(stage).clear()
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
-
-    def save(
-        self,
-        step: int,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        generators: dict[str, torch.Generator] | None = None,
-        **extra: Any,
-    ) -> None:
-        """Write the state after ``step`` steps; ``extra`` takes plain values and tensors."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        state = {
-            "step": step,
-            "model": model.state_dict(),
-            "optimizer": None if optimizer is None else optimizer.state_dict(),
-            "generators": {
-                name: generator.get_state() for name, generator in (generators or {}).items()
-            },
-            "default_generator": torch.get_rng_state(),
-            "extra": extra,
-        }
-        with replacing(self._path(step)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-            torch.save(state, file)
-        for old in self._steps()[: -self.keep]:
-            self._path(old).unlink(missing_ok=True)
-
-    def restore(
-        self,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        generators: dict[str, torch.Generator] | None = None,
-    ) -> dict[str, Any]:
-        """Load the newest checkpoint into model, optimizer and generators.
-
-        Returns its ``step`` and ``extra``.
-        """
-        step = self.latest()
-        if step is None:
-            raise DataError(f"{self.folder} holds no checkpoint to resume from")
-        state = torch.load(self._path(step), weights_only=True)
-        model.load_state_dict(state["model"])
-        if optimizer is not None and state["optimizer"] is not None:
-            optimizer.load_state_dict(state["optimizer"])
-        for name, generator in (generators or {}).items():
-            generator.set_state(state["generators"][name])
-        torch.set_rng_state(state["default_generator"])
-        return {"step": state["step"], "extra": state["extra"]}
-
-
-class RunCheckpoints(Checkpoints):
-    """Checkpoints beside a file that says which run they belong to, written with the first one."""
-
-    def __init__(self, folder: Path, fingerprint: dict[str, Any], root: Path | None = None) -> None:
-        super().__init__(folder)
-        self.fingerprint, self.root = fingerprint, root or folder
-
-    def stage(self, name: str) -> Checkpoints:
-        """Return the checkpoints of one stage of training, in a subfolder."""
-        return RunCheckpoints(self.folder / name, self.fingerprint, self.root)
-
-    def save(self, step: int, **state: Any) -> None:
-        """Write the state after ``step`` steps."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.root / RUN, self.fingerprint)
-        super().save(step, **state)
-
-
-def open_checkpoints(out: Path, fingerprint: dict[str, Any], *, resume: bool) -> Checkpoints:
-    """Return the checkpoints of the run that writes ``out``.
-
-    Resuming raises ``ArgumentError`` if the checkpoints belong to other data or settings; a new run
-    removes old checkpoints.
-
-    >>> open_checkpoints(getfixture("tmp_path"), {"seed": 0}, resume=False).latest() is None
-    True
-    """
-    fingerprint = json.loads(json.dumps(fingerprint, default=str))  # as it is read back
-    path = out / CHECKPOINTS / RUN
-    if not resume:
-        clear_checkpoints(out)
-        return RunCheckpoints(path.parent, fingerprint)
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if other := [name for name, value in fingerprint.items() if before.get(name) != value]:
-        raise ArgumentError(
-            f"{out} has checkpoints of other {', '.join(other[:3])}: ask for the same again, "
-            "or leave --resume out"
-        )
-    return RunCheckpoints(path.parent, fingerprint)
-
-
-def clear_checkpoints(out: Path) -> None:
-    """Remove the checkpoints in ``out``, and the folder if it is empty then."""
-    (out / CHECKPOINTS / RUN).unlink(missing_ok=True)
-    Checkpoints(out / CHECKPOINTS).clear()
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
-
-
 METRICS, HISTORY, REPORT = "metrics.json", "history.parquet", "report.html"
+CHECKPOINTS, RUN = "checkpoints", "run.json"
 Log = Callable[[str], None]
 
 
@@ -278,11 +62,12 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True)
 class Outcome(Generic[D, F]):
-    """The result of a run: the numbers of ``metrics.json``, the data and the trained model."""
+    """The numbers of ``metrics.json``, the data, the trained model, and a summary in a few lines."""
 
     metrics: dict[str, Any]
     data: D
     fitted: F
+    summary: list[str]
 
 
 def ignore(line: str) -> None:
@@ -313,16 +98,24 @@ class RunOptions:
 class Application(ABC, Generic[S, D, F]):
     """One run of an application; subclasses say how to read, fit, store, measure and report.
 
-    Class attributes: ``kind`` names the model in messages, ``marker`` is the file that marks a stored
-    model, ``files`` are its other files that an earlier model may have left.
+    Class attributes: ``kind`` names the model in messages, ``marker`` is the file that marks a
+    stored model, ``files`` are its other files that an earlier model may have left, ``settings_type``
+    is the class of the settings, ``irrelevant`` are prefixes of settings without effect on the fit.
     """
 
     kind: str
     marker: str
     files: tuple[str, ...] = ()
+    settings_type: type[S]
+    irrelevant: tuple[str, ...] = ("storage.",)
 
-    def __init__(self, settings: S, out: str | Path, options: RunOptions) -> None:
+    def __init__(
+        self, settings: S | Mapping[str, Any] | None, out: str | Path, options: RunOptions
+    ) -> None:
+        if not isinstance(settings, Settings):
+            settings = self.settings_type.from_values(settings or {})
         self.settings, self.out, self.options = settings, Path(out), options
+        self.seconds: dict[str, float] = {}  # by stage
 
     @abstractmethod
     def check(self) -> None:
@@ -333,8 +126,8 @@ class Application(ABC, Generic[S, D, F]):
         """Read and split the data; ``workplace`` is a folder for temporary files."""
 
     @abstractmethod
-    def fingerprint(self, data: D) -> dict[str, Any]:
-        """Return the values that must be equal for a checkpoint to be resumed."""
+    def checksums(self, data: D) -> dict[str, str]:
+        """Return checksums by name; a checkpoint is resumed only if they are equal."""
 
     @abstractmethod
     def fit(self, data: D, checkpoints: Checkpoints) -> F:
@@ -352,53 +145,76 @@ class Application(ABC, Generic[S, D, F]):
     def report(self, data: D, fitted: F, metrics: dict[str, Any]) -> str:
         """Return the HTML page of the run."""
 
+    @abstractmethod
+    def summarize(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines that end a run: quality, sizes, files."""
+
     def run(self) -> Outcome[D, F]:
         """Run the pipeline; the model appears in ``out`` only when all of it is written."""
-        watch, options = Stopwatch(), self.options
+        options = self.options
         self.check()
         self._check_out()
         with _temporary_workplace(self.out.absolute()) as workplace:
-            with watch("reading"):
+            with self._timed("reading"):
                 data = self.read(workplace)
             for line in data.lines:
                 options.log(line)
-            with watch("training"):
+            with self._timed("training"):
                 fitted = self._fit(data)
             for note in fitted.notes:
                 options.log(note)
             folder = workplace / "model"
             folder.mkdir()
-            with watch("measuring"), self.stage("measuring"):
+            with self._timed("measuring"), self.stage("measuring"):
                 self.store(folder, data, fitted)
                 metrics = self.measure(folder, data, fitted)
             metrics |= {
                 "epochs": len(fitted.history),
                 "interrupted": fitted.interrupted,
                 "seed": options.seed,
-                "stages": watch.seconds,
-                "seconds": sum(watch.seconds.values()),
+                "stages": self.seconds,
+                "seconds": sum(self.seconds.values()),
                 "settings": self.settings.values(),
             }
             with self.stage("writing"):
                 write_json(folder / METRICS, {**metrics, **made_by()})
                 write_history(folder / HISTORY, fitted.history)
-                write_text(folder / REPORT, self.report(data, fitted, metrics))
+                write_file(folder / REPORT, self.report(data, fitted, metrics))
             move_files(folder, self.out, self.marker, self.files)
             if not fitted.interrupted:
                 clear_checkpoints(self.out)
-        return Outcome(metrics, data, fitted)
+        return Outcome(metrics, data, fitted, self.summarize(metrics))
+
+    def report_footer(self, fitted: F, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return the entries about the run that all pages have."""
+        return {
+            "history": fitted.history,
+            "settings": {k: v for k, v in self.settings.values().items() if v is not None},
+            "command": self.options.command,
+            "seconds": metrics["seconds"],
+            "version": __version__,
+            "interrupted": fitted.interrupted,
+        }
 
     def stage(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return a block that shows a stage without steps."""
         return show_progress(name, shown=self.options.progress, transient=True)
 
+    @contextlib.contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
     def _fit(self, data: D) -> F:
-        resume = self.options.resume
-        checkpoints = open_checkpoints(self.out, self.fingerprint(data), resume=resume)
+        values = self.settings.values().items()
+        relevant = {name: v for name, v in values if not name.startswith(self.irrelevant)}
+        fingerprint = {"seed": self.options.seed, **self.checksums(data), **relevant}
+        checkpoints = open_checkpoints(self.out, fingerprint, resume=self.options.resume)
         try:
             return self.fit(data, checkpoints)
         except FeatherbedError:
-            if not resume:  # checkpoints of a failed run are of no use
+            if not self.options.resume:  # checkpoints of a failed run are of no use
                 clear_checkpoints(self.out)
             raise
 
@@ -415,32 +231,9 @@ class Application(ABC, Generic[S, D, F]):
             raise ArgumentError(f"{out} holds no checkpoints to resume from: leave --resume out")
 
 
-class Stopwatch:
-    """Measures the seconds of each stage.
-
-    >>> watch = Stopwatch()
-    >>> with watch("reading"):
-    ...     pass
-    >>> list(watch.seconds)
-    ['reading']
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        """Measure the block as one stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = time.perf_counter() - start
-
-
 @contextlib.contextmanager
 def _temporary_workplace(out: Path) -> Iterator[Path]:
-    """Create a temporary folder in the nearest existing folder, so that a read-only one shows early.
+    """Create a temporary folder in the nearest existing folder: a read-only one is an error early.
 
     Temporary files of killed runs around ``out`` are removed.
     """
@@ -471,3 +264,185 @@ def move_files(source: Path, folder: Path, marker: str, files: tuple[str, ...] =
         (folder / name).unlink(missing_ok=True)
     for path in sorted(source.iterdir(), key=lambda path: path.name == marker):
         path.replace(folder / path.name)
+
+
+@dataclass
+class Result:
+    """A finished (or interrupted) training.
+
+    >>> Result("ratings", {"dim": 16}, seed=0).interrupted
+    False
+    """
+
+    task: str
+    settings: dict[str, Any]
+    seed: int
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    sizes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def write(self, path: str | Path) -> None:
+        """Write the result, with the versions it was made by, atomically."""
+        write_json(path, {**asdict(self), **made_by()})
+
+
+def made_by() -> dict[str, Any]:
+    """Return the versions and the machine of this run."""
+    versions = {"featherbed": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    machine = {"python": platform.python_version(), "processor": platform.machine()}
+    return {"versions": versions, "machine": {**machine, "threads": torch.get_num_threads()}}
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON, atomically."""
+    write_file(path, json.dumps(finite(value), indent=1, default=str) + "\n")
+
+
+def write_history(path: Path, history: list[dict[str, float]]) -> None:
+    """Write one row per epoch as Parquet, atomically."""
+    import polars as pl
+
+    with replacing_file(path) as file:
+        pl.DataFrame(history, infer_schema_length=None).write_parquet(file)
+
+
+def finite(value: Any) -> Any:
+    """Return the value with NaN and infinity as text, since JSON has no such numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
+
+
+class Checkpoints:
+    """A folder of checkpoints ``step-00000012.pt``; the newest ``keep`` stay.
+
+    Model, optimizer, step and generator states are in one file, written atomically. The first one
+    also writes ``fingerprint``, the data and settings of the run, beside them (in ``root``).
+
+    >>> checkpoints = Checkpoints(getfixture("tmp_path") / "run")
+    >>> model = nn.Linear(2, 1)
+    >>> checkpoints.save(12, model=model)
+    >>> checkpoints.latest()
+    12
+    >>> checkpoints.restore(model=model)["step"]
+    12
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int = 2,
+        fingerprint: dict[str, Any] | None = None,
+        root: Path | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ArgumentError(f"keep={keep}: keep at least one checkpoint")
+        self.folder, self.keep = Path(folder), keep
+        self.fingerprint, self.root = fingerprint, root or self.folder
+
+    def stage(self, name: str) -> Checkpoints:
+        """Return the checkpoints of one stage of training, in a subfolder."""
+        return Checkpoints(self.folder / name, self.keep, self.fingerprint, self.root)
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def latest(self) -> int | None:
+        """Return the newest step saved, or None."""
+        paths = self._paths()
+        return int(paths[-1].stem.removeprefix("step-")) if paths else None
+
+    def clear(self) -> None:
+        """Remove all checkpoints, including those of stages, and the folder if it is empty then."""
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+        for stage in self.folder.glob("*/"):
+            Checkpoints(stage).clear()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Write the state after ``step`` steps; ``extra`` takes plain values and tensors."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.fingerprint is not None:
+            write_json(self.root / RUN, self.fingerprint)
+        state = {
+            "step": step,
+            "model": model.state_dict(),
+            "optimizer": None if optimizer is None else optimizer.state_dict(),
+            "generators": {name: one.get_state() for name, one in (generators or {}).items()},
+            "default_generator": torch.get_rng_state(),
+            "extra": extra,
+        }
+        with replacing_file(self.folder / f"step-{step:08d}.pt") as file:
+            torch.save(state, file)
+        for old in self._paths()[: -self.keep]:
+            old.unlink(missing_ok=True)
+
+    def restore(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+    ) -> dict[str, Any]:
+        """Load the newest checkpoint into model, optimizer and generators.
+
+        Returns its ``step`` and ``extra``.
+        """
+        paths = self._paths()
+        if not paths:
+            raise DataError(f"{self.folder} holds no checkpoint to resume from")
+        state = torch.load(paths[-1], weights_only=True)
+        model.load_state_dict(state["model"])
+        if optimizer is not None and state["optimizer"] is not None:
+            optimizer.load_state_dict(state["optimizer"])
+        for name, generator in (generators or {}).items():
+            generator.set_state(state["generators"][name])
+        torch.set_rng_state(state["default_generator"])
+        return {"step": state["step"], "extra": state["extra"]}
+
+
+def open_checkpoints(out: Path, fingerprint: dict[str, Any], *, resume: bool) -> Checkpoints:
+    """Return the checkpoints of the run that writes ``out``.
+
+    Resuming raises ``ArgumentError`` if the checkpoints belong to other data or settings; a new run
+    removes old checkpoints.
+
+    >>> open_checkpoints(getfixture("tmp_path"), {"seed": 0}, resume=False).latest() is None
+    True
+    """
+    fingerprint = json.loads(json.dumps(fingerprint, default=str))  # as it is read back
+    path = out / CHECKPOINTS / RUN
+    if not resume:
+        clear_checkpoints(out)
+    else:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if other := [name for name, value in fingerprint.items() if before.get(name) != value]:
+            raise ArgumentError(
+                f"{out} has checkpoints of other {', '.join(other[:3])}: ask for the same again, "
+                "or leave --resume out"
+            )
+    return Checkpoints(path.parent, fingerprint=fingerprint)
+
+
+def clear_checkpoints(out: Path) -> None:
+    """Remove the checkpoints in ``out``, and the folder if it is empty then."""
+    (out / CHECKPOINTS / RUN).unlink(missing_ok=True)
+    Checkpoints(out / CHECKPOINTS).clear()
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()

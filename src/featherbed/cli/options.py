@@ -7,7 +7,7 @@ import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +49,12 @@ def command_line() -> str:
     return shlex.join(["featherbed", *sys.argv[1:]])
 
 
+def run_options(seed: int, resume: bool, overwrite: bool, quiet: bool) -> dict[str, Any]:
+    """Return the keywords that all training functions take (see ``RunOptions``)."""
+    shared = {"seed": seed, "resume": resume, "overwrite": overwrite, "progress": not quiet}
+    return {**shared, "log": log_line, "command": command_line()}
+
+
 def settings_of(command: str) -> type[Settings]:
     """Return the class of a command's settings."""
     if command not in SETTINGS:
@@ -64,10 +70,8 @@ def show_settings(command: str, *, as_json: bool = False) -> str:
     lines = settings_of(command).describe()
     if as_json:
         return json.dumps([line._asdict() for line in lines], indent=1, default=str)
-    width = max(len(f"{line.name} = {_shown(line.default)}") for line in lines)
-    width = min(width, 44)
-    shown: list[str] = []
-    section = ""
+    width = min(44, max(len(f"{line.name} = {_shown(line.default)}") for line in lines))
+    shown, section = list[str](), ""
     for line in lines:
         here = line.name.rpartition(".")[0]
         if here != section and shown:

@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from featherbed.locks import lock_now
 
@@ -61,6 +62,25 @@ def replacing(path: Path) -> Iterator[int]:
         os.close(descriptor)
         if name is not None:
             Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Yield a binary file; on success its content becomes ``path`` in one step (``replacing``)."""
+    with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        yield file
+
+
+def write_file(path: str | Path, content: str | bytes) -> None:
+    """Write a file atomically; text is UTF-8.
+
+    >>> path = getfixture("tmp_path") / "note.txt"
+    >>> write_file(path, "tea")
+    >>> path.read_bytes()
+    b'tea'
+    """
+    with replacing_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from featherbed.apps.classifier.settings import ClassifierSettings, ClassifierTr
 from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions
 from featherbed.apps.training import Training, warmup_cosine
 from featherbed.apps.words.bundle import CLASSIFIER
-from featherbed.apps.words.run import TextRun, summary_lines
+from featherbed.apps.words.run import TextRun, measure_sizes
 from featherbed.apps.words.table import FittedText, build_word_table, table_schedulers
 from featherbed.checks import Packages
 from featherbed.errors import DataError
@@ -293,21 +293,19 @@ def train_classifier(
     >>> outcome.metrics["test"]["accuracy"], (folder / "out" / "report.html").exists()
     (1.0, True)
     """
-    if not isinstance(settings, ClassifierSettings):
-        settings = ClassifierSettings.from_values(settings or {})
     return ClassifierRun(source, test, settings, out, RunOptions(**options)).run()
 
 
 class ClassifierRun(TextRun[ClassifierSettings, TextData, FittedClassifier]):
     """One training run of a text classifier."""
 
-    kind, marker = "text classifier", CLASSIFIER
+    kind, marker, settings_type = "text classifier", CLASSIFIER, ClassifierSettings
 
     def __init__(
         self,
         source: str | Path,
         test: str | Path | None,
-        settings: ClassifierSettings,
+        settings: ClassifierSettings | Mapping[str, Any] | None,
         out: str | Path,
         options: RunOptions,
     ) -> None:
@@ -353,11 +351,9 @@ class ClassifierRun(TextRun[ClassifierSettings, TextData, FittedClassifier]):
             )
         return texts.take(np.sort(order[count:])), texts.take(np.sort(order[:count]))
 
-    def fingerprint(self, data: TextData) -> dict[str, Any]:
-        """Return texts, seed and settings, except those of storage."""
-        values = self.settings.values()
-        kept = {name: value for name, value in values.items() if not name.startswith("storage.")}
-        return {"texts": data.checksum, "seed": self.options.seed, **kept}
+    def checksums(self, data: TextData) -> dict[str, str]:
+        """Return the checksum of the texts."""
+        return {"texts": data.checksum}
 
     def fit(self, data: TextData, checkpoints: Checkpoints) -> FittedClassifier:
         """Train the classifier."""
@@ -412,7 +408,8 @@ class ClassifierRun(TextRun[ClassifierSettings, TextData, FittedClassifier]):
                     self.validation_texts,
                     probabilities.max(axis=1),
                 )
-        return metrics | {"sizes": self.model_sizes(folder, fitted)}
+        sizes = measure_sizes(folder, fitted.model, fitted.words.table, self.packed)
+        return metrics | {"sizes": sizes}
 
     def report(self, data: TextData, fitted: FittedClassifier, metrics: dict[str, Any]) -> str:
         """Return the HTML page of the run."""
@@ -427,9 +424,7 @@ class ClassifierRun(TextRun[ClassifierSettings, TextData, FittedClassifier]):
         }
         return text_page(page | self.predictions)
 
-
-def classifier_summary(outcome: Outcome[TextData, FittedClassifier], out: Path) -> list[str]:
-    """Return the lines that end a run: accuracy, sizes, files."""
-    metrics = outcome.metrics
-    shown = ", ".join(f"{part} {metrics[part]['accuracy']:.2%}" for part in ("test", "validation"))
-    return [f"accuracy: {shown}", *summary_lines(outcome, out, "classifies")]
+    def summarize(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines that end a run: accuracy, sizes, files."""
+        shown = [f"{part} {metrics[part]['accuracy']:.2%}" for part in ("test", "validation")]
+        return [f"accuracy: {', '.join(shown)}", *super().summarize(metrics)]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from featherbed.apps.language.data import (
     columns,
-    corpus_checksum,
     corpus_lexicon,
     default_prompts,
     order_by_role,
@@ -30,7 +30,7 @@ from featherbed.apps.language.settings import LanguageSettings, OptimizerSetting
 from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions
 from featherbed.apps.training import Training, half_cosine
 from featherbed.apps.words.bundle import LANGUAGE
-from featherbed.apps.words.run import TextRun, summary_lines
+from featherbed.apps.words.run import TextRun, measure_sizes
 from featherbed.apps.words.table import (
     FittedText,
     WordTable,
@@ -436,20 +436,19 @@ def train_language(
     >>> outcome.metrics["test"]["perplexity"] < 8, (folder / "out" / "report.html").exists()
     (True, True)
     """
-    if not isinstance(settings, LanguageSettings):
-        settings = LanguageSettings.from_values(settings or {})
     return LanguageRun(sources, settings, out, RunOptions(**options)).run()
 
 
 class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
     """One training run of a language model."""
 
-    kind, marker = "language model", LANGUAGE
+    kind, marker, settings_type = "language model", LANGUAGE, LanguageSettings
+    irrelevant = ("storage.", "corpus.prompts")
 
     def __init__(
         self,
         sources: str | Path | Sequence[str | Path],
-        settings: LanguageSettings,
+        settings: LanguageSettings | Mapping[str, Any] | None,
         out: str | Path,
         options: RunOptions,
     ) -> None:
@@ -476,12 +475,12 @@ class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
                 encoding=corpus.encoding,
             )
 
-    def fingerprint(self, data: Corpus) -> dict[str, Any]:
-        """Return text, seed and settings, except those of storage and prompts."""
-        skipped = ("storage.", "corpus.prompts")
-        values = self.settings.values().items()
-        kept = {name: value for name, value in values if not name.startswith(skipped)}
-        return {"text": corpus_checksum(data), "seed": self.options.seed, **kept}
+    def checksums(self, data: Corpus) -> dict[str, str]:
+        """Return the checksum of words and text."""
+        found = sha256("\n".join(data.words).encode())
+        for ids in (data.train, data.validation, data.test):
+            found.update(ids.tobytes())
+        return {"text": found.hexdigest()}
 
     def fit(self, data: Corpus, checkpoints: Checkpoints) -> FittedLanguageModel:
         """Train the model."""
@@ -527,18 +526,16 @@ class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
             metrics[name] = {"perplexity": found, "words": len(ids)}
             if name == "validation":
                 self.bands = loss_bands(losses, targets, data.counts)
-        prompts = self.settings.corpus.prompts or default_prompts(data)
+        prompts, seed = self.settings.corpus.prompts or default_prompts(data), self.options.seed
         metrics["continuations"] = [
-            {"start": prompt, "text": join_words(self._continue(prompt, number))}
+            {
+                "start": prompt,
+                "text": join_words(self.served.generate(prompt, CONTINUED_WORDS, seed + number)),
+            }
             for number, prompt in enumerate(prompts)
         ]
-        return metrics | {"sizes": self.model_sizes(folder, fitted)}
-
-    def _continue(self, prompt: str, number: int) -> list[str]:
-        words: list[str] = self.served.generate(
-            prompt, CONTINUED_WORDS, seed=self.options.seed + number
-        )
-        return words
+        sizes = measure_sizes(folder, fitted.model, fitted.words.table, self.packed)
+        return metrics | {"sizes": sizes}
 
     def report(self, data: Corpus, fitted: FittedLanguageModel, metrics: dict[str, Any]) -> str:
         """Return the HTML page of the run."""
@@ -557,11 +554,9 @@ class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
             page["metrics"]["train"] = {"perplexity": best}
         return language_page(page)
 
-
-def language_summary(outcome: Outcome[Corpus, FittedLanguageModel], out: Path) -> list[str]:
-    """Return the lines that end a run: perplexity, sizes, files, a continuation."""
-    metrics = outcome.metrics
-    shown = [f"{part} {metrics[part]['perplexity']:.2f}" for part in ("test", "validation")]
-    lines = [f"perplexity: {', '.join(shown)}", *summary_lines(outcome, out, "continues texts")]
-    first = metrics["continuations"][0]
-    return [*lines, f"{first['start']} ... {first['text']}".replace("\n", " / ")]
+    def summarize(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines that end a run: perplexity, sizes, files, a continuation."""
+        shown = [f"{part} {metrics[part]['perplexity']:.2f}" for part in ("test", "validation")]
+        lines = [f"perplexity: {', '.join(shown)}", *super().summarize(metrics)]
+        first = metrics["continuations"][0]
+        return [*lines, f"{first['start']} ... {first['text']}".replace("\n", " / ")]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +32,7 @@ from featherbed.packed.matrix import Floats
 from featherbed.packed.schema import MOST_DIM, MOST_ROWS, FieldReader
 from featherbed.packed.search import Scorer, TopRows, check_count, score_block
 from featherbed.packed.table import CHUNK, PackedTable
-from featherbed.packed.writing import replacing
+from featherbed.packed.writing import write_file
 from featherbed.version import __version__
 
 VERSION = 1
@@ -165,11 +164,7 @@ def write_recommender(
             table.save(folder / name)
     for name, (kind, arrays) in files.items():
         write_arrays(folder / name, kind, arrays)
-    with (
-        replacing(folder / JSON) as descriptor,
-        os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file,
-    ):
-        file.write(text + "\n")
+    write_file(folder / JSON, text + "\n")
 
 
 def read_info(folder: Path) -> RecommenderInfo:

@@ -21,6 +21,7 @@ from featherbed.apps.recommender.insight import (
     Biases,
     describe_recommender,
     fit_validated_biases,
+    summarize,
     warn,
 )
 from featherbed.apps.recommender.model import check_tables
@@ -50,7 +51,6 @@ from featherbed.packed.table import PackedTable
 from featherbed.progress import show_progress
 from featherbed.report.ratings import ratings_page
 from featherbed.tables.spec import parse_spec
-from featherbed.version import __version__
 
 Floats = NDArray[np.float32]
 BLOCK = 1 << 18  # ratings predicted at once
@@ -314,13 +314,7 @@ def train_recommender(
     source: str | Path,
     out: str | Path,
     settings: RecommenderSettings | Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool = True,
-    log: Log = ignore,
-    command: str = "",
+    **options: Any,
 ) -> Outcome[RecommenderData, FittedRecommender]:
     """Train a recommender on a file of ratings and write it to a folder.
 
@@ -329,12 +323,8 @@ def train_recommender(
         out: the folder to write.
         settings: settings, or their values by dotted name; the default are graded rows, 8 times
             smaller than float32 rows.
-        seed: random seed of the split, of initialization and of training.
-        resume: continue from the last checkpoint in the folder.
-        overwrite: replace the recommender in the folder.
-        progress: show progress on standard error.
-        log: called with each line for the user.
-        command: the command line of the run, for the report.
+        options: ``seed``, ``resume``, ``overwrite``, ``progress``, ``log``, ``command``
+            (see ``RunOptions``).
 
     >>> from featherbed.io.records import make_ratings
     >>> folder, ratings = getfixture("tmp_path"), make_ratings(80, 60, 2000)
@@ -346,31 +336,25 @@ def train_recommender(
     >>> outcome.metrics["sizes"]["file"] <= 80 * 4 * 4 + 60 * 4 * 4
     True
     """
-    if not isinstance(settings, RecommenderSettings):
-        settings = RecommenderSettings.from_values(settings or {})
-    options = RunOptions(
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        progress=progress,
-        log=log,
-        command=command,
-    )
-    return RecommenderRun(Path(source), settings, out, options).run()
+    return RecommenderRun(source, settings, out, RunOptions(**options)).run()
 
 
 class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRecommender]):
     """One run of ``train_recommender``."""
 
-    kind = "recommender"
-    marker = JSON
-    files = (TITLES, APART)
+    kind, marker, files = "recommender", JSON, (TITLES, APART)
+    settings_type = RecommenderSettings
+    irrelevant = ("titles", "columns.", "reading.", "split.", "storage.")
 
     def __init__(
-        self, source: Path, settings: RecommenderSettings, out: str | Path, options: RunOptions
+        self,
+        source: str | Path,
+        settings: RecommenderSettings | Mapping[str, Any] | None,
+        out: str | Path,
+        options: RunOptions,
     ) -> None:
-        super().__init__(settings.resolve(), out, options)
-        self.source = source
+        super().__init__(settings, out, options)
+        self.source, self.settings = Path(source), self.settings.resolve()
 
     def check(self) -> None:
         """Refuse missing packages, tables that do not fit, and a missing file of titles."""
@@ -388,17 +372,10 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
             self.source, self.settings, options.seed, workplace, progress=options.progress
         )
 
-    def fingerprint(self, data: RecommenderData) -> dict[str, Any]:
-        """Return the checksum of the ratings and of their split, and the settings of the fit."""
-        split, settings = data.split, self.settings.values()
-        parts = b"" if split.parts is None else split.parts.tobytes()
-        fit = {k: v for k, v in settings.items() if k.startswith(("table", "anchors", "training"))}
-        return {
-            "ratings": split.checksum,
-            "seed": self.options.seed,
-            "split": sha256(parts).hexdigest(),
-            **fit,
-        }
+    def checksums(self, data: RecommenderData) -> dict[str, str]:
+        """Return the checksums of the ratings and of their split."""
+        parts = b"" if data.split.parts is None else data.split.parts.tobytes()
+        return {"ratings": data.split.checksum, "split": sha256(parts).hexdigest()}
 
     def fit(self, data: RecommenderData, checkpoints: Checkpoints) -> FittedRecommender:
         """Fit the model and name its rows by the keys."""
@@ -492,7 +469,6 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
             "name": self.source.name,
             "rows": {side: table.rows for side, table in sides.items()},
             "metrics": {part: metrics[part] for part in PARTS},
-            "history": fitted.history,
             "sizes": metrics["sizes"],
             "insight": describe_recommender(
                 model.users, model.items, split, predictions, data.titles, self.biases
@@ -504,15 +480,14 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
                 "seed": split.seed,
                 **{part: metrics[part]["ratings"] for part in PARTS},
             },
-            "settings": {k: v for k, v in self.settings.values().items() if v is not None},
             "warnings": warn(metrics),
             "notes": [f"{note[:1].upper()}{note[1:]}." for note in fitted.notes],
-            "command": self.options.command,
-            "seconds": metrics["seconds"],
-            "version": __version__,
-            "interrupted": fitted.interrupted,
         }
-        return ratings_page(report)
+        return ratings_page(report | self.report_footer(fitted, metrics))
+
+    def summarize(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines that end a run: errors, sizes, warnings."""
+        return summarize(metrics, self.out)
 
 
 def _measure_sizes(folder: Path, fitted: FittedRecommender) -> dict[str, Any]:

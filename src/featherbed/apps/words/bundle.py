@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import lzma
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.packed.schema import FieldReader
 from featherbed.packed.table import PackedTable
-from featherbed.packed.writing import replacing
+from featherbed.packed.writing import write_file
 from featherbed.version import __version__
 
 WORDS, MODEL = "words.safetensors", "model.safetensors"
@@ -110,8 +109,7 @@ def write_words(path: Path, words: Sequence[str]) -> None:
     packed = lzma.compress(
         _join_words(words), format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=filters
     )
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(packed)
+    write_file(path, packed)
 
 
 def _join_words(words: Sequence[str]) -> bytes:
@@ -228,11 +226,7 @@ def write_bundle(
     write_arrays(folder / MODEL, "weights", weights)
     for file, content in ((TOKENIZER, tokenizer), (name, text + "\n")):
         if content is not None:
-            with (
-                replacing(folder / file) as descriptor,
-                os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as stream,
-            ):
-                stream.write(content)
+            write_file(folder / file, content)
 
 
 def read_description(folder: Path, name: str, kind: str, version: int, command: str) -> FieldReader:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from featherbed.apps.pipeline import Application, Outcome
+from featherbed.apps.pipeline import Application
 from featherbed.apps.words.bundle import LIST, MODEL, TOKENIZER, WORDS, stored_bytes
 from featherbed.apps.words.insight import word_insight
 from featherbed.apps.words.table import StorageSettings
@@ -18,7 +19,6 @@ from featherbed.errors import NotPackable
 from featherbed.packed.report import compare_sizes, file_size
 from featherbed.packed.table import PackedTable
 from featherbed.tables import DenseTable, Table
-from featherbed.version import __version__
 
 Numbers = dict[str, Any]
 
@@ -51,37 +51,34 @@ class TextRun(Application[S, D, F]):
     def store(self, folder: Path, data: D, fitted: F) -> None:
         """Write the files that serving reads, and open them."""
         storage: StorageSettings = self.settings.storage
-        table = fitted.words.table
-        self.packed = pack_table(table, storage)
-        if self.packed is not None:
-            self.served = self.write(folder, self.packed, storage.weights, data, fitted)
-        else:
+        table = fitted.words.table.eval()
+        kinds = {"values": storage.code_weights, "dictionary": storage.dictionary}
+        try:
+            self.packed = table.pruned().pack(**kinds)
+        except NotPackable:
+            self.packed = None
             rows = DenseTable.from_dense(table.weight.detach(), padding_idx=table.padding_idx)
             place = folder.with_name("rows")
             self.served = self.write(place, rows.pack(), "float32", data, fitted)
+        else:
+            self.served = self.write(folder, self.packed, storage.weights, data, fitted)
 
     @abstractmethod
     def write(self, folder: Path, packed: PackedTable, weights: str, data: D, fitted: F) -> Any:
         """Write the model over a packed table, its other weights in a precision, and open it."""
 
-    def model_sizes(self, folder: Path, fitted: F) -> Numbers:
-        """Return the sizes of the model in ``metrics.json``."""
-        return measure_sizes(folder, fitted.model, fitted.words.table, self.packed)
-
     def shared_report(
-        self, name: str, words: tuple[str, ...], counts: Any, fitted: F, metrics: Numbers
+        self, name: str, words: Sequence[str], counts: Any, fitted: F, metrics: Numbers
     ) -> Numbers:
         """Return the entries that the pages of both applications have."""
-        table = fitted.words.table
-        insight = None
+        table, insight = fitted.words.table, None
         if self.packed is not None:
             anchors = table.anchor_objects()
             known = None if anchors is None else anchors.tolist()
             insight = word_insight(self.packed, words, counts, known)
-        return {
+        return self.report_footer(fitted, metrics) | {
             "name": name,
             "sizes": page_sizes(metrics["sizes"]),
-            "history": fitted.history,
             "model": {
                 "kind": self.settings.model.kind,
                 "table": type(table).__name__,
@@ -89,22 +86,19 @@ class TextRun(Application[S, D, F]):
                 "dim": table.embedding_dim,
             },
             "insight": insight,
-            "settings": self.settings.values(),
             "notes": list(fitted.notes),
-            "command": self.options.command,
-            "seconds": metrics["seconds"],
-            "version": __version__,
-            "interrupted": fitted.interrupted,
         }
 
-
-def pack_table(table: Table, storage: StorageSettings) -> PackedTable | None:
-    """Return the packed form of a trained table, None if it has none."""
-    table.eval()
-    try:
-        return table.pruned().pack(values=storage.code_weights, dictionary=storage.dictionary)
-    except NotPackable:
-        return None
+    def summarize(self, metrics: Numbers) -> list[str]:
+        """Return the lines about size and files."""
+        sizes = metrics["sizes"]
+        files = sorted(path.name for path in self.out.iterdir() if path.is_file())
+        packed = "the table has no packed form: no model that can be served was written"
+        stored = size_line(sizes) if "whole" in sizes else packed
+        lines = [parameter_line(sizes), stored, f"{self.out}: {', '.join(files)}"]
+        if metrics["interrupted"]:
+            lines.append("interrupted: this is the best epoch so far; --resume continues training")
+        return lines
 
 
 @torch.no_grad()
@@ -136,21 +130,6 @@ def measure_sizes(
         "ratio": 4 * dense / file_size(packed, keys=False),
         "dense_whole": 4 * (dense + others) + words,
     }
-
-
-def summary_lines(outcome: Outcome[Any, Any], out: Path, verb: str) -> list[str]:
-    """Return the lines about size and files that end a run; ``verb`` says what a model does."""
-    sizes = outcome.metrics["sizes"]
-    files = sorted(path.name for path in out.iterdir() if path.is_file())
-    packed = (
-        size_line(sizes)
-        if "whole" in sizes
-        else f"the table has no packed form: no model that {verb} was written"
-    )
-    lines = [parameter_line(sizes), packed, f"{out}: {', '.join(files)}"]
-    if outcome.metrics["interrupted"]:
-        lines.append("interrupted: this is the best epoch so far; --resume continues training")
-    return lines
 
 
 def parameter_line(sizes: Numbers) -> str:
