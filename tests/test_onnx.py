@@ -18,8 +18,7 @@ from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remain
 from featherbed.packed.graded import Graded
 from featherbed.packed.matrix import KINDS, Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.tables import METHODS
-from featherbed.tables.spec import method_name
+from featherbed.tables.spec import METHODS, method_name
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
