@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from featherbed import compress
 from featherbed.checks import COMPRESSING, require
-from featherbed.codecs.compress import compress
-from featherbed.codecs.target import Target
+from featherbed.codecs import Target
 from featherbed.errors import ArgumentError
 from featherbed.io.vectors import read_matrix, read_weights
-from featherbed.packed.table import PackedTable
+from featherbed.packed import PackedTable
 from featherbed.progress import show_share
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from featherbed.apps.pipeline import Checkpoints, Result
 from featherbed.errors import TrainingError
-from featherbed.optim import Penalty
-from featherbed.optim.averaged import penalties_of
-from featherbed.optim.lazy.rows import settle
+from featherbed.optim import Penalty, penalties_of
+from featherbed.optim.lazy import settle
 
 
 def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:

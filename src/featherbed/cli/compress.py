@@ -58,7 +58,7 @@ def compress(
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
     options |= {"method": method, "generator": seed}
     if not matrix.is_dir():
-        from featherbed.apps.compression import compress_file
+        from featherbed.apps import compress_file
 
         options |= {"padding_idx": padding, "words": words or [], "command": command_line()}
         options |= {"array": array, "weights": weights, "report": report}
@@ -73,7 +73,7 @@ def compress(
         )
     packages = ("transformers", "torch", "faiss", "numba", "scipy")
     require("compressing a model's folder", {"hf": packages})
-    from featherbed.interop.folder import compress_folder
+    from featherbed.interop import compress_folder
     from featherbed.io.vectors import read_weights
     from featherbed.progress import show_share
 
@@ -94,9 +94,9 @@ def gate(
     json: Json = False,
 ) -> None:
     """Check a table's quality against its original matrix; exit code 1 if it is too low."""
-    from featherbed.codecs.gate import check_quality
+    from featherbed.codecs import check_quality
     from featherbed.io.vectors import read_matrix
-    from featherbed.packed.file import load
+    from featherbed.packed import load
 
     if recall is None and error is None:
         raise ArgumentError("a gate needs a limit: give --recall 0.9, --error 0.1, or both")

@@ -26,8 +26,8 @@ from featherbed.cli.options import (
 from featherbed.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
-    from featherbed.apps.classifier.serve import Classifier, ClassProbability
-    from featherbed.apps.recommender.serve import ScoredItem
+    from featherbed.apps.classifier import Classifier, ClassProbability
+    from featherbed.apps.recommender import ScoredItem
 
 DEFAULT_CLASSES = 5  # printed for a single text
 MAX_LINE = 1 << 24  # bytes
@@ -49,7 +49,7 @@ def demo(
 ) -> None:
     """Train four tables on generated ratings and compare error, sizes and speed (a minute)."""
     require("featherbed demo", {"train": ["torch", "numba", "scipy"]})
-    from featherbed.apps.recommender.demo import run_demo
+    from featherbed.apps.recommender import run_demo
 
     run_demo(seed, folder)
 
@@ -85,8 +85,7 @@ def train_ratings(
 ) -> None:
     """Factorize ratings into two compact tables, by default graded rows 8 times below float32."""
     require("featherbed train ratings", TRAINING)
-    from featherbed.apps.recommender.settings import RecommenderSettings
-    from featherbed.apps.recommender.train import train_recommender
+    from featherbed.apps.recommender import RecommenderSettings, train_recommender
 
     settings = RecommenderSettings.read(
         recipe,
@@ -133,8 +132,7 @@ def train_text(
 ) -> None:
     """Train a text classifier with a compact word table; it is served without torch."""
     require("featherbed train text", TRAINING)
-    from featherbed.apps.classifier.settings import ClassifierSettings
-    from featherbed.apps.classifier.train import train_classifier
+    from featherbed.apps.classifier import ClassifierSettings, train_classifier
 
     settings = ClassifierSettings.read(
         recipe,
@@ -183,8 +181,7 @@ def train_lm(
 ) -> None:
     """Train a language model that reads and scores words through one compact table."""
     require("featherbed train lm", TRAINING)
-    from featherbed.apps.language.settings import LanguageSettings
-    from featherbed.apps.language.train import train_language
+    from featherbed.apps.language import LanguageSettings, train_language
 
     settings = LanguageSettings.read(
         recipe,
@@ -217,7 +214,7 @@ def recommend(
     json: Json = False,
 ) -> None:
     """Print the best items for a user, without those already rated. torch is not needed."""
-    from featherbed.apps.recommender.serve import Recommender
+    from featherbed.apps.recommender import Recommender
 
     recommender = Recommender.open(folder)
     found = recommender.recommend(user, k, include_rated=all_items)
@@ -234,7 +231,7 @@ def recommend(
 def format_items(items: list[ScoredItem]) -> str:
     """Return recommendations in columns; unprintable characters become question marks.
 
-    >>> from featherbed.apps.recommender.serve import ScoredItem
+    >>> from featherbed.apps.recommender import ScoredItem
     >>> first = ScoredItem("318", 4.71, "The Shawshank Redemption")
     >>> print(format_items([first, ScoredItem("50", 4.6, None)]))
     rank   score  key  title
@@ -277,7 +274,7 @@ def classify(
         )
     if k is not None and k < 1:
         raise ArgumentError(f"-k {k}: give at least 1")
-    from featherbed.apps.classifier.serve import Classifier
+    from featherbed.apps.classifier import Classifier
 
     classifier = Classifier.open(folder)
     if file is not None:
@@ -305,7 +302,7 @@ def continue_text(
     json: Json = False,
 ) -> None:
     """Print a text continued by a language model; torch is not needed."""
-    from featherbed.apps.language.serve import LanguageModel
+    from featherbed.apps.language import LanguageModel
 
     model = LanguageModel.open(folder)
     found, unknown = model.continue_text(text, words, seed, temperature), model.unknown(text)
@@ -321,7 +318,7 @@ def continue_text(
 def format_classes(found: list[ClassProbability]) -> str:
     """Return classes in columns; characters that could act on a terminal become question marks.
 
-    >>> from featherbed.apps.classifier.serve import ClassProbability
+    >>> from featherbed.apps.classifier import ClassProbability
     >>> print(format_classes([ClassProbability("Sports", 0.9312), ClassProbability("World", 0.07)]))
     0.9312  Sports
     0.0700  World

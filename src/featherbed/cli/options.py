@@ -33,9 +33,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 SETTINGS = {  # command: module and class of its settings, imported when needed
-    "train ratings": ("featherbed.apps.recommender.settings", "RecommenderSettings"),
-    "train text": ("featherbed.apps.classifier.settings", "ClassifierSettings"),
-    "train lm": ("featherbed.apps.language.settings", "LanguageSettings"),
+    "train ratings": ("featherbed.apps.recommender", "RecommenderSettings"),
+    "train text": ("featherbed.apps.classifier", "ClassifierSettings"),
+    "train lm": ("featherbed.apps.language", "LanguageSettings"),
 }
 
 

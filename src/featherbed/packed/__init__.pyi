@@ -32,6 +32,7 @@ from featherbed.packed.columns import columns_with_bits as columns_with_bits
 from featherbed.packed.columns import nonzero_columns as nonzero_columns
 from featherbed.packed.disk import open_rows as open_rows
 from featherbed.packed.engine import WORTH as WORTH
+from featherbed.packed.engine import as_loaded as as_loaded
 from featherbed.packed.file import DTYPES as DTYPES
 from featherbed.packed.file import ENTRY as ENTRY
 from featherbed.packed.file import NAMES as NAMES
@@ -59,6 +60,8 @@ from featherbed.packed.matrix import unpack_levels as unpack_levels
 from featherbed.packed.report import as_text as as_text
 from featherbed.packed.report import compare_sizes as compare_sizes
 from featherbed.packed.report import file_size as file_size
+from featherbed.packed.report import has_weighted_atoms as has_weighted_atoms
+from featherbed.packed.report import row_cost as row_cost
 from featherbed.packed.schema import MOST_DIM as MOST_DIM
 from featherbed.packed.schema import MOST_ROWS as MOST_ROWS
 from featherbed.packed.schema import FieldReader as FieldReader
@@ -71,4 +74,6 @@ from featherbed.packed.table import PackedTable as PackedTable
 from featherbed.packed.table import as_ids as as_ids
 from featherbed.packed.writing import remove_stale as remove_stale
 from featherbed.packed.writing import replacing as replacing
+from featherbed.packed.writing import replacing_file as replacing_file
 from featherbed.packed.writing import temporary_folder as temporary_folder
+from featherbed.packed.writing import write_file as write_file

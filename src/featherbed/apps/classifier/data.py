@@ -21,7 +21,7 @@ from featherbed.apps.classifier.settings import TextVocabularySettings
 from featherbed.apps.words.table import Lexicon
 from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts
-from featherbed.io.arrays import read_arrays, write_arrays
+from featherbed.io import read_arrays, write_arrays
 from featherbed.io.texts import (
     MAX_LENGTH,
     PAD_ID,

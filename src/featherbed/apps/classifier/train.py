@@ -27,11 +27,10 @@ from featherbed.checks import Packages
 from featherbed.errors import DataError
 from featherbed.io.texts import LabeledTexts, read_texts
 from featherbed.optim import AdamW, Budget, Penalty, Several, Yogi
-from featherbed.packed.table import PackedTable
+from featherbed.packed import PackedTable
 from featherbed.progress import show_progress
-from featherbed.report.page import bin_name
-from featherbed.report.texts import text_page
-from featherbed.tables.model import auxiliary_loss, split_codes
+from featherbed.report import bin_name, text_page
+from featherbed.tables import auxiliary_loss, split_codes
 
 POOL = 32  # batches among which texts are sorted by length: random batches with little padding
 EVALUATION_BATCH = 512  # texts

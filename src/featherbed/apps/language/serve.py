@@ -35,12 +35,17 @@ from featherbed.apps.words.bundle import (
 )
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.io.texts import END, PAD, UNKNOWN
-from featherbed.packed.engine import WORTH
-from featherbed.packed.file import check as check_table
-from featherbed.packed.matrix import Floats
-from featherbed.packed.schema import MOST_DIM, MOST_ROWS
-from featherbed.packed.search import Scorer, score_block
-from featherbed.packed.table import PackedTable, as_ids
+from featherbed.packed import (
+    MOST_DIM,
+    MOST_ROWS,
+    WORTH,
+    Floats,
+    PackedTable,
+    Scorer,
+    as_ids,
+    score_block,
+)
+from featherbed.packed import check as check_table
 
 VERSION = 1
 MAX_LAYERS, MAX_WORDS = 16, 100_000

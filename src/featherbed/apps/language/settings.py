@@ -11,7 +11,7 @@ from featherbed.apps.words.table import (
 )
 from featherbed.errors import ArgumentError
 from featherbed.settings import Settings, group, setting
-from featherbed.tables.spec import parse_spec
+from featherbed.tables import parse_spec
 
 LEARNING_RATES = {"adamw": 3e-3, "yogi": 1e-2, "sgd": 30.0, "ntasgd": 30.0}
 

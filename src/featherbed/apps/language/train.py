@@ -41,11 +41,10 @@ from featherbed.apps.words.table import (
 from featherbed.checks import Packages
 from featherbed.io.texts import Corpus, read_corpus, tokenize
 from featherbed.optim import SGD, AdamW, Averaged, Budget, Several, Yogi, clip_grad_norm_
-from featherbed.packed.table import PackedTable
+from featherbed.packed import PackedTable
 from featherbed.progress import show_progress
-from featherbed.report.page import bin_edges, bin_name
-from featherbed.report.texts import language_page
-from featherbed.tables.model import auxiliary_loss, split_codes
+from featherbed.report import bin_edges, bin_name, language_page
+from featherbed.tables import auxiliary_loss, split_codes
 
 COUNT_POWER = 0.7  # of the word counts that weigh rows when a table is fitted to dense rows
 WARMUP = 100  # steps of a new optimizer in the middle of training

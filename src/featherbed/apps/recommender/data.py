@@ -33,7 +33,7 @@ from featherbed.io.records import (
     read_ratings,
     read_titles,
 )
-from featherbed.packed.writing import write_file
+from featherbed.packed import write_file
 from featherbed.progress import show_progress
 
 TRAIN, VALIDATION, TEST, LEFT_OUT = range(4)

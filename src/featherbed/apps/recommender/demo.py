@@ -20,8 +20,7 @@ from featherbed.apps.recommender.model import MatrixFactorization, fit_model
 from featherbed.apps.recommender.train import PackedFactors
 from featherbed.io.records import Ratings, make_ratings
 from featherbed.optim import NonNegativeL1, Yogi
-from featherbed.packed.file import load, save
-from featherbed.packed.table import PackedTable
+from featherbed.packed import PackedTable, load, save
 from featherbed.tables import AnchorTable, DenseTable, QuantizedTable, Table
 
 DIM = 16

@@ -35,16 +35,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.codecs.graded import LEFT, allocate_bits
+from featherbed.codecs import LEFT, allocate_bits
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings, count_ids
-from featherbed.kernels.threads import threads
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
-from featherbed.packed.graded import Graded, graded_scales
-from featherbed.packed.matrix import to_levels
-from featherbed.packed.report import file_size
-from featherbed.packed.table import PackedTable
+from featherbed.kernels import choose_levels, solve_rows, thread_count
+from featherbed.packed import Band, Every, Graded, PackedTable, file_size, graded_scales, to_levels
 
 Doubles = NDArray[np.float64]
 Moments = tuple[Doubles, Doubles]  # means [V, d], covariances [V, T]
@@ -151,9 +146,9 @@ class RowRatings:
         load = self.starts + np.arange(len(self.starts))
         cuts = np.searchsorted(load, np.linspace(0, load[-1], PIECES + 1))
         pieces = [(int(a), int(b)) for a, b in pairwise(np.unique(cuts)) if b > a]
-        if threads() == 1:
+        if thread_count() == 1:
             return sum(job(*piece) for piece in pieces)
-        with ThreadPoolExecutor(threads()) as pool:
+        with ThreadPoolExecutor(thread_count()) as pool:
             return sum(pool.map(lambda piece: job(*piece), pieces))
 
 
@@ -290,8 +285,6 @@ def solve_side(
     side: RowRatings, others: Doubles, covariances: Doubles, prior: Doubles, noise: float
 ) -> tuple[Doubles, Doubles, float]:  # -> [V, d], [V, T]
     """Return means and covariances of one side given the other, and the expected squared error."""
-    from featherbed.kernels.bayes import solve_rows
-
     rows = len(side.counts)
     means, found = np.empty((rows, others.shape[1])), np.empty((rows, covariances.shape[1]))
     moments = feature_moments(others, covariances)
@@ -577,8 +570,6 @@ def _sweep(
     ridge: Doubles,
 ) -> GradedRows:
     """Fit all levels of one side, then its scales."""
-    from featherbed.kernels.bayes import choose_levels
-
     levels, bits, grades = side.levels.copy(), side.bits.astype(np.int64), side.grades
     shape, sums = (*side.bits.shape, side.bits.shape[1]), dict[int, tuple[Doubles, Doubles]]()
     given = (ratings.starts, ratings.others, ratings.values, other, *moments, ridge)

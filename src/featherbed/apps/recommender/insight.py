@@ -25,10 +25,17 @@ from numpy.typing import NDArray
 from featherbed.apps.recommender.data import Split
 from featherbed.errors import ArgumentError
 from featherbed.io.records import ItemTitles, Ratings, block_slices, count_ids
-from featherbed.packed.anchor_weights import anchor_count, clusters_of, purity, strongest
-from featherbed.packed.report import compare_sizes, has_weighted_atoms, row_cost
-from featherbed.packed.table import PackedTable
-from featherbed.report.page import FINE, bin_edges, bin_name
+from featherbed.packed import (
+    PackedTable,
+    anchor_count,
+    clusters_of,
+    compare_sizes,
+    has_weighted_atoms,
+    purity,
+    row_cost,
+    strongest,
+)
+from featherbed.report import FINE, bin_edges, bin_name
 
 BLOCK = 1 << 22  # ratings processed at once
 SEARCHED = 4_000_000  # maximum number of ratings for the search, those of every n-th user

@@ -25,12 +25,15 @@ from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings, count_ids
 from featherbed.optim import AdamW, Budget, NonNegativeL1, Yogi
 from featherbed.progress import show_progress
-from featherbed.sharing import SSE
-from featherbed.sharing.sse import bare
-from featherbed.tables import Table
-from featherbed.tables.growth import Growth
-from featherbed.tables.model import auxiliary_loss
-from featherbed.tables.spec import make_table, parse_spec, table_from_dense
+from featherbed.sharing import SSE, bare
+from featherbed.tables import (
+    Growth,
+    Table,
+    auxiliary_loss,
+    make_table,
+    parse_spec,
+    table_from_dense,
+)
 
 
 class MatrixFactorization(nn.Module):

@@ -22,17 +22,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError, FormatError, MissingFileError, UnknownKeyError
-from featherbed.io.arrays import read_arrays, write_arrays
-from featherbed.packed.codes import Ids
-from featherbed.packed.columns import nonzero_columns
-from featherbed.packed.engine import WORTH
-from featherbed.packed.file import check as check_table
-from featherbed.packed.file import load
-from featherbed.packed.matrix import Floats
-from featherbed.packed.schema import MOST_DIM, MOST_ROWS, FieldReader
-from featherbed.packed.search import Scorer, TopRows, check_count, score_block
-from featherbed.packed.table import CHUNK, PackedTable
-from featherbed.packed.writing import write_file
+from featherbed.io import read_arrays, write_arrays
+from featherbed.packed import (
+    CHUNK,
+    MOST_DIM,
+    MOST_ROWS,
+    WORTH,
+    FieldReader,
+    Floats,
+    Ids,
+    PackedTable,
+    Scorer,
+    TopRows,
+    check_count,
+    load,
+    nonzero_columns,
+    score_block,
+    write_file,
+)
+from featherbed.packed import check as check_table
 from featherbed.version import __version__
 
 VERSION = 1

@@ -13,10 +13,10 @@ from typing import Any
 
 from featherbed.apps.recommender.serve import BIASES
 from featherbed.checks import Packages
-from featherbed.codecs.target import read_bytes
+from featherbed.codecs import read_bytes
 from featherbed.errors import ArgumentError
 from featherbed.io.records import POLICIES
-from featherbed.packed.matrix import level_bits
+from featherbed.packed import level_bits
 from featherbed.settings import Settings, group, setting
 
 SPLITS = ("random", "time", "leave-out")

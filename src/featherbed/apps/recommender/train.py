@@ -38,19 +38,13 @@ from featherbed.apps.recommender.serve import (
 from featherbed.apps.recommender.settings import RecommenderSettings
 from featherbed.apps.recommender.stream import MAX_DIM, StreamedFactorization, StreamSettings
 from featherbed.checks import TRAINING, require
-from featherbed.codecs.target import read_bytes
+from featherbed.codecs import read_bytes
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
-from featherbed.packed.columns import nonzero_columns
-from featherbed.packed.keys import Keys
-from featherbed.packed.matrix import Matrix
-from featherbed.packed.report import file_size
-from featherbed.packed.table import PackedTable
+from featherbed.packed import Band, Identity, Keys, Matrix, PackedTable, file_size, nonzero_columns
 from featherbed.progress import show_progress
-from featherbed.report.ratings import ratings_page
-from featherbed.tables.spec import parse_spec
+from featherbed.report import ratings_page
+from featherbed.tables import parse_spec
 
 Floats = NDArray[np.float32]
 BLOCK = 1 << 18  # ratings predicted at once

@@ -1,1 +1,5 @@
-"""Parts shared by the text applications: word tables, selection of words, stored files, insight."""
+"""Parts shared by the text applications: word tables, stored files, insight."""
+
+from featherbed.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

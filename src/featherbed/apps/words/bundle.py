@@ -20,13 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, MissingFileError
-from featherbed.io.arrays import read_arrays, write_arrays
-from featherbed.packed.file import load
-from featherbed.packed.keys import Keys
-from featherbed.packed.matrix import Floats, Matrix
-from featherbed.packed.schema import FieldReader
-from featherbed.packed.table import PackedTable
-from featherbed.packed.writing import write_file
+from featherbed.io import read_arrays, write_arrays
+from featherbed.packed import FieldReader, Floats, Keys, Matrix, PackedTable, load, write_file
 from featherbed.version import __version__
 
 WORDS, MODEL = "words.safetensors", "model.safetensors"

@@ -13,11 +13,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError
-from featherbed.packed import anchor_weights
-from featherbed.packed.codes import Fixed, Hash, Identity, Ids
-from featherbed.packed.report import row_cost
-from featherbed.packed.table import PackedTable
-from featherbed.report.page import bin_edges, bin_name
+from featherbed.packed import (
+    NOTHING,
+    Fixed,
+    Hash,
+    Identity,
+    Ids,
+    PackedTable,
+    anchor_count,
+    blocks,
+    clusters_of,
+    largest_pairs,
+    objects_as_anchors,
+    row_cost,
+    strongest,
+    weighted_band,
+    zero_rows,
+)
+from featherbed.report import bin_edges, bin_name
 
 Mask = NDArray[np.bool_]
 Insight = dict[str, Any]
@@ -90,10 +103,8 @@ def word_insight(
         "neighbours": _neighbors(given),
     }
     if kind == "weights":
-        total = anchor_weights.anchor_count(packed)
-        named = anchor_weights.objects_as_anchors(
-            np.full(total, -1) if anchor_ids is None else anchor_ids, total
-        )
+        total = anchor_count(packed)
+        named = objects_as_anchors(np.full(total, -1) if anchor_ids is None else anchor_ids, total)
         insight |= {"anchors": _anchors(given, named), "pairs": _pairs(given, named)}
     elif kind == "codes":
         insight["codes"] = _codes(given)
@@ -111,7 +122,7 @@ def row_kind(packed: PackedTable) -> str:
     """
     layouts = [band.codes for band in packed.bands]
     try:
-        anchor_weights.weighted_band(packed)
+        weighted_band(packed)
     except ArgumentError:
         if len(layouts) == 2 and isinstance(layouts[0], Identity) and isinstance(layouts[1], Hash):
             return "kept"
@@ -124,11 +135,11 @@ def _zero_rows(packed: PackedTable, kind: str) -> Mask:  # [V]
     """Return which rows are zero: without a weight, or without a nonzero number."""
     is_zero = np.zeros(packed.rows, dtype=bool)
     if kind == "weights":
-        is_zero[anchor_weights.zero_rows(packed).ids] = True
+        is_zero[zero_rows(packed).ids] = True
         return is_zero
     for start in range(0, packed.rows, BLOCK):
         rows = packed.block(start, min(start + BLOCK, packed.rows))
-        is_zero[start : start + len(rows)] = np.abs(rows).max(1, initial=0) < anchor_weights.NOTHING
+        is_zero[start : start + len(rows)] = np.abs(rows).max(1, initial=0) < NOTHING
     return is_zero
 
 
@@ -171,8 +182,8 @@ def _frequency_bands(given: _Words, kind: str) -> list[Insight]:
     members = packed.bands[0].members if kind == "kept" else None
     kept = None if members is None else members.split(np.arange(packed.rows))[0]
     starts = range(0, packed.rows, BLOCK)
-    blocks = (np.arange(start, min(start + BLOCK, packed.rows)) for start in starts)
-    cost = np.concatenate([row_cost(packed, ids, kind == "weights") for ids in blocks])
+    parts = (np.arange(start, min(start + BLOCK, packed.rows)) for start in starts)
+    cost = np.concatenate([row_cost(packed, ids, kind == "weights") for ids in parts])
     bands = []
     for n in np.unique(band_of[band_of >= 0]).tolist():
         ids = np.flatnonzero(band_of == n)
@@ -268,7 +279,7 @@ def _codes(given: _Words) -> Insight:
 
 def _anchors(given: _Words, named: Ids) -> Insight:
     """Return the anchors that lead most words, content words first, and their top words."""
-    owner = anchor_weights.clusters_of(given.packed)
+    owner = clusters_of(given.packed)
     leads = np.bincount(owner[owner >= 0], minlength=len(named))
     names = [given.words[i] if i >= 0 else None for i in named.tolist()]
     is_other = np.array([name is None or not _is_content_word(name) for name in names])
@@ -276,7 +287,7 @@ def _anchors(given: _Words, named: Ids) -> Insight:
     classes = np.full(len(named), -1)
     classes[shown] = np.arange(len(shown))
     tops: dict[int, list[Insight]] = {k: [] for k in shown.tolist()}
-    for entry in anchor_weights.strongest(given.packed, TOP, classes, named):
+    for entry in strongest(given.packed, TOP, classes, named):
         tops[entry.anchor].append({"word": given.words[entry.id], "weight": entry.weight})
     special = _special_words(given, shown, named)
     anchors = [
@@ -289,15 +300,13 @@ def _anchors(given: _Words, named: Ids) -> Insight:
 
 def _special_words(given: _Words, shown: Ids, named: Ids) -> dict[int, list[Insight]]:
     """Return the words with the largest weight times the anchor's part of the row, per anchor."""
-    atoms = anchor_weights.weighted_band(given.packed).dictionary
+    atoms = weighted_band(given.packed).dictionary
     assert atoms is not None
     norms = np.linalg.norm(atoms.dense()[: len(named)], axis=1)
     best: dict[int, list[tuple[float, int, float]]] = {k: [] for k in shown.tolist()}
-    for ids, indices, weights in anchor_weights.blocks(given.packed):
+    for ids, indices, weights in blocks(given.packed):
         size = np.abs(weights) * norms[indices]
-        score = (
-            np.abs(weights) * size / np.maximum(size.sum(1, keepdims=True), anchor_weights.NOTHING)
-        )
+        score = np.abs(weights) * size / np.maximum(size.sum(1, keepdims=True), NOTHING)
         for k in best:
             at, slot = np.nonzero((indices == k) & (score > 0) & (ids != named[k])[:, None])
             order = np.argsort(-score[at, slot], kind="stable")[:TOP]
@@ -314,7 +323,7 @@ def _special_words(given: _Words, shown: Ids, named: Ids) -> dict[int, list[Insi
 def _pairs(given: _Words, named: Ids) -> list[Insight]:
     """Return the largest weights, except those of an anchor for itself; ``of`` is its word."""
     names = [given.words[i] if i >= 0 else None for i in named.tolist()]
-    entries = anchor_weights.largest_pairs(given.packed, MAX_PAIRS, anchor_ids=named)
+    entries = largest_pairs(given.packed, MAX_PAIRS, anchor_ids=named)
     return [
         {"word": given.words[e.id], "anchor": e.anchor, "of": names[e.anchor], "weight": e.weight}
         for e in entries

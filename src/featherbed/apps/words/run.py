@@ -16,8 +16,7 @@ from featherbed.apps.words.insight import word_insight
 from featherbed.apps.words.table import StorageSettings
 from featherbed.checks import TRAINING, Packages, require
 from featherbed.errors import NotPackable
-from featherbed.packed.report import compare_sizes, file_size
-from featherbed.packed.table import PackedTable
+from featherbed.packed import PackedTable, compare_sizes, file_size
 from featherbed.tables import DenseTable, Table
 
 Numbers = dict[str, Any]

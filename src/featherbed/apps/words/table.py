@@ -27,13 +27,12 @@ from featherbed.apps.training import PenaltyFreeze
 from featherbed.apps.words.bundle import PRECISIONS
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs import Graph, wordnet
-from featherbed.io.opening import find_data
+from featherbed.io import find_data
 from featherbed.optim import L1, Budget, GroupL1, NonNegativeL1, Penalty
-from featherbed.packed.matrix import level_bits
+from featherbed.packed import level_bits
 from featherbed.settings import Settings, setting
 from featherbed.sharing import SSE
-from featherbed.tables import Table
-from featherbed.tables.spec import make_table, parse_spec
+from featherbed.tables import Table, make_table, parse_spec
 
 SELECTIONS = (
     "random",
