@@ -400,7 +400,7 @@ def test_no_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Recommender.open(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         Recommender.open(tmp_path / "file")
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import featherbed as fb
+from featherbed.apps import bundle as bundles
+from featherbed.apps.bundle import encode_weights, read_words, stored_bytes, write_words
 from featherbed.apps.classifier import serve as classifiers
 from featherbed.apps.classifier.model import BagOfWords, TextCNN
 from featherbed.apps.classifier.serve import (
@@ -25,8 +27,6 @@ from featherbed.apps.language import serve as languages
 from featherbed.apps.language.model import AWDLSTMModel, LSTMModel
 from featherbed.apps.language.serve import LanguageModel, check_language, write_language
 from featherbed.apps.language.train import perplexity
-from featherbed.apps.words import bundle as bundles
-from featherbed.apps.words.bundle import encode_weights, read_words, stored_bytes, write_words
 from featherbed.cli.models import classify, continue_text, format_classes
 from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.io.arrays import write_arrays

@@ -1,3 +1,6 @@
+from featherbed.apps.bundle import read_words as read_words
+from featherbed.apps.bundle import stored_bytes as stored_bytes
+from featherbed.apps.bundle import write_words as write_words
 from featherbed.apps.compression import compress_file as compress_file
 from featherbed.apps.pipeline import Checkpoints as Checkpoints
 from featherbed.apps.pipeline import Outcome as Outcome

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.apps.words.bundle import (
+from featherbed.apps.bundle import (
     CLASSIFIER,
     MODEL,
     PRECISIONS,

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from featherbed.apps.bundle import CLASSIFIER
 from featherbed.apps.classifier.data import Documents, TextData, prepare, text_lexicon
 from featherbed.apps.classifier.model import TextNetwork, build_network
 from featherbed.apps.classifier.serve import Classifier, write_classifier
 from featherbed.apps.classifier.settings import ClassifierSettings, ClassifierTrainingSettings
 from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions
 from featherbed.apps.training import Training, warmup_cosine
-from featherbed.apps.words.bundle import CLASSIFIER
 from featherbed.apps.words.run import TextRun, measure_sizes
 from featherbed.apps.words.table import FittedText, build_word_table, table_schedulers
 from featherbed.checks import Packages

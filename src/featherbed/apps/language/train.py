@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from featherbed.apps.bundle import LANGUAGE
 from featherbed.apps.language.data import (
     columns,
     corpus_lexicon,
@@ -29,7 +30,6 @@ from featherbed.apps.language.serve import LanguageModel, join_words, write_lang
 from featherbed.apps.language.settings import LanguageSettings, OptimizerSettings
 from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions
 from featherbed.apps.training import Training, half_cosine
-from featherbed.apps.words.bundle import LANGUAGE
 from featherbed.apps.words.run import TextRun, measure_sizes
 from featherbed.apps.words.table import (
     FittedText,

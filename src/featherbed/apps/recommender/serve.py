@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,23 +22,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.errors import ArgumentError, FormatError, MissingFileError, UnknownKeyError
+from featherbed.apps.bundle import read_description
+from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.io import read_arrays, write_arrays
 from featherbed.packed import (
     CHUNK,
     MOST_DIM,
     MOST_ROWS,
-    WORTH,
-    FieldReader,
     Floats,
     Ids,
     PackedTable,
-    Scorer,
     TopRows,
+    as_loaded,
     check_count,
     load,
     nonzero_columns,
-    score_block,
     write_file,
 )
 from featherbed.packed import check as check_table
@@ -45,7 +44,6 @@ from featherbed.version import __version__
 
 VERSION = 1
 BIASES = ("none", "column", "apart")
-MAX_JSON = 1 << 24  # bytes
 PAIRS = 1 << 23  # pairs sorted at once
 JSON, USERS, ITEMS = "recommender.json", "users.safetensors", "items.safetensors"
 SEEN, TITLES, APART = "seen.safetensors", "titles.safetensors", "biases.safetensors"
@@ -177,35 +175,12 @@ def write_recommender(
 
 def read_info(folder: Path) -> RecommenderInfo:
     """Return the content of a folder's ``recommender.json``."""
-    path = folder / JSON
-    if not folder.is_dir():
-        raise MissingFileError(
-            f"{folder}: no such folder" if not folder.exists() else f"{folder} is no folder"
-        )
-    if not path.is_file():
-        raise MissingFileError(
-            f"{folder} holds no recommender ({JSON} is missing): "
-            "featherbed train ratings FILE --out DIR"
-        )
-    if path.stat().st_size > MAX_JSON:
-        raise FormatError(
-            f"{JSON} has {path.stat().st_size:,} bytes, at most {MAX_JSON:,} are read"
-        )
-    try:
-        found = FieldReader(json.loads(path.read_bytes().decode("utf-8")), JSON)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{JSON} is not JSON: {str(error)[:100]}") from None
-    version = found.raw("recommender")
-    if isinstance(version, bool) or version != VERSION:
-        raise FormatError(
-            f"{JSON}: version {str(version)[:40]} is not known here, "
-            f"this featherbed reads version {VERSION}"
-        )
+    found = read_description(
+        folder, JSON, "recommender", VERSION, "featherbed train ratings FILE --out DIR"
+    )
     mean, about = found.raw("mean"), found.raw("about")
     if isinstance(mean, bool) or not isinstance(mean, int | float) or not abs(mean) < 1e30:
         raise FormatError(f"{JSON}.mean must be a number, got {str(mean)[:40]}")
-    if not isinstance(about, dict):
-        raise FormatError(f"{JSON}.about must be an object, got {type(about).__name__}")
     return RecommenderInfo(
         found.integer("users", 1, MOST_ROWS),
         found.integer("items", 1, MOST_ROWS),
@@ -477,24 +452,17 @@ class Recommender:
 
     def _raw(self, query: Floats) -> Floats:  # [d] -> [items]
         """Return the dot product of every item with a query, in numpy for few items."""
-        table = self.items
-        if table.rows > FEW:
-            return table.logits(query)
-        scorers = [Scorer(band, query[None]) for band in table.bands]
-        out = np.empty(table.rows, dtype=np.float32)
-        for start in range(0, table.rows, WORTH - 1):
-            score_block(table, scorers, start, out[None, start : start + WORTH - 1])
-        return out
+        with as_loaded() if self.items.rows <= FEW else nullcontext():
+            return self.items.logits(query)
 
     def _norms(self, first: int) -> Floats:  # [items]
         """Return the norms of the rows of items from column ``first`` on, 1 for zero rows."""
         if self._norm_cache is None:
-            rows = self.about.items
-            step = CHUNK if rows > FEW else WORTH - 1
-            norms = np.empty(rows, dtype=np.float32)
-            for start in range(0, rows, step):
-                part = self.items.block(start, min(start + step, rows))[:, first:]
-                norms[start : start + step] = np.sqrt(np.einsum("vd,vd->v", part, part))
+            norms = np.empty(self.about.items, dtype=np.float32)
+            with as_loaded() if len(norms) <= FEW else nullcontext():
+                for start in range(0, len(norms), CHUNK):
+                    part = self.items.block(start, min(start + CHUNK, len(norms)))[:, first:]
+                    norms[start : start + CHUNK] = np.sqrt(np.einsum("vd,vd->v", part, part))
             norms[norms == 0] = 1
             self._norm_cache = norms
         return self._norm_cache

@@ -1,6 +1,3 @@
-from featherbed.apps.words.bundle import read_words as read_words
-from featherbed.apps.words.bundle import stored_bytes as stored_bytes
-from featherbed.apps.words.bundle import write_words as write_words
 from featherbed.apps.words.insight import row_kind as row_kind
 from featherbed.apps.words.insight import word_insight as word_insight
 from featherbed.apps.words.table import Lexicon as Lexicon

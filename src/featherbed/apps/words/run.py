@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from featherbed.apps.bundle import LIST, MODEL, TOKENIZER, WORDS, stored_bytes
 from featherbed.apps.pipeline import Application
-from featherbed.apps.words.bundle import LIST, MODEL, TOKENIZER, WORDS, stored_bytes
 from featherbed.apps.words.insight import word_insight
 from featherbed.apps.words.table import StorageSettings
 from featherbed.checks import TRAINING, Packages, require

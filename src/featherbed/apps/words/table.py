@@ -22,9 +22,9 @@ from featherbed.anchors import (
     TfIdf,
     VocabularyDropout,
 )
+from featherbed.apps.bundle import PRECISIONS
 from featherbed.apps.pipeline import Result
 from featherbed.apps.training import PenaltyFreeze
-from featherbed.apps.words.bundle import PRECISIONS
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs import Graph, wordnet
 from featherbed.io import find_data

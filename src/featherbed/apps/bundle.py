@@ -1,4 +1,4 @@
-"""Files of stored text models: the packed word table, the other weights, the words, a description.
+"""Files of stored models: a description, the packed word table, the other weights, the words.
 
 The JSON description is removed first and written last: a folder without it holds no model. The
 words are the keys of the packed table, or are listed in id order in ``words.txt.xz``, one per line:
