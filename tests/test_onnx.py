@@ -11,7 +11,8 @@ import torch
 import featherbed as fb
 from featherbed.errors import ArgumentError, FormatError, MissingExtra
 from featherbed.interop.onnx import export as exporter
-from featherbed.interop.onnx import fields, rows
+from featherbed.interop.onnx import graph as fields
+from featherbed.interop.onnx import rows
 from featherbed.interop.onnx.export import to_onnx
 from featherbed.packed.band import Affine, Band, Members
 from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder

@@ -9,7 +9,7 @@ from featherbed import compress
 from featherbed.checks import COMPRESSING, require
 from featherbed.codecs import Target
 from featherbed.errors import ArgumentError
-from featherbed.io.vectors import read_matrix, read_weights
+from featherbed.io import read_matrix, read_weights
 from featherbed.packed import PackedTable
 from featherbed.progress import show_share
 

@@ -9,6 +9,7 @@ import typer
 
 import featherbed.cli.compress as compression
 import featherbed.cli.models as models
+import featherbed.cli.serve as server
 import featherbed.cli.tables as tables
 from featherbed.cli.options import Json, show_settings
 from featherbed.errors import FeatherbedError, TrainingError
@@ -62,6 +63,7 @@ app.command()(tables.check)
 app.command()(compression.compress)
 app.command()(tables.export)
 app.command()(compression.gate)
+app.command()(server.serve)
 
 
 @app.command()
