@@ -13,7 +13,7 @@ import featherbed as fb
 SOURCE = Path(fb.__file__).parent
 # from the bottom up: a module imports from lower layers, and sideways only what SIDEWAYS names
 LAYERS = [
-    ["version", "errors", "locks"],
+    ["version", "errors", "files"],
     ["checks", "lazy"],
     ["progress", "settings", "specs", "compose", "hashing"],
     ["kernels"],
@@ -36,7 +36,7 @@ WITHOUT_TORCH = (
     "progress",
     "settings",
     "specs",
-    "locks",
+    "files",
     "compose",
     "hashing",
     "kernels",

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import featherbed as fb
-from featherbed.packed import bits, file, writing
+from featherbed import files as writing
+from featherbed.packed import bits, file
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Fixed, Ragged
 from featherbed.packed.disk import open_rows
-from featherbed.packed.graded import Graded
+from featherbed.packed.inspect import report
 from featherbed.packed.keys import Keys
 from featherbed.packed.levels import ValueLevels
-from featherbed.packed.matrix import KINDS, Matrix
-from featherbed.packed.report import report
+from featherbed.packed.matrix import KINDS, Graded, Matrix
 from featherbed.packed.schema import describe
 from featherbed.packed.table import PackedTable
 from test_cells import cell_table

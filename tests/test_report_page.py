@@ -19,10 +19,9 @@ from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.io.records import ItemTitles, Ratings, make_ratings
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.graded import Graded
+from featherbed.packed.inspect import row_cost
 from featherbed.packed.keys import Keys
-from featherbed.packed.matrix import Matrix
-from featherbed.packed.report import row_cost
+from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.report.page import bin_edges, plot
 from featherbed.report.ratings import ratings_page

@@ -22,9 +22,9 @@ from featherbed.apps.recommender.serve import (
 )
 from featherbed.cli.models import format_items, recommend
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
-from featherbed.io.arrays import read_arrays, write_arrays
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
+from featherbed.packed.file import read_arrays, write_arrays
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable

@@ -291,7 +291,7 @@ def test_words_of_anchors(monkeypatch):
         ]
     best = np.unravel_index(weights.argmax(), weights.shape)
     assert (found["pairs"][0]["word"], found["pairs"][0]["anchor"]) == (WORDS[best[0]], best[1])
-    monkeypatch.setattr("featherbed.packed.anchor_weights.HELD", 50)
+    monkeypatch.setattr("featherbed.packed.inspect.HELD", 50)
     monkeypatch.setattr(insights, "BLOCK", 7)
     assert word_insight(packed, WORDS, COUNTS, anchor_ids=[2, 3, -1, -1]) == found, "in blocks too"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from featherbed.apps.pipeline import Result, finite, made_by
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.writing import replacing
+from featherbed.files import replacing
 from research.harness.legacy import converted, is_legacy
 from research.harness.measures import flattened, table_sizes
 from research.harness.settings import RESULTS, WORK, Row

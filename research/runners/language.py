@@ -22,7 +22,7 @@ from featherbed.apps.language.train import fit_language, perplexity
 from featherbed.codecs.compress import compress
 from featherbed.errors import ArgumentError
 from featherbed.io.texts import Corpus
-from featherbed.packed.report import file_size
+from featherbed.packed.inspect import file_size
 from featherbed.tables import Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run

@@ -28,7 +28,7 @@ from featherbed.apps.recommender.model import (
 from featherbed.apps.recommender.settings import ADAM_LR, RecommenderSettings
 from featherbed.errors import ArgumentError
 from featherbed.optim import AdamW
-from featherbed.packed.anchor_weights import objects_of, purity, zero_rows
+from featherbed.packed.inspect import objects_of, purity, zero_rows
 from featherbed.tables import DenseTable, Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run

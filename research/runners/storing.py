@@ -7,8 +7,8 @@ import torch
 
 from featherbed.io.records import Ratings
 from featherbed.packed.codes import Fixed, Hash, Identity, Remainder
+from featherbed.packed.inspect import file_size
 from featherbed.packed.matrix import Matrix
-from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
 
 

@@ -60,13 +60,13 @@ from featherbed.optim import Several as Several
 from featherbed.optim import Yogi as Yogi
 from featherbed.optim import clip_grad_norm_ as clip_grad_norm_
 from featherbed.optim.lazy.rows import settle as settle
-from featherbed.packed.anchor_weights import largest_pairs as largest_pairs
-from featherbed.packed.anchor_weights import objects_of as objects_of
-from featherbed.packed.anchor_weights import purity as purity
-from featherbed.packed.anchor_weights import zero_rows as zero_rows
 from featherbed.packed.file import check as check
 from featherbed.packed.file import load as load
 from featherbed.packed.file import save as save
+from featherbed.packed.inspect import largest_pairs as largest_pairs
+from featherbed.packed.inspect import objects_of as objects_of
+from featherbed.packed.inspect import purity as purity
+from featherbed.packed.inspect import zero_rows as zero_rows
 from featherbed.packed.table import PackedTable as PackedTable
 from featherbed.sharing import SSE as SSE
 from featherbed.sharing import share as share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from numbers import Integral, Real
@@ -22,6 +23,18 @@ NAMES = {
     "prometheus_client": "prometheus-client",
     "sklearn": "scikit-learn",
 }  # of packages whose module has another name
+
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def is_integer(value: Any, minimum: float = -math.inf, maximum: float = math.inf) -> bool:
@@ -107,3 +120,20 @@ def require(purpose: str, *packages: Packages) -> None:
     if extras:
         listed = dict.fromkeys(name for absent in missing.values() for name in absent)
         raise MissingExtra(" and ".join(listed), ",".join(extras), purpose)
+
+
+def read_bytes(text: int | str) -> int:
+    """Return a number of bytes, which may be given with a unit.
+
+    >>> read_bytes("600KB"), read_bytes("1.5 MiB"), read_bytes(4096)
+    (600000, 1572864, 4096)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(text))
+    if isinstance(text, bool) or match is None or match[2].upper() not in UNITS:
+        raise ArgumentError(
+            f'budget={text!r}: give bytes, such as 600000, "600KB", "1.5MB" or "2MiB"'
+        )
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size < 1:
+        raise ArgumentError(f"budget={text!r}: a table needs at least one byte")
+    return size

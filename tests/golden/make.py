@@ -13,8 +13,7 @@ import featherbed as fb
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.cells import Cell
 from featherbed.packed.codes import Every, Fixed, Ragged
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import Matrix
+from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable
 
 HERE = Path(__file__).parent

@@ -20,8 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, MissingFileError
-from featherbed.io import read_arrays, write_arrays
-from featherbed.packed import FieldReader, Floats, Keys, Matrix, PackedTable, load, write_file
+from featherbed.files import write_file
+from featherbed.packed import (
+    FieldReader,
+    Floats,
+    Keys,
+    Matrix,
+    PackedTable,
+    load,
+    read_arrays,
+    write_arrays,
+)
 from featherbed.version import __version__
 
 WORDS, MODEL = "words.safetensors", "model.safetensors"

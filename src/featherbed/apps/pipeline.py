@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
-from featherbed.packed import remove_stale, replacing_file, temporary_folder, write_file
+from featherbed.files import remove_stale, replacing_file, temporary_folder, write_file
 from featherbed.progress import show_progress
 from featherbed.settings import Settings
 from featherbed.version import __version__

@@ -39,7 +39,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Describe a packed file: rows, codes, bytes by part, codes per row."""
-    from featherbed.packed.report import as_text, report
+    from featherbed.packed.inspect import as_text, report
 
     found = report(file)
     text = as_text(found)

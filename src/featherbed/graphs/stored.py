@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import FormatError
+from featherbed.files import replacing
 from featherbed.graphs.checks import MOST_OBJECTS
 from featherbed.graphs.lists import Lists, blocks, slices
 from featherbed.packed.file import ENTRY, array_of, metadata_of, open_file
-from featherbed.packed.writing import replacing
 
 ABOUT = {"graph": 1}  # what the file is, and the version of its form
 KINDS = {4: "U32", 8: "U64"}

@@ -26,8 +26,7 @@ from featherbed.packed.codes import (
     arrays,
     check_indices,
 )
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
+from featherbed.packed.matrix import CACHE_BYTES, Floats, Graded, Matrix
 
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
 _WORDS = BLOCK_BITS // 32

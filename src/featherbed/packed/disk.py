@@ -23,8 +23,7 @@ from featherbed.packed import bits, engine
 from featherbed.packed.band import Band, keeps_decoded
 from featherbed.packed.codes import DIRECTORY_STEP, Codes, Fixed, Identity, Ids, Ragged
 from featherbed.packed.file import load
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
+from featherbed.packed.matrix import CACHE_BYTES, Floats, Graded, Matrix
 from featherbed.packed.table import PackedTable
 
 WINDOW = 1024  # reads in flight

@@ -1,11 +1,11 @@
-"""Packed files: written atomically, opened by reading the header, checked in full on demand."""
+"""Packed files and files of named arrays: written atomically, opened by reading the header."""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
+from featherbed.files import replacing
 from featherbed.packed.container import parse_json, read_header
 from featherbed.packed.keys import Keys
 from featherbed.packed.schema import VERSION, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
-from featherbed.packed.writing import replacing
 
 DTYPES: dict[str, type[np.generic]] = {
     "F32": np.float32,
@@ -307,3 +307,65 @@ def refuse_unreadable(table: PackedTable) -> None:
 
 
 __all__ = ["VERSION", "check", "load", "save"]
+
+
+ARRAYS_VERSION = 1
+WRITTEN = 1 << 22  # elements written at once
+
+
+def write_arrays(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays to a file, atomically; ``kind`` names the content.
+
+    >>> path = getfixture("tmp_path") / "seen.safetensors"
+    >>> write_arrays(path, "seen", {"items": np.array([4, 7], dtype=np.uint32)})
+    >>> read_arrays(path, "seen", {"items": ("U32",)})["items"].tolist()
+    [4, 7]
+    """
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": "featherbed", ENTRY: json.dumps({kind: ARRAYS_VERSION})}
+    }
+    offset = 0
+    for name, array in ordered:
+        end = offset + array.nbytes
+        entries[name] = {
+            "dtype": NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            flat = np.ascontiguousarray(array).reshape(-1)
+            for begin in range(0, len(flat), WRITTEN):
+                part = flat[begin : begin + WRITTEN]
+                file.write(part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def read_arrays(
+    path: Path, kind: str, wanted: Mapping[str, tuple[str, ...]]
+) -> dict[str, NDArray[Any]]:
+    """Return the flat arrays of a file, memory-mapped; ``wanted``: name -> accepted types."""
+    header, start, mapped = open_file(path)
+    if metadata_of(header) != {kind: ARRAYS_VERSION}:
+        raise FormatError(
+            f"{path.name} is not what this featherbed reads as {kind!r}, version {ARRAYS_VERSION}"
+        )
+    if set(header) - {"__metadata__"} != set(wanted):
+        raise FormatError(
+            f"{path.name} must hold the arrays {' and '.join(wanted)}, and nothing else"
+        )
+    found = {}
+    for name, kinds in wanted.items():
+        stored, shape = header[name]["dtype"], header[name]["shape"]
+        if stored not in kinds or stored not in DTYPES or len(shape) != 1:
+            actual = f"{stored} {shape}"[:100]
+            raise FormatError(
+                f"{path.name}: the array {name!r} must be flat, of {' or '.join(kinds)}; "
+                f"it is {actual}"
+            )
+        found[name] = array_of(mapped, header, start, name, stored, (int(shape[0]),))
+    return found

@@ -32,9 +32,17 @@ from featherbed.packed.codes import (
     Remainder,
     code_count,
 )
-from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, Grades, stream_bytes
 from featherbed.packed.levels import ValueLevels
-from featherbed.packed.matrix import KINDS, Matrix, row_bytes
+from featherbed.packed.matrix import (
+    KINDS,
+    MOST_BITS,
+    MOST_GRADES,
+    Graded,
+    Grades,
+    Matrix,
+    row_bytes,
+    stream_bytes,
+)
 from featherbed.packed.table import PackedTable
 
 VERSION = 2  # the newest version of the format; every version from 1 on stays readable

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import FormatError, IdError, UnknownKeyError
-from featherbed.packed import bag, code_search, search
+from featherbed.packed import code_search, search
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Ids
-from featherbed.packed.matrix import Floats
+from featherbed.packed.codes import Every, Ids
+from featherbed.packed.engine import WORTH
+from featherbed.packed.matrix import Floats, Graded
 
 if TYPE_CHECKING:
     from featherbed.packed.keys import Keys
@@ -142,7 +143,7 @@ class PackedTable:
         include_last_offset: bool = False,
     ) -> Floats:  # [B, d]
         """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not count."""
-        return bag.bag(self, ids, offsets, per_sample_weights, mode, include_last_offset)
+        return search.pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
 
     def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
         """Return the dot product of every row with the query, through the atoms where possible."""
@@ -238,6 +239,41 @@ class PackedTable:
 
         sizes = {name: array.nbytes for name, array in self.arrays.items()}
         return {"header": len(header_of(self))} | sizes
+
+    def columns_with_bits(self) -> NDArray[np.bool_] | None:  # -> [d]
+        """Return whether each column of graded rows has bits in some row, without reading them.
+
+        A column with zero bits is 0 in every row. None for other tables.
+        """
+        found = np.zeros(self.dim, dtype=bool)
+        for band in self.bands:
+            composed = (band.dictionary, band.cell, band.affine, band.plus)
+            if not isinstance(band.codes, Every) or any(part is not None for part in composed):
+                return None
+            if not isinstance(band.values, Graded):
+                return None
+            for rows, digits in band.values.grades:
+                if rows:
+                    found |= np.array([digit != "0" for digit in digits])
+        return found
+
+    def nonzero_columns(self) -> NDArray[np.bool_]:  # -> [d]
+        """Return whether each column is nonzero in some row; rows are read until all columns are.
+
+        >>> import featherbed as fb
+        >>> table = fb.DenseTable.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]))
+        >>> table.pack().nonzero_columns().tolist()
+        [False, True]
+        """
+        known = self.columns_with_bits()
+        if known is not None:
+            return known
+        found = np.zeros(self.dim, dtype=bool)
+        for start in range(0, self.rows, WORTH - 1):
+            found |= self.block(start, min(start + WORTH - 1, self.rows)).any(axis=0)
+            if found.all():
+                break
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the table to ``path``, atomically."""

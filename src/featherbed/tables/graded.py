@@ -15,7 +15,7 @@ from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded
+from featherbed.packed.matrix import MOST_BITS, MOST_GRADES, Graded
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
 from featherbed.tables.rows import empty_parameter

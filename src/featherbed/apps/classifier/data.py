@@ -22,6 +22,7 @@ from scipy.sparse import csr_array
 from featherbed.apps.classifier.settings import TextVocabularySettings
 from featherbed.apps.words.table import Lexicon
 from featherbed.errors import ArgumentError, DataError
+from featherbed.files import write_file
 from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts
 from featherbed.io.texts import (
     MAX_LENGTH,
@@ -34,7 +35,6 @@ from featherbed.io.texts import (
     tokenize,
     train_subwords,
 )
-from featherbed.packed import write_file
 
 WINDOW = 10  # distance of words that co-occur
 CACHE_VERSION = 1  # of the tokenizer and all else that determines ids

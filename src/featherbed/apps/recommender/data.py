@@ -20,6 +20,7 @@ from safetensors.numpy import save as save_tensors
 
 from featherbed.apps.recommender.settings import SPLITS, RecommenderSettings
 from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.files import write_file
 from featherbed.io.records import (
     ItemTitles,
     Ratings,
@@ -33,7 +34,6 @@ from featherbed.io.records import (
     read_ratings,
     read_titles,
 )
-from featherbed.packed import write_file
 from featherbed.progress import show_progress
 
 TRAIN, VALIDATION, TEST, LEFT_OUT = range(4)

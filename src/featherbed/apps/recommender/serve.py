@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.apps.bundle import read_description
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
-from featherbed.io import read_arrays, write_arrays
+from featherbed.files import write_file
 from featherbed.packed import (
     CHUNK,
     MOST_DIM,
@@ -36,8 +36,8 @@ from featherbed.packed import (
     as_loaded,
     check_count,
     load,
-    nonzero_columns,
-    write_file,
+    read_arrays,
+    write_arrays,
 )
 from featherbed.packed import check as check_table
 from featherbed.version import __version__
@@ -411,7 +411,7 @@ class Recommender:
         0 means biases only: every user has the same order of items, and no two items are similar.
         """
         first = int(self.about.biases == "column")
-        columns = nonzero_columns(self.users) & nonzero_columns(self.items)
+        columns = self.users.nonzero_columns() & self.items.nonzero_columns()
         return int(np.count_nonzero(columns[first:]))
 
     def rated_items(self, user: int) -> Ids:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featherbed.apps.recommender.serve import BIASES
-from featherbed.checks import Packages
-from featherbed.codecs import read_bytes
+from featherbed.checks import Packages, read_bytes
 from featherbed.errors import ArgumentError
 from featherbed.io.records import POLICIES
 from featherbed.packed import level_bits

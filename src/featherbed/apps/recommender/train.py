@@ -37,11 +37,10 @@ from featherbed.apps.recommender.serve import (
 )
 from featherbed.apps.recommender.settings import RecommenderSettings
 from featherbed.apps.recommender.stream import MAX_DIM, StreamedFactorization, StreamSettings
-from featherbed.checks import TRAINING, require
-from featherbed.codecs import read_bytes
+from featherbed.checks import TRAINING, read_bytes, require
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings
-from featherbed.packed import Band, Identity, Keys, Matrix, PackedTable, file_size, nonzero_columns
+from featherbed.packed import Band, Identity, Keys, Matrix, PackedTable, file_size
 from featherbed.progress import show_progress
 from featherbed.report import ratings_page
 from featherbed.tables import parse_spec
@@ -434,7 +433,7 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
         measured = {"train": train, "validation": split.validation, "test": split.test}
         self.biases: Biases = fit_validated_biases(split.train, split.validation)
         test = split.test.values.astype(np.float64)
-        columns = nonzero_columns(model.users) & nonzero_columns(model.items)
+        columns = model.users.nonzero_columns() & model.items.nonzero_columns()
         return {
             **{
                 part: {"mse": model.error(ratings), "ratings": len(getattr(split, part))}

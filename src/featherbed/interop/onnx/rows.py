@@ -36,9 +36,8 @@ from featherbed.packed.codes import (
     Ragged,
     Remainder,
 )
-from featherbed.packed.graded import Graded
 from featherbed.packed.levels import ValueLevels
-from featherbed.packed.matrix import Matrix, level_bits
+from featherbed.packed.matrix import Graded, Matrix, level_bits
 from featherbed.packed.table import PackedTable
 
 BLOCK_BYTES = BLOCK_BITS // 8
