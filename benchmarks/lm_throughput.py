@@ -22,7 +22,7 @@ from torch import nn
 import featherbed as fb
 from featherbed.apps.language.model import LSTMModel
 from featherbed.apps.language.train import detach
-from featherbed.apps.words.table import Lexicon, WordTableSettings, build_word_table
+from featherbed.apps.words import Lexicon, WordTableSettings, build_word_table
 from featherbed.kernels.threads import set_threads
 
 RESULTS = Path(__file__).parent / "results"

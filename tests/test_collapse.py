@@ -11,10 +11,10 @@ from featherbed.apps.classifier.settings import ClassifierSettings
 from featherbed.apps.classifier.train import fit_classifier
 from featherbed.apps.language.settings import LanguageSettings
 from featherbed.apps.language.train import fit_language
+from featherbed.apps.pipeline import check_weights
 from featherbed.apps.recommender.data import make_split
 from featherbed.apps.recommender.model import fit_tables
 from featherbed.apps.recommender.settings import RecommenderSettings
-from featherbed.apps.training import check_weights
 from featherbed.io.records import make_ratings
 from featherbed.io.texts import Corpus, LabeledTexts
 

@@ -13,10 +13,9 @@ import torch
 import featherbed as fb
 from featherbed.apps.classifier.train import prediction_insight
 from featherbed.apps.language.train import loss_bands
-from featherbed.apps.words import insight as insights
-from featherbed.apps.words.insight import row_kind, word_insight
 from featherbed.errors import ArgumentError
-from featherbed.report.texts import language_page, text_page
+from featherbed.report import texts as insights
+from featherbed.report.texts import language_page, row_kind, text_page, word_insight
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
 WORDS = ["<pad>", "<unk>", *(f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(98))]
@@ -371,7 +370,7 @@ def test_losses_by_band():
 
 
 def test_the_page_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import featherbed.report.texts, featherbed.apps.words.insight\n"
+    code = "import sys; sys.modules['torch'] = None; import featherbed.report.texts\n"
     code += "print('plotly' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -6,7 +6,7 @@ import torch
 from scipy.sparse import csr_array
 
 import featherbed as fb
-from featherbed.apps.words.table import (
+from featherbed.apps.words import (
     Lexicon,
     WordTableSettings,
     build_word_table,

@@ -6,8 +6,8 @@ from featherbed.apps.pipeline import Checkpoints as Checkpoints
 from featherbed.apps.pipeline import Outcome as Outcome
 from featherbed.apps.pipeline import Result as Result
 from featherbed.apps.pipeline import RunOptions as RunOptions
+from featherbed.apps.pipeline import Training as Training
+from featherbed.apps.pipeline import check_weights as check_weights
 from featherbed.apps.pipeline import finite as finite
 from featherbed.apps.pipeline import made_by as made_by
-from featherbed.apps.training import Training as Training
-from featherbed.apps.training import check_weights as check_weights
-from featherbed.apps.training import warmup_cosine as warmup_cosine
+from featherbed.apps.pipeline import warmup_cosine as warmup_cosine

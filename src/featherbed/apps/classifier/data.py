@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from featherbed.apps.classifier.settings import TextVocabularySettings
-from featherbed.apps.words.table import Lexicon
+from featherbed.apps.words import Lexicon
 from featherbed.errors import ArgumentError, DataError
 from featherbed.files import write_file
 from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts

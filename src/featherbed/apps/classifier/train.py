@@ -19,10 +19,21 @@ from featherbed.apps.classifier.data import Documents, TextData, prepare, text_l
 from featherbed.apps.classifier.model import TextNetwork, build_network
 from featherbed.apps.classifier.serve import Classifier, write_classifier
 from featherbed.apps.classifier.settings import ClassifierSettings, ClassifierTrainingSettings
-from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions
-from featherbed.apps.training import Training, warmup_cosine
-from featherbed.apps.words.run import TextRun, measure_sizes
-from featherbed.apps.words.table import FittedText, build_word_table, table_schedulers
+from featherbed.apps.pipeline import (
+    Checkpoints,
+    Outcome,
+    Result,
+    RunOptions,
+    Training,
+    warmup_cosine,
+)
+from featherbed.apps.words import (
+    FittedText,
+    TextRun,
+    build_word_table,
+    measure_sizes,
+    table_schedulers,
+)
 from featherbed.checks import Packages
 from featherbed.errors import DataError
 from featherbed.io.texts import LabeledTexts, read_texts

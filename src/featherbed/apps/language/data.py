@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from featherbed.apps.words.table import Lexicon
+from featherbed.apps.words import Lexicon
 from featherbed.errors import ArgumentError
 from featherbed.graphs import Graph, cooccurrence_counts
 from featherbed.io.texts import END, UNKNOWN, Corpus

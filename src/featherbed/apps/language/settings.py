@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featherbed.apps.words.table import (
+from featherbed.apps.words import (
     StorageSettings,
     VocabularySettings,
     WordTableSettings,

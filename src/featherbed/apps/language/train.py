@@ -28,14 +28,14 @@ from featherbed.apps.language.data import (
 from featherbed.apps.language.model import RecurrentModel, State, build_model
 from featherbed.apps.language.serve import LanguageModel, join_words, write_language
 from featherbed.apps.language.settings import LanguageSettings, OptimizerSettings
-from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions
-from featherbed.apps.training import Training, half_cosine
-from featherbed.apps.words.run import TextRun, measure_sizes
-from featherbed.apps.words.table import (
+from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions, Training, half_cosine
+from featherbed.apps.words import (
     FittedText,
+    TextRun,
     WordTable,
     WordTableSettings,
     build_word_table,
+    measure_sizes,
     table_schedulers,
 )
 from featherbed.checks import Packages

@@ -5,8 +5,7 @@ from featherbed.apps.recommender.data import save_split as save_split
 from featherbed.apps.recommender.data import sort_by_frequency as sort_by_frequency
 from featherbed.apps.recommender.demo import run_demo as run_demo
 from featherbed.apps.recommender.graded import fit_graded as fit_graded
-from featherbed.apps.recommender.insight import describe_recommender as describe_recommender
-from featherbed.apps.recommender.insight import fit_validated_biases as fit_validated_biases
+from featherbed.apps.recommender.graded import fit_validated_biases as fit_validated_biases
 from featherbed.apps.recommender.model import MatrixFactorization as MatrixFactorization
 from featherbed.apps.recommender.model import fit_model as fit_model
 from featherbed.apps.recommender.model import fit_tables as fit_tables
@@ -22,4 +21,5 @@ from featherbed.apps.recommender.serve import write_recommender as write_recomme
 from featherbed.apps.recommender.settings import RecommenderSettings as RecommenderSettings
 from featherbed.apps.recommender.stream import StreamedFactorization as StreamedFactorization
 from featherbed.apps.recommender.stream import StreamSettings as StreamSettings
+from featherbed.apps.recommender.train import describe_recommender as describe_recommender
 from featherbed.apps.recommender.train import train_recommender as train_recommender

@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.anchors import HalfNormal
-from featherbed.apps.pipeline import Checkpoints, Result
+from featherbed.apps.pipeline import Checkpoints, Result, Training, warmup_cosine
 from featherbed.apps.recommender import fused
 from featherbed.apps.recommender.data import Split
 from featherbed.apps.recommender.serve import BIASES
 from featherbed.apps.recommender.settings import ADAM_LR, YOGI_LR, RecommenderSettings
-from featherbed.apps.training import Training, warmup_cosine
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings, count_ids
 from featherbed.optim import AdamW, Budget, NonNegativeL1, Yogi

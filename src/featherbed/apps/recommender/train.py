@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +17,12 @@ from numpy.typing import NDArray
 
 from featherbed.apps.pipeline import Application, Checkpoints, Log, Outcome, RunOptions, ignore
 from featherbed.apps.recommender.data import PARTS, RecommenderData, Split, read_data, save_split
-from featherbed.apps.recommender.graded import MAX_BYTES, fit_graded, required_bytes
-from featherbed.apps.recommender.insight import (
+from featherbed.apps.recommender.graded import (
+    MAX_BYTES,
     Biases,
-    describe_recommender,
+    fit_graded,
     fit_validated_biases,
-    summarize,
-    warn,
+    required_bytes,
 )
 from featherbed.apps.recommender.model import check_tables
 from featherbed.apps.recommender.serve import (
@@ -39,13 +39,18 @@ from featherbed.apps.recommender.settings import RecommenderSettings
 from featherbed.apps.recommender.stream import MAX_DIM, StreamedFactorization, StreamSettings
 from featherbed.checks import TRAINING, read_bytes, require
 from featherbed.errors import ArgumentError
-from featherbed.io.records import Ratings
-from featherbed.packed import Band, Identity, Keys, Matrix, PackedTable, file_size
+from featherbed.io.records import ItemTitles, Ratings, count_ids
+from featherbed.packed import Band, Identity, Keys, Matrix, PackedTable, compare_sizes, file_size
 from featherbed.progress import show_progress
-from featherbed.report import ratings_page
+from featherbed.report import describe_anchors, describe_cost, error_by_popularity, ratings_page
 from featherbed.tables import parse_spec
 
+NO_FACTORS = (
+    "stored no factors: the ratings do not support any within this budget; every user gets the "
+    "same list, less the items rated in training (biases only)"
+)
 Floats = NDArray[np.float32]
+Errors = NDArray[np.float64]
 BLOCK = 1 << 18  # ratings predicted at once
 RATIO = 8  # default ratio of graded rows to float32 rows
 HEADERS = 1_200  # approximate bytes of the headers of two files
@@ -523,3 +528,132 @@ def _table_sizes(table: PackedTable) -> dict[str, Any]:
         "resident": table.nbytes,
         "float32": 4 * table.rows * table.dim,
     }
+
+
+def describe_recommender(
+    users: PackedTable,
+    items: PackedTable,
+    split: Split,
+    predictions: NDArray[np.floating],  # [test ratings]
+    titles: ItemTitles | None = None,
+    biases: Biases | None = None,
+) -> dict[str, Any]:
+    """Return baselines, error by popularity, the cost of rows and anchors, for the report.
+
+    ``biases`` is the fitted baseline, by default with shrinkages chosen on the validation part.
+
+    >>> import featherbed as fb
+    >>> from featherbed.apps.recommender.data import make_split
+    >>> from featherbed.io.records import make_ratings
+    >>> split = make_split(make_ratings(60, 40, 900))
+    >>> users, items = fb.AnchorTable(60, 4, anchors=3).pack(), fb.DenseTable(40, 4).pack()
+    >>> predictions = np.full(len(split.test), split.train.values.mean())
+    >>> found = describe_recommender(users, items, split, predictions)
+    >>> found["sides"]["users"]["unit"], found["sides"]["items"]["unit"]
+    ('codes', 'bits')
+    >>> abs(found["test"] - found["baselines"]["mean"]) < 1e-5
+    True
+    """
+    train, test = split.train, split.test
+    predictions = np.asarray(predictions)
+    if predictions.shape != (len(test),):
+        raise ArgumentError(
+            f"predictions have shape {predictions.shape}: "
+            f"give one for each of the {len(test)} test ratings"
+        )
+    baseline = fit_validated_biases(train, split.validation) if biases is None else biases
+    errors = _squared_errors(predictions, test)
+    baseline_errors = _squared_errors(baseline.predict(test.users, test.items), test)
+    counts = count_ids(train.users, users.rows), count_ids(train.items, items.rows)
+    sides = {
+        side: {
+            **describe_cost(table, count),
+            "bands": error_by_popularity(count, np.asarray(ids), errors, baseline_errors),
+        }
+        for side, table, count, ids in (
+            ("users", users, counts[0], test.users),
+            ("items", items, counts[1], test.items),
+        )
+    }
+    return {
+        "test": _mean(errors),
+        "baselines": {
+            "mean": _mean(_squared_errors(np.float64(baseline.mean), test)),
+            "biases": _mean(baseline_errors),
+            "shrinkage": list(baseline.shrinkage),
+        },
+        "sides": sides,
+        "anchors": describe_anchors(items, titles),
+    }
+
+
+def _mean(values: Errors) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _squared_errors(predictions: Any, ratings: Ratings) -> Errors:
+    errors: Errors = np.square(np.asarray(ratings.values, dtype=np.float64) - predictions)
+    return errors
+
+
+def summarize(metrics: dict[str, Any], out: Path) -> list[str]:
+    """Return the last lines of a run: errors, sizes, warnings.
+
+    >>> metrics = {part: {"mse": 1.21} for part in ("test", "validation", "train")}
+    >>> metrics |= {"baselines": {"biases": 1.1}, "factors": 3, "nonzeros": None}
+    >>> metrics["sizes"] = {"file": 500, "keys": 300, "whole": 800}
+    >>> metrics["sizes"] |= {"float32": 4000, "float32_whole": 4300}
+    >>> print("\\n".join(summarize(metrics | {"interrupted": False}, Path("out"))))
+    ... # doctest: +ELLIPSIS
+    test MSE 1.2100 (RMSE 1.1000), validation 1.2100, train 1.2100; biases alone have 1.1000 on test
+    800 bytes in all, 5.4 times smaller than 4,300 with float32 rows: tables 500, keys 300
+    tables alone: 500 bytes, 8.0 times smaller than 4,000 as float32 rows
+    out: ...
+    worse than biases alone: test MSE 1.2100, where mean + bias of user + bias of item has 1.1000...
+    """
+    test, sizes = metrics["test"]["mse"], metrics["sizes"]
+    parts = {"tables": "file", "keys": "keys", "rated items": "seen", "titles": "titles"}
+    shown = {name: sizes[key] for name, key in parts.items() if sizes.get(key)}
+    if other := sizes["whole"] - sum(shown.values()):
+        shown["other"] = other
+    listed = ", ".join(f"{name} {size:,}" for name, size in shown.items())
+    weights = "" if metrics["nonzeros"] is None else f"; {metrics['nonzeros']:,} weights"
+    lines = [
+        f"test MSE {test:.4f} (RMSE {math.sqrt(test):.4f}), "
+        f"validation {metrics['validation']['mse']:.4f}, train {metrics['train']['mse']:.4f}; "
+        f"biases alone have {metrics['baselines']['biases']:.4f} on test",
+        f"{sizes['whole']:,} bytes in all, "
+        f"{compare_sizes(sizes['whole'], sizes['float32_whole'])} with float32 rows: {listed}",
+        f"tables alone: {sizes['file']:,} bytes, "
+        f"{compare_sizes(sizes['file'], sizes['float32'])} as float32 rows{weights}",
+        f"{out}: users.safetensors, items.safetensors, metrics.json, history.parquet, report.html",
+        *warn(metrics),
+    ]
+    if metrics["interrupted"]:
+        more = "; --resume continues" if (out / "checkpoints").is_dir() else ""
+        state = (
+            "this is the best epoch so far"
+            if metrics["epochs"]
+            else "not one epoch was finished, the rows are in their current state"
+        )
+        lines.append(f"interrupted: {state}{more}")
+    return lines
+
+
+def warn(metrics: dict[str, Any]) -> list[str]:
+    """Return warnings: a recommender without factors, or worse than biases alone."""
+    lines = [] if metrics["factors"] else [NO_FACTORS]
+    error, baseline = metrics["test"]["mse"], metrics["baselines"]["biases"]
+    if error > baseline:
+        more = 100 * (error / baseline - 1) if baseline > 0 else math.inf
+        advice = (
+            "try more ratings, a smaller --dim, or graded rows (no --users, --items, --set "
+            "anchors.nonzeros, --set table.auto)"
+            if metrics["factors"]
+            else "more ratings or a larger budget may help"
+        )
+        lines.append(
+            f"worse than biases alone: test MSE {error:.4f}, where mean + bias of user + bias of "
+            f"item has {baseline:.4f} ({more:.1f} % more): {advice}"
+        )
+    return lines
