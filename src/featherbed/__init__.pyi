@@ -60,6 +60,7 @@ from featherbed.optim import Several as Several
 from featherbed.optim import Yogi as Yogi
 from featherbed.optim import clip_grad_norm_ as clip_grad_norm_
 from featherbed.optim.lazy.rows import settle as settle
+from featherbed.packed.collection import PackedCollection as PackedCollection
 from featherbed.packed.file import check as check
 from featherbed.packed.file import load as load
 from featherbed.packed.file import save as save

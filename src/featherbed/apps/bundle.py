@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from featherbed.errors import ArgumentError, FormatError, MissingFileError
 from featherbed.files import write_file
 from featherbed.packed import (
+    ARRAYS_VERSION,
     FieldReader,
     Floats,
     Keys,
@@ -227,7 +228,7 @@ def write_bundle(
     ).save(folder / WORDS)
     if words is not None:
         write_words(folder / LIST, words)
-    write_arrays(folder / MODEL, "weights", weights)
+    write_arrays(folder / MODEL, {"weights": ARRAYS_VERSION}, weights)
     for file, content in ((TOKENIZER, tokenizer), (name, text + "\n")):
         if content is not None:
             write_file(folder / file, content)

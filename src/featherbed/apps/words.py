@@ -32,7 +32,7 @@ from featherbed.graphs import Graph, wordnet
 from featherbed.io import find_data
 from featherbed.optim import L1, Budget, GroupL1, NonNegativeL1, Penalty
 from featherbed.packed import PackedTable, compare_sizes, file_size, level_bits
-from featherbed.report.texts import word_insight
+from featherbed.report import word_insight
 from featherbed.settings import Settings, setting
 from featherbed.sharing import SSE
 from featherbed.tables import DenseTable, Table, make_table, parse_spec

@@ -14,6 +14,7 @@ from featherbed.packed.codes import sparse_layout as sparse_layout
 from featherbed.packed.disk import open_rows as open_rows
 from featherbed.packed.engine import WORTH as WORTH
 from featherbed.packed.engine import as_loaded as as_loaded
+from featherbed.packed.file import ARRAYS_VERSION as ARRAYS_VERSION
 from featherbed.packed.file import DTYPES as DTYPES
 from featherbed.packed.file import ENTRY as ENTRY
 from featherbed.packed.file import NAMES as NAMES

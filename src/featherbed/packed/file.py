@@ -17,7 +17,7 @@ from featherbed.errors import ArgumentError, FormatError, IsFolderError, Missing
 from featherbed.files import replacing
 from featherbed.packed.container import parse_json, read_header
 from featherbed.packed.keys import Keys
-from featherbed.packed.schema import VERSION, describe, rebuild, stored_metadata
+from featherbed.packed.schema import Take, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
 
@@ -29,10 +29,12 @@ DTYPES: dict[str, type[np.generic]] = {
     "U64": np.uint64,
 }
 NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+ARRAYS_VERSION = 1  # of files of named arrays
 ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a featherbed file
 MOST_HEADER = 1 << 24
 CACHE_LINE = 64  # bytes
 Buffer = mmap.mmap | memoryview
+Arrays = dict[str, NDArray[np.generic]]
 
 
 @runtime_checkable
@@ -101,7 +103,7 @@ def to_bytes(table: PackedTable) -> bytes:
     PackedTable(5 x 4, DenseTable, 80 bytes)
     """
     refuse_unreadable(table)
-    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table))
+    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table.arrays))
     return b"".join((header_of(table), *arrays))
 
 
@@ -125,13 +127,25 @@ def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTab
         used.add(name)
         return array_of(buffer, header, start, name, kind, shape)
 
-    found = rebuild(metadata_of(header), take)
-    keys = _read_keys(header, take, found.rows) if found.has_keys else None
+    metadata = metadata_of(header)
+    if isinstance(metadata, dict) and isinstance(metadata.get("columns"), list):
+        raise FormatError(
+            f"the file holds a collection of {len(metadata['columns'])} columns: open it with "
+            "fb.PackedCollection.load"
+        )
+    table = table_from(metadata, header, take)
     extra = set(header) - used - {"__metadata__"}
     if extra:
         raise FormatError(
             f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}"
         )
+    return table
+
+
+def table_from(metadata: Any, entries: dict[str, Any], take: Take) -> PackedTable:
+    """Return a table from its metadata, the header entries of its arrays and the arrays."""
+    found = rebuild(metadata, take)
+    keys = _read_keys(entries, take, found.rows) if found.has_keys else None
     return PackedTable(
         found.bands, found.dim, padding_idx=found.padding_idx, keys=keys, made_by=found.made_by
     )
@@ -260,10 +274,15 @@ def header_of(table: PackedTable) -> bytes:
 
     Arrays are in order of falling element size, so that all are aligned.
     """
-    metadata = {"format": "featherbed", ENTRY: _compact(stored_metadata(table))}
+    return header_for(stored_metadata(table), table.arrays)
+
+
+def header_for(fields: dict[str, Any], arrays: Arrays) -> bytes:
+    """Return the header of a file with the given metadata and arrays."""
+    metadata = {"format": "featherbed", ENTRY: _compact(fields)}
     entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
-    for name, array in _in_order(table):
+    for name, array in _in_order(arrays):
         entries[name] = {
             "dtype": NAMES[array.dtype],
             "shape": list(array.shape),
@@ -275,16 +294,21 @@ def header_of(table: PackedTable) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
-    return sorted(table.arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+def _in_order(arrays: Arrays) -> list[tuple[str, NDArray[np.generic]]]:
+    return sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
 
 
 def write(table: PackedTable, path: Path) -> None:
     """Write header and arrays to a new file, which then replaces ``path`` in one step."""
     refuse_unreadable(table)
+    write_arrays(path, stored_metadata(table), table.arrays)
+
+
+def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
+    """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(header_of(table))
-        for _, array in _in_order(table):
+        file.write(header_for(fields, arrays))
+        for _, array in _in_order(arrays):
             flat = np.ascontiguousarray(array).reshape(-1)
             for begin in range(0, len(flat), 1 << 22):
                 file.write(flat[begin : begin + (1 << 22)].tobytes())
@@ -306,49 +330,19 @@ def refuse_unreadable(table: PackedTable) -> None:
         raise ArgumentError(f"this table cannot be stored: {error}") from None
 
 
-__all__ = ["VERSION", "check", "load", "save"]
-
-
-ARRAYS_VERSION = 1
-WRITTEN = 1 << 22  # elements written at once
-
-
-def write_arrays(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays to a file, atomically; ``kind`` names the content.
-
-    >>> path = getfixture("tmp_path") / "seen.safetensors"
-    >>> write_arrays(path, "seen", {"items": np.array([4, 7], dtype=np.uint32)})
-    >>> read_arrays(path, "seen", {"items": ("U32",)})["items"].tolist()
-    [4, 7]
-    """
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    entries: dict[str, Any] = {
-        "__metadata__": {"format": "featherbed", ENTRY: json.dumps({kind: ARRAYS_VERSION})}
-    }
-    offset = 0
-    for name, array in ordered:
-        end = offset + array.nbytes
-        entries[name] = {
-            "dtype": NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in ordered:
-            flat = np.ascontiguousarray(array).reshape(-1)
-            for begin in range(0, len(flat), WRITTEN):
-                part = flat[begin : begin + WRITTEN]
-                file.write(part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes())
-
-
 def read_arrays(
     path: Path, kind: str, wanted: Mapping[str, tuple[str, ...]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the flat arrays of a file, memory-mapped; ``wanted``: name -> accepted types."""
+    """Return the flat arrays of a file, memory-mapped; ``wanted``: name -> accepted types.
+
+    The metadata of the file are its kind and version.
+
+    >>> path = getfixture("tmp_path") / "seen.safetensors"
+    >>> items = np.array([4, 7], dtype=np.uint32)
+    >>> write_arrays(path, {"seen": ARRAYS_VERSION}, {"items": items})
+    >>> read_arrays(path, "seen", {"items": ("U32",)})["items"].tolist()
+    [4, 7]
+    """
     header, start, mapped = open_file(path)
     if metadata_of(header) != {kind: ARRAYS_VERSION}:
         raise FormatError(

@@ -26,6 +26,7 @@ from featherbed.apps.bundle import read_description
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.files import write_file
 from featherbed.packed import (
+    ARRAYS_VERSION,
     CHUNK,
     MOST_DIM,
     MOST_ROWS,
@@ -169,7 +170,7 @@ def write_recommender(
         if isinstance(given, PackedTable) or not _is_same(Path(given), folder / name):
             table.save(folder / name)
     for name, (kind, arrays) in files.items():
-        write_arrays(folder / name, kind, arrays)
+        write_arrays(folder / name, {kind: ARRAYS_VERSION}, arrays)
     write_file(folder / JSON, text + "\n")
 
 

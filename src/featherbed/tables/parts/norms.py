@@ -42,10 +42,10 @@ class Normalise(nn.Module):
         self.reset_parameters()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Reset the statistics to mean 0 and variance 1, scale to 1 and shift to 0."""
-        self.mean.zero_()
-        self.var.fill_(1.0)
+    def reset_parameters(self, mean: Tensor | float = 0.0, var: Tensor | float = 1.0) -> None:
+        """Set the statistics; reset scale to 1 and shift to 0."""
+        self.mean.copy_(torch.as_tensor(mean))
+        self.var.copy_(torch.as_tensor(var))
         if self.scale is not None and self.shift is not None:
             self.scale.fill_(1.0)
             self.shift.zero_()
@@ -73,20 +73,12 @@ class Normalise(nn.Module):
 
     def reset(self) -> None:
         """Make the evaluation form the identity."""
-        with torch.no_grad():
-            self.mean.zero_()
-            self.var.fill_(1.0 - EPS)
-            if self.scale is not None and self.shift is not None:
-                self.scale.fill_(1.0)
-                self.shift.zero_()
+        self.reset_parameters(var=1.0 - EPS)
 
     def settle(self, rows: Tensor) -> None:  # [n, width]
         """Set the statistics to those of all rows; reset scale and shift."""
-        self.reset()
-        with torch.no_grad():
-            wide = rows.to(self.mean.dtype)
-            self.mean.copy_(wide.mean(0))
-            self.var.copy_(wide.var(0, unbiased=False).clamp(min=1e-4))
+        wide = rows.detach().to(self.mean.dtype)
+        self.reset_parameters(wide.mean(0), wide.var(0, unbiased=False).clamp(min=1e-4))
 
     def undo(self, y: Tensor) -> Tensor:  # [..., width]
         """Return x whose normalized form is y."""

@@ -16,13 +16,17 @@ from featherbed.errors import ArgumentError
 from featherbed.tables.rows import empty_parameter
 
 
+def _check_weight(name: str, value: float) -> None:
+    if not is_number(value, 0):
+        raise ArgumentError(f"{name}={value!r}: the weight of a loss is a number of at least 0")
+
+
 @dataclass(frozen=True)
 class Online:
-    """A trainable full table u beside the codes ("ODG"); the model uses the coded row v with
-    probability ``keep``, else u.
+    """A trainable full table u beside the codes ("ODG"): the model uses row v or, else, u.
 
-    loss += weight * mean (v - sg(u))². Published: weight 0.1 and keep 0.5 for small models, 1000
-    and 0.3 for larger ones.
+    The coded row v is used with probability ``keep``, and loss += weight * mean (v - sg(u))².
+    Published: weight 0.1 and keep 0.5 for small models, 1000 and 0.3 for larger ones.
 
     >>> Online(weight=0.1, keep=0.5)
     Online(weight=0.1, keep=0.5)
@@ -39,15 +43,8 @@ class Online:
                 "most 1"
             )
 
-    def module(
-        self,
-        rows: int,
-        dim: int,
-        parts: int,
-        choices: int,
-        **where: Any,
-    ) -> Guidance:
-        """Return the guidance module."""
+    def module(self, rows: int, dim: int, responses: int, **where: Any) -> Guidance:
+        """Return the guidance of a table with ``rows`` rows and ``responses`` responses each."""
         return OnlineGuidance(self, rows, dim, **where)
 
 
@@ -73,14 +70,14 @@ class Pretrained:
         for name in ("weight", "reconstruct", "agree"):
             _check_weight(name, getattr(self, name))
 
-    def module(self, rows: int, dim: int, parts: int, choices: int, **where: Any) -> Guidance:
-        """Return the guidance module."""
+    def module(self, rows: int, dim: int, responses: int, **where: Any) -> Guidance:
+        """Return the guidance of a table with ``rows`` rows and ``responses`` responses each."""
         if tuple(self.matrix.shape) != (rows, dim):
             raise ArgumentError(
                 f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, "
                 f"{dim}]"
             )
-        return PretrainedGuidance(self, dim, parts * choices, **where)
+        return PretrainedGuidance(self, dim, responses, **where)
 
 
 Guide = Online | Pretrained
@@ -91,21 +88,14 @@ def _matrix(given: Any) -> Tensor:
     try:
         matrix = torch.as_tensor(given).detach()
     except (TypeError, ValueError, RuntimeError):
-        kind = type(given).__name__
-        raise ArgumentError(
-            f"a guide is a matrix [V, d] of floats, got {kind} (of a module, give its weight)"
-        ) from None
+        what = f"got {type(given).__name__} (of a module, give its weight)"
+        raise ArgumentError(f"a guide is a matrix [V, d] of floats, {what}") from None
     if not matrix.is_floating_point() or not bool(torch.isfinite(matrix).all()):
         what = "NaN or infinity" if matrix.is_floating_point() else str(matrix.dtype)
         raise ArgumentError(
             f"a guide is a matrix [V, d] of floats, this one holds {what}: mend it first"
         )
     return matrix
-
-
-def _check_weight(name: str, value: float) -> None:
-    if not is_number(value, 0):
-        raise ArgumentError(f"{name}={value!r}: the weight of a loss is a number of at least 0")
 
 
 class Guidance(nn.Module):
