@@ -22,8 +22,7 @@ from featherbed.codecs.quality import QualityEvaluator, band_edges, overlap
 from featherbed.codecs.registry import CODECS, codec_of
 from featherbed.codecs.rows import WeightedRows
 from featherbed.codecs.target import Target
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.report.page import as_bytes

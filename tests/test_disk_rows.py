@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 import featherbed as fb
 from featherbed.interop.disk import DiskRows
 from featherbed.packed import disk
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, Ragged
+from featherbed.packed.band import Band, Every, Fixed, Ragged
 from featherbed.packed.disk import RowFile, open_rows
 from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import featherbed as fb
 from featherbed.codecs.graded import LEFT, allocate_bits, grade_ends
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Affine, Band, Every
 from featherbed.packed.inspect import as_text, file_size, report
 from featherbed.packed.matrix import Graded, Matrix, stream_bytes
 from featherbed.packed.schema import describe, rebuild

@@ -10,8 +10,7 @@ from featherbed import cli
 from featherbed.apps.recommender.serve import Recommender, write_recommender
 from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.inspect import as_text, report
 from featherbed.packed.matrix import Graded
 from featherbed.packed.table import PackedTable

@@ -16,8 +16,7 @@ import featherbed as fb
 from featherbed.apps.recommender import describe_recommender
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.io.records import ItemTitles, Ratings, make_ratings
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.inspect import row_cost
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Graded, Matrix

@@ -15,8 +15,7 @@ import featherbed as fb
 from featherbed import files as writing
 from featherbed.apps.pipeline import _temporary_workplace, move_files
 from featherbed.files import exclusive, remove_stale, replacing, temporary_folder
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Band, Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 
@@ -85,7 +84,7 @@ FULL = """
 import resource, signal, sys
 import numpy as np
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

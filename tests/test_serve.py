@@ -22,8 +22,7 @@ from featherbed.apps.recommender.serve import (
 )
 from featherbed.cli.models import format_items, recommend
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.file import read_arrays, write_arrays
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
@@ -337,16 +336,16 @@ def test_broken_lists_of_what_was_seen(place):
     offsets, items = good["offsets"].copy(), good["items"].copy()
     swapped = offsets.copy()
     swapped[3] = offsets[5]
-    write_arrays(path, "seen", {"offsets": swapped, "items": items})
+    write_arrays(path, {"seen": 1}, {"offsets": swapped, "items": items})
     with pytest.raises(FormatError, match="offsets must rise"):
         check_recommender(place)
     swapped[3] = 1 << 31
-    write_arrays(path, "seen", {"offsets": swapped, "items": items})
+    write_arrays(path, {"seen": 1}, {"offsets": swapped, "items": items})
     with pytest.raises(FormatError, match="the items of user 3 lie outside"):
         Recommender.open(place).recommend("user3")
     wrong = items.copy()
     wrong[offsets[4]] = ITEMS
-    write_arrays(path, "seen", {"offsets": offsets, "items": wrong})
+    write_arrays(path, {"seen": 1}, {"offsets": offsets, "items": wrong})
     with pytest.raises(FormatError, match=f"user 4 has seen item {ITEMS}, there are {ITEMS}"):
         Recommender.open(place).recommend("user4")
     with pytest.raises(FormatError, match=f"names item {ITEMS}"):
@@ -358,13 +357,13 @@ def test_broken_lists_of_what_was_seen(place):
         {"offsets": offsets, "items": items.astype(np.float32)},
         {"offsets": offsets[None], "items": items},
     ):
-        write_arrays(path, "seen", arrays)
+        write_arrays(path, {"seen": 1}, arrays)
         with pytest.raises(FormatError, match=r"seen\.safetensors"):
             Recommender.open(place)
-    write_arrays(path, "titles", {"offsets": offsets, "items": items})
+    write_arrays(path, {"titles": 1}, {"offsets": offsets, "items": items})
     with pytest.raises(FormatError, match="is not what this featherbed reads as 'seen'"):
         Recommender.open(place)
-    write_arrays(path, "seen", {"offsets": offsets, "items": items})
+    write_arrays(path, {"seen": 1}, {"offsets": offsets, "items": items})
     assert (
         repr(check_recommender(place)) == f"Recommender({USERS} users, {ITEMS} items, width {DIM})"
     )
@@ -375,7 +374,7 @@ def test_broken_titles_and_tables_of_another(place, tmp_path_factory):
     good = read_arrays(path, "titles", {"text": ("U8",), "ends": ("U32",)})
     text, ends = good["text"].copy(), good["ends"].copy()
     ends[20] += 10_000
-    write_arrays(path, "titles", {"text": text, "ends": ends})
+    write_arrays(path, {"titles": 1}, {"text": text, "ends": ends})
     with pytest.raises(FormatError, match=r"the title of item 2[01] lies outside"):
         Recommender.open(place).recommend("user0", k=ITEMS, include_rated=True)
     shutil.copy(place / "items.safetensors", place / "users.safetensors")
@@ -445,7 +444,7 @@ def test_it_needs_neither_torch_nor_numba(place):
 def test_few_items_do_not_wait_for_a_compiler(tmp_path):
     code = (
         "import sys, numpy as np\n"
-        "from featherbed.packed.band import Band; from featherbed.packed.codes import Every\n"
+        "from featherbed.packed.band import Band; from featherbed.packed.band import Every\n"
         "from featherbed.packed.keys import Keys; from featherbed.packed.matrix import Matrix\n"
         "from featherbed.packed.table import PackedTable\n"
         "from featherbed.apps.recommender import Recommender, write_recommender\n"

@@ -29,8 +29,7 @@ from featherbed.apps.language.serve import LanguageModel, check_language, write_
 from featherbed.apps.language.train import perplexity
 from featherbed.cli.models import classify, continue_text, format_classes
 from featherbed.errors import ArgumentError, DataError, FormatError
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.file import write_arrays
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix

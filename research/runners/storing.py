@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from featherbed.io.records import Ratings
-from featherbed.packed.codes import Fixed, Hash, Identity, Remainder
+from featherbed.packed.band import Fixed, Hash, Identity, Remainder
 from featherbed.packed.inspect import file_size
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable

@@ -23,8 +23,7 @@ from featherbed.errors import ArgumentError
 from featherbed.interop.embedding import PackedEmbedding, TiedModule
 from featherbed.interop.swap import is_pretrained, packed_places
 from featherbed.ops import check_ids
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Every, Identity
+from featherbed.packed.band import Affine, Band, Every, Identity
 from featherbed.packed.matrix import Graded, Matrix, level_bits, unpack_levels
 from featherbed.packed.table import PackedTable
 

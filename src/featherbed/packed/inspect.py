@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.packed import bits
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, Identity, Ids, Ragged
+from featherbed.packed.band import Band, Every, Fixed, Identity, Ids, Ragged
 from featherbed.packed.file import header_of, load
 from featherbed.packed.matrix import Floats, Graded, Matrix, level_bits
 from featherbed.packed.schema import describe
@@ -157,7 +156,7 @@ def objects_of(packed: PackedTable, anchor: int, count: int = 10) -> list[Anchor
 
     Liang et al. (2021, table 5) show them as the objects an anchor induces.
 
-    >>> from featherbed.packed.codes import sparse_layout
+    >>> from featherbed.packed.band import sparse_layout
     >>> from featherbed.packed.matrix import Matrix
     >>> transform = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 0.0]])
     >>> codes, atoms = sparse_layout(transform, "ragged", "float32")[0], np.eye(2)
@@ -178,7 +177,7 @@ def largest_pairs(
 
     ``anchor_ids`` [K]: the object each anchor is, -1 if none; weights for itself are left out.
 
-    >>> from featherbed.packed.codes import sparse_layout
+    >>> from featherbed.packed.band import sparse_layout
     >>> from featherbed.packed.matrix import Matrix
     >>> transform = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 0.0]])
     >>> codes, atoms = sparse_layout(transform, "ragged", "float32")[0], np.eye(2)
@@ -212,7 +211,7 @@ def zero_rows(packed: PackedTable, counts: ArrayLike | None = None) -> ZeroRows:
 
     See Liang et al. (2021, section 4.4). In a softmax mixture such a row is the mean of the anchors.
 
-    >>> from featherbed.packed.codes import sparse_layout
+    >>> from featherbed.packed.band import sparse_layout
     >>> from featherbed.packed.matrix import Matrix
     >>> transform = np.array([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
     >>> codes, atoms = sparse_layout(transform, "ragged", "float32")[0], np.eye(2)

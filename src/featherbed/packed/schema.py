@@ -17,21 +17,24 @@ from numpy.typing import NDArray
 from featherbed.compose import COMBINES
 from featherbed.errors import FormatError
 from featherbed.packed import bits
-from featherbed.packed.band import BLOCK_BITS, Affine, Band, Members
-from featherbed.packed.cells import KINDS as CELLS
-from featherbed.packed.cells import Cell
-from featherbed.packed.codes import (
+from featherbed.packed.band import (
+    BLOCK_BITS,
     DIRECTORY_STEP,
     MOST_CODES,
+    Affine,
+    Band,
     Codes,
     Every,
     Fixed,
     Hash,
     Identity,
+    Members,
     Ragged,
     Remainder,
     code_count,
 )
+from featherbed.packed.cells import KINDS as CELLS
+from featherbed.packed.cells import Cell
 from featherbed.packed.levels import ValueLevels
 from featherbed.packed.matrix import (
     KINDS,

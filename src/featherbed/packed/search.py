@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.packed import engine
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Codes, Every, Fixed, Ids, Ragged
+from featherbed.packed.band import Band, Codes, Every, Fixed, Ids, Ragged
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import FormatError, IdError, UnknownKeyError
 from featherbed.packed import code_search, search
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Ids
+from featherbed.packed.band import Band, Every, Ids
 from featherbed.packed.engine import WORTH
 from featherbed.packed.matrix import Floats, Graded
 
@@ -159,7 +158,7 @@ class PackedTable:
     def codes_of(self, ids: Any) -> Ids:
         """Return the codes of rows, [..., s]: of the first layer, each the choice within its part.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -176,7 +175,7 @@ class PackedTable:
         Codes fitted stage by stage name ever smaller groups of similar rows: the "semantic ids" of
         generative recommenders (Rajput et al. 2023), which generate codes one by one.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -193,7 +192,7 @@ class PackedTable:
         Ties go to the smaller id. [s] -> [k], [n, s] -> [n, k]. ``code_recall`` compares it with
         ``search``.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -210,7 +209,7 @@ class PackedTable:
 
         That is the mean of |k nearest rows ∩ k nearest codes| / k over ids, the row itself left out.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])

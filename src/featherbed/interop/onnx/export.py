@@ -52,7 +52,7 @@ def to_onnx(
 
     >>> import onnxruntime
     >>> from featherbed.packed.band import Band
-    >>> from featherbed.packed.codes import Identity
+    >>> from featherbed.packed.band import Identity
     >>> from featherbed.packed.matrix import Matrix
     >>> atoms = Matrix.encode(np.eye(2), "float32")
     >>> packed = PackedTable([Band(2, Identity(), dictionary=atoms)], 2)
