@@ -15,8 +15,7 @@ from featherbed.checks import check_integer
 from featherbed.codecs.kd import KDFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job

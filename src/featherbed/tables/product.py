@@ -16,8 +16,7 @@ from featherbed.codecs.kd import KDFit
 from featherbed.codecs.product import ProductFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Band, Fixed
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job

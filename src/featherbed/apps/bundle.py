@@ -1,4 +1,4 @@
-"""Files of stored text models: the packed word table, the other weights, the words, a description.
+"""Files of stored models: a description, the packed word table, the other weights, the words.
 
 The JSON description is removed first and written last: a folder without it holds no model. The
 words are the keys of the packed table, or are listed in id order in ``words.txt.xz``, one per line:
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import lzma
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, MissingFileError
-from featherbed.io.arrays import read_arrays, write_arrays
-from featherbed.packed.file import load
-from featherbed.packed.keys import Keys
-from featherbed.packed.matrix import Floats, Matrix
-from featherbed.packed.schema import FieldReader
-from featherbed.packed.table import PackedTable
-from featherbed.packed.writing import replacing
+from featherbed.files import write_file
+from featherbed.packed import (
+    ARRAYS_VERSION,
+    FieldReader,
+    Floats,
+    Keys,
+    Matrix,
+    PackedTable,
+    load,
+    read_arrays,
+    write_arrays,
+)
 from featherbed.version import __version__
 
 WORDS, MODEL = "words.safetensors", "model.safetensors"
@@ -110,8 +114,7 @@ def write_words(path: Path, words: Sequence[str]) -> None:
     packed = lzma.compress(
         _join_words(words), format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=filters
     )
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(packed)
+    write_file(path, packed)
 
 
 def _join_words(words: Sequence[str]) -> bytes:
@@ -225,14 +228,10 @@ def write_bundle(
     ).save(folder / WORDS)
     if words is not None:
         write_words(folder / LIST, words)
-    write_arrays(folder / MODEL, "weights", weights)
+    write_arrays(folder / MODEL, {"weights": ARRAYS_VERSION}, weights)
     for file, content in ((TOKENIZER, tokenizer), (name, text + "\n")):
         if content is not None:
-            with (
-                replacing(folder / file) as descriptor,
-                os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as stream,
-            ):
-                stream.write(content)
+            write_file(folder / file, content)
 
 
 def read_description(folder: Path, name: str, kind: str, version: int, command: str) -> FieldReader:

@@ -1,4 +1,4 @@
-"""Commands on texts: ``train text``, ``train lm``, ``classify`` and ``continue``."""
+"""Commands of applications: ``demo``, ``train ...``, ``recommend``, ``classify``, ``continue``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from featherbed.checks import TRAINING, require
 from featherbed.cli.options import (
     Assignments,
     Json,
@@ -19,14 +20,14 @@ from featherbed.cli.options import (
     Recipe,
     Resume,
     Seed,
-    command_line,
     log_line,
+    run_options,
 )
 from featherbed.errors import ArgumentError, DataError
-from featherbed.extras import TRAINING, require
 
 if TYPE_CHECKING:
-    from featherbed.apps.classifier.serve import Classifier, ClassProbability
+    from featherbed.apps.classifier import Classifier, ClassProbability
+    from featherbed.apps.recommender import ScoredItem
 
 DEFAULT_CLASSES = 5  # printed for a single text
 MAX_LINE = 1 << 24  # bytes
@@ -37,6 +38,73 @@ Table = Annotated[
 ]
 Dim = Annotated[int | None, typer.Option(help="Row width.", min=1, max=4096)]
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.", min=1)]
+
+
+def demo(
+    seed: Seed = 0,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep the packed files here (default: a temporary folder)."),
+    ] = None,
+) -> None:
+    """Train four tables on generated ratings and compare error, sizes and speed (a minute)."""
+    require("featherbed demo", {"train": ["torch", "numba", "scipy"]})
+    from featherbed.apps.recommender import run_demo
+
+    run_demo(seed, folder)
+
+
+def train_ratings(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV, TSV, JSON lines, Parquet or ::, compressed or not.", metavar="FILE"
+        ),
+    ],
+    out: Out,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes of both tables without keys, such as 40KB: graded rows."),
+    ] = None,
+    ratio: Annotated[
+        float | None, typer.Option(help="The same, as a ratio to float32 rows (default 8).")
+    ] = None,
+    users: Annotated[
+        str | None, typer.Option(help="Table of the users, such as anchor:anchors=16 or dense.")
+    ] = None,
+    items: Annotated[str | None, typer.Option(help="Table of the items.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Width of the rows (default 16).")] = None,
+    titles: Annotated[Path | None, typer.Option(help="File of item keys and titles.")] = None,
+    split: Annotated[str | None, typer.Option(help="random (default), time or leave-out.")] = None,
+    seed: Seed = 0,
+    assignments: Assignments = None,
+    recipe: Recipe = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Factorize ratings into two compact tables, by default graded rows 8 times below float32."""
+    require("featherbed train ratings", TRAINING)
+    from featherbed.apps.recommender import RecommenderSettings, train_recommender
+
+    settings = RecommenderSettings.read(
+        recipe,
+        assignments or (),
+        titles=titles,
+        table__budget=budget,
+        table__ratio=ratio,
+        table__users=users,
+        table__items=items,
+        table__dim=dim,
+        split__method=split,
+    )
+    outcome = train_recommender(
+        file,
+        out,
+        settings,
+        **run_options(seed, resume, overwrite, quiet),
+    )
+    typer.echo("\n".join(outcome.summary))
 
 
 def train_text(
@@ -64,8 +132,7 @@ def train_text(
 ) -> None:
     """Train a text classifier with a compact word table; it is served without torch."""
     require("featherbed train text", TRAINING)
-    from featherbed.apps.classifier.run import classifier_summary, train_classifier
-    from featherbed.apps.classifier.settings import ClassifierSettings
+    from featherbed.apps.classifier import ClassifierSettings, train_classifier
 
     settings = ClassifierSettings.read(
         recipe,
@@ -82,14 +149,9 @@ def train_text(
         out,
         settings,
         test=test,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        progress=not quiet,
-        log=log_line,
-        command=command_line(),
+        **run_options(seed, resume, overwrite, quiet),
     )
-    typer.echo("\n".join(classifier_summary(outcome, out)))
+    typer.echo("\n".join(outcome.summary))
 
 
 def train_lm(
@@ -119,8 +181,7 @@ def train_lm(
 ) -> None:
     """Train a language model that reads and scores words through one compact table."""
     require("featherbed train lm", TRAINING)
-    from featherbed.apps.language.run import language_summary, train_language
-    from featherbed.apps.language.settings import LanguageSettings
+    from featherbed.apps.language import LanguageSettings, train_language
 
     settings = LanguageSettings.read(
         recipe,
@@ -136,14 +197,60 @@ def train_lm(
         files,
         out,
         settings,
-        seed=seed,
-        resume=resume,
-        overwrite=overwrite,
-        progress=not quiet,
-        log=log_line,
-        command=command_line(),
+        **run_options(seed, resume, overwrite, quiet),
     )
-    typer.echo("\n".join(language_summary(outcome, out)))
+    typer.echo("\n".join(outcome.summary))
+
+
+def recommend(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder written by `featherbed train ratings`.", metavar="DIR")
+    ],
+    user: Annotated[str, typer.Option(help="Key of the user.")],
+    k: Annotated[int, typer.Option("-k", help="Number of items.")] = 10,
+    all_items: Annotated[
+        bool, typer.Option("--all", help="Include items the user rated in training.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Print the best items for a user, without those already rated. torch is not needed."""
+    from featherbed.apps.recommender import Recommender
+
+    recommender = Recommender.open(folder)
+    found = recommender.recommend(user, k, include_rated=all_items)
+    typer.echo(_to_json(found) if json else format_items(found))
+    if not recommender.factors:
+        log_line(
+            "note: this recommender stores no factors, only biases: every user gets the same order"
+        )
+    if len(found) < k:
+        kind = "items in all" if all_items else "items this user has not rated"
+        log_line(f"note: there are only {len(found)} {kind}, {k} were asked for")
+
+
+def format_items(items: list[ScoredItem]) -> str:
+    """Return recommendations in columns; unprintable characters become question marks.
+
+    >>> from featherbed.apps.recommender import ScoredItem
+    >>> first = ScoredItem("318", 4.71, "The Shawshank Redemption")
+    >>> print(format_items([first, ScoredItem("50", 4.6, None)]))
+    rank   score  key  title
+       1   4.710  318  The Shawshank Redemption
+       2   4.600  50
+    """
+    keys = [_printable(item.key) for item in items]
+    width = max([3, *map(len, keys)])
+    titled = any(item.title for item in items)
+    lines = [f"rank {'score':>7}  {'key':<{width}}  {'title' if titled else ''}".rstrip()]
+    for rank, (key, item) in enumerate(zip(keys, items, strict=True), 1):
+        title = _printable(item.title or "")
+        lines.append(f"{rank:>4} {item.score:>7.3f}  {key:<{width}}  {title}".rstrip())
+    return "\n".join(lines)
+
+
+def _to_json(items: list[ScoredItem]) -> str:
+    rows = [{"rank": rank, **item._asdict()} for rank, item in enumerate(items, 1)]
+    return dumps(rows, ensure_ascii=False, indent=1)
 
 
 def classify(
@@ -167,7 +274,7 @@ def classify(
         )
     if k is not None and k < 1:
         raise ArgumentError(f"-k {k}: give at least 1")
-    from featherbed.apps.classifier.serve import Classifier
+    from featherbed.apps.classifier import Classifier
 
     classifier = Classifier.open(folder)
     if file is not None:
@@ -195,7 +302,7 @@ def continue_text(
     json: Json = False,
 ) -> None:
     """Print a text continued by a language model; torch is not needed."""
-    from featherbed.apps.language.serve import LanguageModel
+    from featherbed.apps.language import LanguageModel
 
     model = LanguageModel.open(folder)
     found, unknown = model.continue_text(text, words, seed, temperature), model.unknown(text)
@@ -211,7 +318,7 @@ def continue_text(
 def format_classes(found: list[ClassProbability]) -> str:
     """Return classes in columns; characters that could act on a terminal become question marks.
 
-    >>> from featherbed.apps.classifier.serve import ClassProbability
+    >>> from featherbed.apps.classifier import ClassProbability
     >>> print(format_classes([ClassProbability("Sports", 0.9312), ClassProbability("World", 0.07)]))
     0.9312  Sports
     0.0700  World

@@ -1,7 +1,10 @@
-"""Atomic writing: a file or folder takes its name only once all of it is written.
+"""Atomic writing, and locks between processes.
 
-Temporary files and folders are called ``.featherbed-...`` and are locked by the process that writes
-them, so that those left behind by a killed process can be told apart and removed.
+A file or folder takes its name only once all of it is written. Temporary files and folders are
+called ``.featherbed-...`` and are locked by the process that writes them, so that those left
+behind by a killed process can be told apart and removed. Locks are held on open files and released
+when the process ends, however it ends; on systems without ``fcntl`` (Windows) nothing is locked:
+``lock_now`` returns False and ``exclusive`` does not wait.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from featherbed.locks import lock_now
+from typing import BinaryIO
 
 PREFIX = ".featherbed-"
 SUFFIX = ".tmp"
@@ -61,6 +64,25 @@ def replacing(path: Path) -> Iterator[int]:
         os.close(descriptor)
         if name is not None:
             Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Yield a binary file; on success its content becomes ``path`` in one step (``replacing``)."""
+    with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        yield file
+
+
+def write_file(path: str | Path, content: str | bytes) -> None:
+    """Write a file atomically; text is UTF-8.
+
+    >>> path = getfixture("tmp_path") / "note.txt"
+    >>> write_file(path, "tea")
+    >>> path.read_bytes()
+    b'tea'
+    """
+    with replacing_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
@@ -168,3 +190,54 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+
+def lock_now(descriptor: int) -> bool:
+    """Lock an open file or folder exclusively; return False if that is not possible at once."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another process holds it, or the file system has no locks
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, seconds: float = 10.0) -> Iterator[None]:
+    """Hold an exclusive lock on the file ``path``, created if missing, waiting for it first.
+
+    Where the file cannot be created or locked, or another process holds the lock for longer than
+    ``seconds``, the block runs without a lock: use it where that costs time but is not wrong.
+
+    >>> with exclusive(getfixture("tmp_path") / "lock"):
+    ...     pass
+    """
+    descriptor = None
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    if descriptor is None:
+        yield
+        return
+    try:
+        end = time.monotonic() + seconds
+        while not lock_now(descriptor) and time.monotonic() < end:
+            time.sleep(0.01)
+        yield
+    finally:
+        unlock(descriptor)
+        os.close(descriptor)
+
+
+def unlock(descriptor: int) -> None:
+    """Release a lock, also for processes that were forked while it was held."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

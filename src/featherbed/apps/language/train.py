@@ -1,36 +1,50 @@
-"""Training of language models: the best epoch on the validation text is kept."""
+"""From plain text to a stored language model: training, measuring, the report."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from featherbed.apps.checkpoints import Checkpoints
-from featherbed.apps.language.data import columns, corpus_lexicon, segments
+from featherbed.apps.bundle import LANGUAGE
+from featherbed.apps.language.data import (
+    columns,
+    corpus_lexicon,
+    default_prompts,
+    order_by_role,
+    segments,
+)
 from featherbed.apps.language.model import RecurrentModel, State, build_model
+from featherbed.apps.language.serve import LanguageModel, join_words, write_language
 from featherbed.apps.language.settings import LanguageSettings, OptimizerSettings
-from featherbed.apps.results import Result
-from featherbed.apps.training import Training, half_cosine
-from featherbed.apps.words.settings import WordTableSettings
-from featherbed.apps.words.table import (
+from featherbed.apps.pipeline import Checkpoints, Outcome, Result, RunOptions, Training, half_cosine
+from featherbed.apps.words import (
     FittedText,
+    TextRun,
     WordTable,
+    WordTableSettings,
     build_word_table,
+    measure_sizes,
     table_schedulers,
 )
-from featherbed.io.texts import Corpus
+from featherbed.checks import Packages
+from featherbed.io.texts import Corpus, read_corpus, tokenize
 from featherbed.optim import SGD, AdamW, Averaged, Budget, Several, Yogi, clip_grad_norm_
+from featherbed.packed import PackedTable
 from featherbed.progress import show_progress
-from featherbed.tables.model import auxiliary_loss, split_codes
+from featherbed.report import bin_edges, bin_name, language_page
+from featherbed.tables import auxiliary_loss, split_codes
 
 COUNT_POWER = 0.7  # of the word counts that weigh rows when a table is fitted to dense rows
 WARMUP = 100  # steps of a new optimizer in the middle of training
@@ -366,3 +380,182 @@ def _exp(loss: float) -> float:
 def _averages(optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
     """Return a block in which parameters are their averages, if the optimizer has them."""
     return optimizer.swapped() if isinstance(optimizer, Averaged) else nullcontext()
+
+
+def loss_bands(
+    losses: ArrayLike, targets: ArrayLike, counts: ArrayLike
+) -> list[dict[str, Any]]:  # [n], [n], [V]
+    """Return the perplexity exp(mean loss) of words by training count, rare words first.
+
+    >>> bands = loss_bands([0.0, 0.0, 0.0], [1, 1, 0], [2, 500])
+    >>> [(band["name"], band["perplexity"]) for band in bands]
+    [('1 to 2', 1.0), ('300 and more', 1.0)]
+    """
+    lost, occurs = np.asarray(losses), np.asarray(counts)
+    edges = bin_edges(int(np.max(occurs)))
+    band_of = np.searchsorted(edges, occurs[np.asarray(targets)], side="right") - 1
+    bands = []
+    for n in np.unique(band_of).tolist():
+        part = lost[band_of == n]
+        bands.append(
+            {
+                "name": bin_name(edges[n], (*edges, None)[n + 1]),
+                "tokens": len(part),
+                "share": len(part) / len(lost),
+                "perplexity": float(np.exp(min(part.mean(), 700))),
+            }
+        )
+    return bands
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"whitespace": str.split, "words": tokenize}
+CONTINUED_WORDS = 40  # of each continuation in the report
+
+
+def train_language(
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    settings: LanguageSettings | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Outcome[Corpus, FittedLanguageModel]:
+    """Train a language model and write it to a folder; nothing is written before it is complete.
+
+    Args:
+        sources: one text file, of which parts are held out, or three: training, validation, test.
+        out: the folder to write.
+        settings: the settings, or dotted names and values.
+        options: ``seed``, ``resume``, ``overwrite``, ``progress``, ``log``, ``command``
+            (see ``RunOptions``).
+
+    >>> folder = getfixture("tmp_path")
+    >>> _ = (folder / "text.txt").write_text("the cat sat on the mat\\n" * 200)
+    >>> values = {"table.spec": "anchor:anchors=4", "table.dim": 8, "dropout.output": 0}
+    >>> values |= {"training.epochs": 2, "training.batch": 4}
+    >>> outcome = train_language(folder / "text.txt", folder / "out", values, progress=False)
+    >>> outcome.metrics["test"]["perplexity"] < 8, (folder / "out" / "report.html").exists()
+    (True, True)
+    """
+    return LanguageRun(sources, settings, out, RunOptions(**options)).run()
+
+
+class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
+    """One training run of a language model."""
+
+    kind, marker, settings_type = "language model", LANGUAGE, LanguageSettings
+    irrelevant = ("storage.", "corpus.prompts")
+
+    def __init__(
+        self,
+        sources: str | Path | Sequence[str | Path],
+        settings: LanguageSettings | Mapping[str, Any] | None,
+        out: str | Path,
+        options: RunOptions,
+    ) -> None:
+        super().__init__(settings, out, options)
+        paths = [sources] if isinstance(sources, str | Path) else sources
+        self.sources = order_by_role(paths)
+        self.bands: list[dict[str, Any]] = []  # perplexity by word frequency
+
+    def packages(self) -> list[Packages]:
+        """Return the optional packages that the settings need."""
+        spec, fits = self.settings.table.spec, self.settings.training.dense_epochs > 0
+        needs_faiss = fits and re.search(r"\b(kd|product)\b", spec) is not None
+        return [*super().packages(), *([{"compress": ["faiss"]}] if needs_faiss else [])]
+
+    def read(self, workplace: Path) -> Corpus:  # noqa: ARG002 - texts fit into memory
+        """Read and split the text."""
+        corpus = self.settings.corpus
+        with self.stage("reading"):
+            return read_corpus(
+                self.sources,
+                tokenizer=TOKENIZERS[corpus.tokenizer],
+                min_count=corpus.min_count,
+                max_words=corpus.max_words,
+                encoding=corpus.encoding,
+            )
+
+    def checksums(self, data: Corpus) -> dict[str, str]:
+        """Return the checksum of words and text."""
+        found = sha256("\n".join(data.words).encode())
+        for ids in (data.train, data.validation, data.test):
+            found.update(ids.tobytes())
+        return {"text": found.hexdigest()}
+
+    def fit(self, data: Corpus, checkpoints: Checkpoints) -> FittedLanguageModel:
+        """Train the model."""
+        return fit_language(
+            self.settings,
+            data,
+            seed=self.options.seed,
+            progress=self.options.progress,
+            name=self.settings.model.kind,
+            checkpoints=checkpoints,
+        )
+
+    @torch.no_grad()
+    def write(
+        self,
+        folder: Path,
+        packed: PackedTable,
+        weights: str,
+        data: Corpus,
+        fitted: FittedLanguageModel,
+    ) -> LanguageModel:
+        """Write the model over a packed table, and open it."""
+        model = fitted.model.eval()
+        output = None if model.output is None else model.output.weight.detach().numpy()
+        write_language(
+            folder,
+            packed,
+            [[part.detach().numpy() for part in layer] for layer in model.layer_weights()],
+            model.bias.detach().numpy(),
+            output=output,
+            words=data.words,
+            weights=weights,
+            about={"source": self.sources[0].name, "seed": self.options.seed},
+        )
+        return LanguageModel.open(folder)
+
+    def measure(self, folder: Path, data: Corpus, fitted: FittedLanguageModel) -> dict[str, Any]:
+        """Return the perplexity of the stored model, its sizes and continuations of prompts."""
+        metrics: dict[str, Any] = {}
+        for name, ids in (("validation", data.validation), ("test", data.test)):
+            losses, targets = self.served.losses(ids)
+            found = float(np.exp(min(losses.mean(), 700.0)))
+            metrics[name] = {"perplexity": found, "words": len(ids)}
+            if name == "validation":
+                self.bands = loss_bands(losses, targets, data.counts)
+        prompts, seed = self.settings.corpus.prompts or default_prompts(data), self.options.seed
+        metrics["continuations"] = [
+            {
+                "start": prompt,
+                "text": join_words(self.served.generate(prompt, CONTINUED_WORDS, seed + number)),
+            }
+            for number, prompt in enumerate(prompts)
+        ]
+        sizes = measure_sizes(folder, fitted.model, fitted.words.table, self.packed)
+        return metrics | {"sizes": sizes}
+
+    def report(self, data: Corpus, fitted: FittedLanguageModel, metrics: dict[str, Any]) -> str:
+        """Return the HTML page of the run."""
+        page = self.shared_report(self.sources[0].name, data.words, data.counts, fitted, metrics)
+        page |= {
+            "metrics": {part: metrics[part] for part in ("test", "validation")},
+            "bands": self.bands,
+            "speed": None,
+            "continuations": metrics["continuations"],
+            "input": {part: len(getattr(data, part)) for part in ("train", "validation", "test")},
+        }
+        if fitted.history:
+            speeds = [row["tokens_per_second"] for row in fitted.history]
+            best = min(row["train_perplexity"] for row in fitted.history)
+            page["speed"] = {"training": float(np.median(speeds))}
+            page["metrics"]["train"] = {"perplexity": best}
+        return language_page(page)
+
+    def summarize(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines that end a run: perplexity, sizes, files, a continuation."""
+        shown = [f"{part} {metrics[part]['perplexity']:.2f}" for part in ("test", "validation")]
+        lines = [f"perplexity: {', '.join(shown)}", *super().summarize(metrics)]
+        first = metrics["continuations"][0]
+        return [*lines, f"{first['start']} ... {first['text']}".replace("\n", " / ")]
