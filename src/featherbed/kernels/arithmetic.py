@@ -14,31 +14,24 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+from featherbed.kernels.vectors import (
+    F32,
+    I8,
+    I32,
+    I64,
+    constant,
+    counter,
+    floats_at,
+    lanes_left,
+    load,
+    splat,
+    store,
+)
+
 _FUSED = ("contract",)
 LANES = (16, 4, 1)  # elements updated at once; the narrower ones finish a row
 NONE, NONNEGATIVE, L1 = 0, 1, 2
 YOGI, ADAM = 0, 2
-
-
-def _kind(width: int) -> Any:
-    return ir.VectorType(_F32, width)
-
-
-def _load(builder: Any, address: Any, width: int) -> Any:
-    return builder.load(builder.inttoptr(address, _kind(width).as_pointer()), align=4)
-
-
-def _store(builder: Any, value: Any, address: Any, width: int) -> None:
-    builder.store(value, builder.inttoptr(address, _kind(width).as_pointer()), align=4)
-
-
-def _splat(builder: Any, value: Any, width: int) -> Any:
-    vector = ir.Constant(_kind(width), ir.Undefined)
-    first = builder.insert_element(vector, value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(
-        first, vector, ir.Constant(ir.VectorType(_I32, width), [0] * width)
-    )
 
 
 def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -47,7 +40,7 @@ def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def _call(builder: Any, name: str, width: int, *values: Any) -> Any:
     """Call an LLVM intrinsic on vectors."""
-    kind = _kind(width)
+    kind = ir.VectorType(F32, width)
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(kind, [kind] * len(values)), f"llvm.{name}.v{width}f32"
     )
@@ -56,29 +49,29 @@ def _call(builder: Any, name: str, width: int, *values: Any) -> Any:
 
 def _total(builder: Any, vector: Any, width: int) -> Any:
     """Add the lanes of a vector."""
-    kind = ir.FunctionType(_F32, [_F32, _kind(width)])
+    kind = ir.FunctionType(F32, [F32, ir.VectorType(F32, width)])
     function = cgutils.get_or_insert_function(
         builder.module, kind, f"llvm.vector.reduce.fadd.v{width}f32"
     )
-    return builder.call(function, [ir.Constant(_F32, -0.0), vector], fastmath=("reassoc",))
+    return builder.call(function, [ir.Constant(F32, -0.0), vector], fastmath=("reassoc",))
 
 
 def _replace_first(builder: Any, vector: Any, value: Any) -> Any:
-    return builder.insert_element(vector, value, ir.Constant(_I32, 0))
+    return builder.insert_element(vector, value, ir.Constant(I32, 0))
 
 
 def _first(builder: Any, vector: Any) -> Any:
-    return builder.extract_element(vector, ir.Constant(_I32, 0))
+    return builder.extract_element(vector, ir.Constant(I32, 0))
 
 
 def _zeros(width: int) -> Any:
-    return ir.Constant(_kind(width), [0.0] * width)
+    return ir.Constant(ir.VectorType(F32, width), [0.0] * width)
 
 
 def _number(builder: Any, row: Any, index: Any) -> Any:
     """Load one element of a row."""
-    place = builder.add(row, builder.mul(index, ir.Constant(_I64, 4)))
-    return builder.load(builder.inttoptr(place, _F32.as_pointer()), align=4)
+    place = floats_at(builder, row, index)
+    return builder.load(builder.inttoptr(place, F32.as_pointer()), align=4)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -87,7 +80,7 @@ def score(typing_context: Any, width: Any, column: Any, left: Any, right: Any) -
     wide, added = width.literal_value, column.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        one, other = (_load(builder, address, wide) for address in arguments[2:])
+        one, other = (load(builder, address, wide) for address in arguments[2:])
         products = builder.fmul(one, other)
         if added:
             products = _replace_first(
@@ -112,11 +105,11 @@ def add_scaled(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source, number = arguments[2:]
-        values = _load(builder, source, wide)
+        values = load(builder, source, wide)
         if ones:
-            values = _replace_first(builder, values, ir.Constant(_F32, 1.0))
-        total = _fused(builder, _splat(builder, number, wide), values, _load(builder, target, wide))
-        _store(builder, total, target, wide)
+            values = _replace_first(builder, values, ir.Constant(F32, 1.0))
+        total = _fused(builder, splat(builder, number, wide), values, load(builder, target, wide))
+        store(builder, total, target)
         return context.get_dummy_value()
 
     return types.void(width, column, types.int64, types.int64, types.float32), generate
@@ -138,14 +131,13 @@ def combine(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length, distance = arguments[1:]
         total = cgutils.alloca_once_value(builder, _zeros(wide))
-        builder.store(_zeros(wide), total)
         with cgutils.for_range(builder, length) as loop:
             weight = _number(builder, weight_row, loop.index)
-            row = _load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
+            row = load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
             builder.store(
-                _fused(builder, _splat(builder, weight, wide), row, builder.load(total)), total
+                _fused(builder, splat(builder, weight, wide), row, builder.load(total)), total
             )
-        _store(builder, builder.load(total), target, wide)
+        store(builder, builder.load(total), target)
         return context.get_dummy_value()
 
     return types.void(
@@ -160,13 +152,11 @@ def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any,
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length = arguments[1:]
-        values = _load(builder, source, wide)
+        values = load(builder, source, wide)
         with cgutils.for_range(builder, length) as loop:
-            weight = _splat(builder, _number(builder, weight_row, loop.index), wide)
-            there = builder.add(target, builder.mul(loop.index, ir.Constant(_I64, 4 * wide)))
-            _store(
-                builder, _fused(builder, weight, values, _load(builder, there, wide)), there, wide
-            )
+            weight = splat(builder, _number(builder, weight_row, loop.index), wide)
+            there = builder.add(target, builder.mul(loop.index, ir.Constant(I64, 4 * wide)))
+            store(builder, _fused(builder, weight, values, load(builder, there, wide)), there)
         return context.get_dummy_value()
 
     return types.void(width, types.int64, types.int64, types.int64, types.int64), generate
@@ -193,15 +183,15 @@ def descend(
             arguments[2:4],
             (cgutils.unpack_tuple(builder, pair, 2) for pair in arguments[4:]),
         )
-        rows = [_load(builder, address, wide) for address in places]
+        rows = [load(builder, address, wide) for address in places]
         added = [
-            _replace_first(builder, row, ir.Constant(_F32, 1.0)) if ones else row
+            _replace_first(builder, row, ir.Constant(F32, 1.0)) if ones else row
             for row in reversed(rows)
         ]
         for address, row, other, keep, move in zip(places, rows, added, keeps, moves, strict=True):
-            moved = builder.fmul(_splat(builder, move, wide), other, flags=_FUSED)
-            kept = builder.fmul(_splat(builder, keep, wide), row, flags=_FUSED)
-            _store(builder, builder.fadd(kept, moved, flags=_FUSED), address, wide)
+            moved = builder.fmul(splat(builder, move, wide), other, flags=_FUSED)
+            kept = builder.fmul(splat(builder, keep, wide), row, flags=_FUSED)
+            store(builder, builder.fadd(kept, moved, flags=_FUSED), address)
         return context.get_dummy_value()
 
     pair = types.UniTuple(types.float32, 2)
@@ -232,65 +222,28 @@ def step(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *places, kept_bytes, length, numbers = arguments[3:]
-        c = cgutils.unpack_tuple(builder, numbers, 9)
-        done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
-        builder.store(ir.Constant(length.type, 0), done)
+        c, done = cgutils.unpack_tuple(builder, numbers, 9), counter(builder, length)
+        masked = builder.icmp_unsigned("!=", kept_bytes, ir.Constant(kept_bytes.type, 0))
         for lanes in LANES:
-            _step_lanes(
-                builder,
-                lanes,
-                length,
-                done,
-                places,
-                kept_bytes,
-                [_splat(builder, x, lanes) for x in c],
-                variant,
-            )
+            wide = [splat(builder, x, lanes) for x in c]
+            with lanes_left(builder, lanes, length, done) as start:
+                here = [floats_at(builder, place, start) for place in places]
+                values = [load(builder, address, lanes) for address in here]
+                p, m, v = _step_vectors(builder, lanes, variant, values, wide)
+                store(builder, m, here[1])
+                store(builder, v, here[2])
+                with builder.if_else(masked) as (some, every):
+                    with some:
+                        flags = load(builder, builder.add(kept_bytes, start), lanes, I8)
+                        free = builder.icmp_unsigned("!=", flags, constant(0, flags))
+                        store(builder, builder.select(free, p, _zeros(lanes)), here[0])
+                    with every:
+                        store(builder, p, here[0])
         return context.get_dummy_value()
 
     return types.void(
         rule, kind, metric, *[types.int64] * 6, types.UniTuple(types.float32, 9)
     ), generate
-
-
-def _step_lanes(
-    builder: Any,
-    lanes: int,
-    length: Any,
-    done: Any,
-    places: list[Any],
-    kept: Any,
-    c: list[Any],
-    variant: tuple[int, int, int],
-) -> None:
-    """Emit the loop that updates ``lanes`` elements at a time while that many are left."""
-    test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
-    builder.branch(test)
-    builder.position_at_end(test)
-    start = builder.load(done)
-    stop = builder.add(start, ir.Constant(length.type, lanes))
-    builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
-    builder.position_at_end(body)
-    here = [builder.add(place, builder.mul(start, ir.Constant(start.type, 4))) for place in places]
-    p, m, v = _step_vectors(
-        builder, lanes, variant, [_load(builder, address, lanes) for address in here], c
-    )
-    _store(builder, m, here[1], lanes)
-    _store(builder, v, here[2], lanes)
-    masked = builder.icmp_unsigned("!=", kept, ir.Constant(kept.type, 0))
-    with builder.if_else(masked) as (some, every):
-        with some:
-            mask = ir.VectorType(_I8, lanes)
-            flags = builder.load(
-                builder.inttoptr(builder.add(kept, start), mask.as_pointer()), align=1
-            )
-            free = builder.icmp_unsigned("!=", flags, ir.Constant(mask, [0] * lanes))
-            _store(builder, builder.select(free, p, _zeros(lanes)), here[0], lanes)
-        with every:
-            _store(builder, p, here[0], lanes)
-    builder.store(stop, done)
-    builder.branch(test)
-    builder.position_at_end(leave)
 
 
 def _step_vectors(
@@ -300,7 +253,7 @@ def _step_vectors(
     (rule, kind, metric), (p, m, v, g) = variant, values
     g = _fused(builder, c[8], p, g)
     m = builder.fadd(builder.fmul(c[2], m), builder.fmul(c[3], g))
-    square, one = builder.fmul(g, g), ir.Constant(_kind(width), [1.0] * width)
+    square, one = builder.fmul(g, g), ir.Constant(ir.VectorType(F32, width), [1.0] * width)
     if rule == YOGI:
         change = builder.fmul(c[4], square)
         less, more = builder.fsub(v, change), builder.fadd(v, change)

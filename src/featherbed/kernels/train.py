@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.vectors import prefetch
 
@@ -152,12 +152,12 @@ def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metri
 
 
 @cache
-def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> int:
+def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> Job:
     """Compile the job that settles rows (applies the steps they missed), in place or in ``out``."""
     row_of, nought = catch_up(real, fixed, kind, moving, scaled, metric), real(0)
     size = real(0).itemsize
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
@@ -242,13 +242,13 @@ def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
 
 
 @cache
-def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bool) -> int:
+def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bool) -> Job:
     """Compile the job that settles rows, updates them by their gradients and shrinks them."""
     scaled, holds_m = rule != SGD, rule in (YOGI, ADAM) or moving
     row_of, nought = catch_up(real, fixed, kind, moving, rule == YOGI, metric), real(0)
     size = real(0).itemsize
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
@@ -312,7 +312,7 @@ def _add_group(rows: Any, order: Any, first: Any, last: Any, out: Any) -> None:
             out[k] += one[k]
 
 
-@job
+@Job
 def sum_groups(address: Any, start: Any, stop: Any) -> Any:
     """out[u] = Σ of the rows of its group, in order."""
     block = words(address)
