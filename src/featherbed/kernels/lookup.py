@@ -21,7 +21,7 @@ from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import floats, matrix, vector, words
 from featherbed.kernels.vectors import copy, half_row, level_row, prefetch, row_sum
 
-PIECE = 16  # rows whose codes are read at once
+PIECE = 64  # rows whose codes are read at once, and prefetched during the piece before
 AHEAD = 8  # rows between the prefetch of a stored row and its use
 _set8, _add8 = row_sum(8, add=False), row_sum(8, add=True)
 _set4, _add4 = row_sum(4, add=False), row_sum(4, add=True)
@@ -161,6 +161,7 @@ def fixed_rows(
 def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, width: int) -> Job:
     """Compile the job that composes rows of ``width`` floats from ragged codes of one shape."""
     weigh, entry, mask = weigher(width), index_bits + value_bits, np.uint64((1 << index_bits) - 1)
+    whole = entry % 8 == 0
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -180,28 +181,31 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
                     soon = positions[row + PIECE]
                     prefetch(sizes + np.uint64((soon * size_bits) >> 3))
                     prefetch(far + np.uint64(soon // STEP * (8 if wide else 4)))
-                begin, count = span(
+                number, count = span(
                     sizes, size_bits, low, directory, wide, held, entries, positions[row]
                 )
                 if count < 0:
-                    good, begin, count = False, np.int64(0), np.int64(0)
-                prefetch(source + np.uint64((begin * entry) >> 3))
-                prefetch(source + np.uint64(((begin + count) * entry) >> 3))
-                firsts[row - first], counts[row - first] = begin * entry, count
+                    good, number, count = False, np.int64(0), np.int64(0)
+                prefetch(source + np.uint64((number * entry) >> 3))
+                prefetch(source + np.uint64(((number + count) * entry) >> 3))
+                firsts[row - first], counts[row - first] = number * entry, count
                 total += count
             if total > len(indices):
                 indices, values = np.empty(total, np.uint32), np.empty(total, np.float32)
-            at = 0
+            at, highest = 0, np.uint32(0)
             for row in range(end - first):
                 bit = firsts[row]
-                for _ in range(counts[row]):
-                    index = field(source, bit, mask)
-                    if index >= limit:
-                        good, index = False, np.uint32(0)
-                    indices[at] = index
-                    values[at] = value(source, bit + index_bits, value_bits, kind, levels)
-                    bit += entry
-                    at += 1
+                begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+                for j in range(counts[row]):
+                    index = field(begin, rest + j * entry, mask)
+                    highest = max(highest, index)
+                    indices[at + j] = index
+                    values[at + j] = value(
+                        begin, rest + j * entry + index_bits, value_bits, kind, levels
+                    )
+                at += counts[row]
+            if total > 0 and highest >= limit:
+                good, indices[:] = False, np.uint32(0)
             at = 0
             for row in range(first, end):
                 count, place = counts[row - first], target + np.uint64(4 * row * width)

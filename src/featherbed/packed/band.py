@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,52 @@ class Band:
         check_indices(indices, self.atoms)
         return indices, None if self.values is None else self.values.rows(positions)
 
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:  # position -> [d]
+        """Return a function that returns one row, without the cost of arrays of one element.
+
+        Only for a band of all ids: an id is its position.
+        """
+        own = self._own_reader(compiled)
+        plus = None if self.plus is None else self.plus.row_reader(compiled)
+        if plus is None and self.cell is None and self.affine is None:
+            return own
+
+        def read(position: int) -> Floats:
+            row = own(position)[None]
+            row = row if self.cell is None else self.cell(row)
+            row = row if plus is None else row + plus(position)
+            return (row if self.affine is None else self.affine(row, np.array([position])))[0]
+
+        return read
+
+    def _own_reader(self, compiled: bool) -> Callable[[int], Floats]:  # position -> [d']
+        """Return a reader of the combined atoms of this layer alone."""
+        codes, shared = self.codes, self.dictionary
+        stored = shared if isinstance(codes, Identity) and self.values is None else self.values
+        if isinstance(stored, Matrix) and (stored is shared or shared is None):
+            return stored.row_reader(compiled)
+        if compiled and isinstance(codes, Fixed | Ragged) and self._has_loop:
+            return partial(self._plan.row, self._row_width)
+        if isinstance(codes, Fixed) and codes.bytewise and self._has_loop:
+            fetch, dense, concat = codes.row_fetcher(self.atoms), shared.dense(), self._concatenates
+
+            def combine_row(position: int) -> Floats:
+                indices, values = fetch(position)
+                atoms = dense[indices]
+                if values is not None:
+                    atoms *= values[:, None]
+                row: Floats = atoms.reshape(-1) if concat else np.add.reduce(atoms, axis=0)
+                return row
+
+            return combine_row
+
+        def read(position: int) -> Floats:
+            at = np.array([position])
+            rows = self._stored_rows(at) if isinstance(codes, Every) else self._combine(at, at)
+            return rows[0]
+
+        return read
+
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Return the rows of ids at ``positions`` of this band."""
         rows = self.own_rows(ids, positions)
@@ -185,24 +231,38 @@ class Band:
 
     def own_rows(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
         """Return the rows of this layer alone, before the affine stage: combine, then the cell."""
-        if isinstance(self.codes, Every):
-            assert self.values is not None
-            rows = self.values.rows(positions)
-            rows = rows if self.dictionary is None else rows @ self.dictionary.dense()
-        else:
-            rows = self._combine_atoms(ids, positions)
+        every = isinstance(self.codes, Every)
+        rows = self._stored_rows(positions) if every else self._combine(ids, positions)
         return rows if self.cell is None else self.cell(rows)
 
-    def _combine_atoms(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+    def _stored_rows(self, positions: Ids) -> Floats:  # [B] -> [B, d']
+        """Return the stored values of rows, times the dictionary if there is one."""
+        assert self.values is not None
+        rows = self.values.rows(positions)
+        return rows if self.dictionary is None else rows @ self.dictionary.dense()
+
+    @cached_property
+    def _has_loop(self) -> bool:
+        """Whether a compiled loop combines the atoms of these rows."""
+        assert self.dictionary is not None
+        combined = self.combine == "sum" or self._concatenates
+        return combined and keeps_decoded(self.dictionary)
+
+    @property
+    def _row_width(self) -> int:
+        """Width of the combined atoms of a row."""
+        assert self.dictionary is not None
+        count = self.codes.count if isinstance(self.codes, Fixed) and self._concatenates else 1
+        return count * self.dictionary.shape[1]
+
+    def _combine(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
         """Combine the atoms of rows, by a compiled loop if there is one."""
         assert self.dictionary is not None
         if isinstance(self.codes, Identity) and self.values is None:
             return self.dictionary.rows(positions)
-        has_loop = self.combine == "sum" or self._concatenates
-        if not has_loop or not keeps_decoded(self.dictionary) or not engine.kernels(len(ids)):
+        if not self._has_loop or not engine.kernels(len(ids)):
             return self._combine_by_numpy(ids, positions)
-        across = self.codes.count if isinstance(self.codes, Fixed) and self._concatenates else 1
-        out = engine.empty(len(ids), across * self.dictionary.shape[1])
+        out = engine.empty(len(ids), self._row_width)
         if isinstance(self.codes, Fixed | Ragged):
             self._plan.run(out, np.ascontiguousarray(positions))
             return out
@@ -222,6 +282,10 @@ class Band:
         if self.combine != "sum":
             rows: Floats = combine(gather(self.dictionary, indices), values, self.combine)
             return rows
+        if len(ids) == 1:
+            atoms = gather(self.dictionary, indices[0])
+            atoms = atoms if values is None else atoms * values[0][:, None]
+            return np.add.reduce(atoms, axis=0, keepdims=True)
         counts = self.codes.spans(positions)[1] if isinstance(self.codes, Ragged) else None
         total = np.zeros((len(ids), self.dictionary.shape[1]), dtype=np.float32)
         for j in range(indices.shape[1]):

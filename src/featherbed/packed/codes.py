@@ -7,7 +7,7 @@ each row, ``Ragged`` a different number for each row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -117,12 +117,43 @@ class Fixed:
         stream = bits.pack(np.concatenate(columns, axis=1), widths)
         return cls(rows, count, index_bits, stream, levels, parts)
 
+    @property
+    def bytewise(self) -> bool:
+        """Whether indices are bytes, and values whole bytes."""
+        return self.index_bits == 8 and self.record_bits % 8 == 0
+
+    @property
+    def _records(self) -> NDArray[np.uint8]:  # [rows, bytes of a record]
+        length = self.record_bits // 8
+        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
+        return flat.reshape(self.rows, length)
+
+    def row_fetcher(self, atoms: int) -> Callable[[int], tuple[NDArray[Any], Floats | None]]:
+        """Return ``fetch`` of one row of bytewise codes: from its position to [s] and [s]."""
+        records, count, choices = self._records, self.count, self.choices(atoms)
+        offsets, levels = np.arange(count) * self.stride(atoms), self.levels
+
+        def fetch(position: int) -> tuple[NDArray[Any], Floats | None]:
+            indices: NDArray[Any] = records[position, :count]
+            if choices < 256:
+                check_indices(indices, choices)
+            if self.parts:
+                indices = indices + offsets
+            if levels is None:
+                return indices, None
+            if levels.bits < 8:
+                return indices, self.fetch(np.array([position]), atoms)[1][0]
+            raw = records[position, count:]
+            if levels.table is None:
+                return indices, raw.view(levels.kind).astype(np.float32, copy=False)
+            return indices, levels.decode(raw)
+
+        return fetch
+
     def field(self, positions: Ids, first: int, last: int) -> NDArray[np.unsignedinteger]:
         """Return codes ``first`` to ``last - 1`` of rows: choices within a part, unchecked."""
-        if self.index_bits == 8 and self.record_bits % 8 == 0:
-            length = self.record_bits // 8
-            flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
-            return flat.reshape(self.rows, length)[:, first:last][positions]
+        if self.bytewise:
+            return self._records[:, first:last][positions]
         start = positions[:, None] * self.record_bits + np.arange(first, last) * self.index_bits
         return bits.unpack(self.stream, start, self.index_bits)
 

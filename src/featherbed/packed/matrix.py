@@ -5,9 +5,9 @@ Quantized numbers are levels with a scale for each row or column: x = scale (lev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,15 @@ class Matrix:
             return self._decoded[index]
         scale = self.scale[index] if self.scale is not None and self.axis == 0 else self.scale
         return self.decode(self.data[index], scale)
+
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:
+        """Return a function from the position of a row (checked by the caller) to the row [m]."""
+        known = self.data if self.kind == "float32" else self._decoded
+        if known is not None:
+            return lambda position: known[position].astype(np.float32)
+        if compiled and self.kind != "float16":
+            return partial(self._plan.row, self.shape[1])
+        return lambda position: self.rows(slice(position, position + 1))[0]
 
     @cached_property
     def _plan(self) -> engine.Plan:
