@@ -18,8 +18,6 @@ from featherbed.packed.container import parse_json, read_header
 from featherbed.packed.keys import Keys
 from featherbed.packed.schema import VERSION, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
-from featherbed.packed.validate import validate
-from featherbed.packed.writing import replacing
 
 DTYPES: dict[str, type[np.generic]] = {
     "F32": np.float32,
@@ -148,6 +146,8 @@ def check(path: str | Path) -> PackedTable:
     >>> len(fb.check(path))
     5
     """
+    from featherbed.packed.validate import validate
+
     table = load(path)
     validate(table)
     return table
@@ -281,6 +281,8 @@ def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
 
 def write(table: PackedTable, path: Path) -> None:
     """Write header and arrays to a new file, which then replaces ``path`` in one step."""
+    from featherbed.packed.writing import replacing  # only writers need it
+
     refuse_unreadable(table)
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(header_of(table))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import FormatError, IdError, UnknownKeyError
-from featherbed.packed import bag, code_search, engine, search
+from featherbed.packed import engine
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Ids
 from featherbed.packed.matrix import Floats
@@ -168,18 +168,24 @@ class PackedTable:
         include_last_offset: bool = False,
     ) -> Floats:  # [B, d]
         """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not count."""
-        return bag.bag(self, ids, offsets, per_sample_weights, mode, include_last_offset)
+        from featherbed.packed.bag import bag
+
+        return bag(self, ids, offsets, per_sample_weights, mode, include_last_offset)
 
     def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
         """Return the dot product of every row with the query, through the atoms where possible."""
-        return search.logits(self, queries)
+        from featherbed.packed.search import logits
+
+        return logits(self, queries)
 
     def search(self, queries: ArrayLike, k: int = 10, *, metric: str = "dot") -> tuple[Ids, Floats]:
         """Return ids and scores of the k best rows by "dot" or "cosine", best first, exactly.
 
         [d] -> [k], [n, d] -> [n, k].
         """
-        return search.top(self, queries, k, metric)
+        from featherbed.packed.search import top
+
+        return top(self, queries, k, metric)
 
     def codes_of(self, ids: Any) -> Ids:
         """Return the codes of rows, [..., s]: of the first layer, each the choice within its part.
@@ -193,7 +199,9 @@ class PackedTable:
         >>> packed.codes_of([2, 0]).tolist(), packed[[2, 0]].tolist()
         ([[0, 0], [0, 1]], [[0.0, 0.0], [0.0, 3.0]])
         """
-        return code_search.codes_of(self, self._as_ids(ids))
+        from featherbed.packed.code_search import codes_of
+
+        return codes_of(self, self._as_ids(ids))
 
     def rows_with(self, code: ArrayLike) -> Ids:
         """Return the ids of all rows whose codes start with ``code`` [j], ascending.
@@ -210,7 +218,9 @@ class PackedTable:
         >>> packed.rows_with([0]).tolist(), packed.rows_with([0, 1]).tolist()
         ([0, 2, 3], [0, 3])
         """
-        return code_search.rows_with(self, code)
+        from featherbed.packed.code_search import rows_with
+
+        return rows_with(self, code)
 
     def near_codes(self, codes: ArrayLike, k: int = 10) -> tuple[Ids, Ids]:
         """Return ids and Hamming distances Σ_j [c_j(i) ≠ codes_j] of the k nearest rows, exactly.
@@ -228,7 +238,9 @@ class PackedTable:
         >>> ids.tolist(), distances.tolist()
         ([1, 0, 3], [0, 1, 1])
         """
-        return code_search.near_codes(self, codes, k)
+        from featherbed.packed.code_search import near_codes
+
+        return near_codes(self, codes, k)
 
     def code_recall(self, ids: Any, k: int = 10, *, metric: str = "cosine") -> float:
         """Return the recall of ``near_codes`` against ``search``.
@@ -244,7 +256,9 @@ class PackedTable:
         >>> packed.code_recall([0, 1, 3], k=1)  # rows 0 and 3 are the same, and so are their codes
         1.0
         """
-        return code_search.code_recall(self, self._as_ids(ids), k, metric)
+        from featherbed.packed.code_search import code_recall
+
+        return code_recall(self, self._as_ids(ids), k, metric)
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
