@@ -1,7 +1,8 @@
 """Look-ups, logits and opening of packed tables against torch, side by side: python benchmarks/lookup.py [--json FILE]
 
 Prints ratios of times measured in one run, interleaved: of each contender the time that a tenth of its calls do not exceed,
-so that other programs on the machine disturb little; one thread is measured in CPU time. Absolute times are those of this machine at this moment.
+so that other programs on the machine disturb little; one thread is measured in CPU time. Absolute times are those
+of this machine at this moment.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """The choice between compiled loops and numpy for look-ups and scores.
 
 ``$FEATHERBED_KERNELS`` may be "numpy" or "numba"; by default small calls use numpy until numba has
-been loaded, so that a command that looks up three rows does not wait for a compiler.
+been loaded, so that a command that looks up three rows does not wait for a compiler. Thousands of
+look-ups of one row each load it too (``featherbed.packed.table``).
 """
 
 from __future__ import annotations
