@@ -23,8 +23,7 @@ from timing import race as race_at
 
 import featherbed as fb
 from featherbed.kernels.threads import set_threads
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, Identity, Ragged
+from featherbed.packed.band import Band, Every, Fixed, Identity, Ragged
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
