@@ -145,12 +145,13 @@ class Fixed:
                 indices = indices + offsets
             if levels is None:
                 return indices, None
-            if levels.bits < 8:
-                return indices, self.fetch(np.array([position]), atoms)[1][0]
             raw = records[position, count:]
+            if levels.bits < 8:
+                values = self.fetch(np.array([position]), atoms)[1]
+                return indices, None if values is None else values.reshape(-1)
             if levels.table is None:
                 return indices, raw.view(levels.kind).astype(np.float32, copy=False)
-            return indices, levels.decode(raw)
+            return indices, levels.table[raw]
 
         return fetch
 
@@ -513,7 +514,8 @@ class Band:
             row = own(position)[None]
             row = row if self.cell is None else self.cell(row)
             row = row if plus is None else row + plus(position)
-            return (row if self.affine is None else self.affine(row, np.array([position])))[0]
+            row = row if self.affine is None else self.affine(row, np.array([position]))
+            return row.reshape(-1)
 
         return read
 
@@ -526,6 +528,7 @@ class Band:
         if compiled and isinstance(codes, Fixed | Ragged) and self._has_loop:
             return partial(self._plan.row, self._row_width)
         if isinstance(codes, Fixed) and codes.bytewise and self._has_loop:
+            assert shared is not None
             fetch, dense, concat = codes.row_fetcher(self.atoms), shared.dense(), self._concatenates
 
             def combine_row(position: int) -> Floats:
@@ -541,7 +544,7 @@ class Band:
         def read(position: int) -> Floats:
             at = np.array([position])
             rows = self._stored_rows(at) if isinstance(codes, Every) else self._combine(at, at)
-            return rows[0]
+            return rows.reshape(-1)
 
         return read
 
