@@ -146,4 +146,8 @@ def run_row(job: Any, constants: Any, position: Any, out: Any) -> Any:
     place[0] = position
     block[count], block[count + 1] = place.ctypes.data, 1
     block[count + 2], block[count + 3], block[count + 4] = out.ctypes.data, 1, len(out)
-    return call(job, block.ctypes.data, 0, 1)
+    good = call(job, block.ctypes.data, 0, 1)
+    block[0] = place[0] = (
+        0  # an array is freed after its last use, which must not be before the call
+    )
+    return good
