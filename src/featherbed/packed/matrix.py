@@ -11,9 +11,9 @@ fewer. This suits files of a few kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -186,6 +186,15 @@ class Matrix:
         scale = self.scale[index] if self.scale is not None and self.axis == 0 else self.scale
         return self.decode(self.data[index], scale)
 
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:
+        """Return a function from the position of a row (checked by the caller) to the row [m]."""
+        known = self.data if self.kind == "float32" else self._decoded
+        if known is not None:
+            return lambda position: known[position].astype(np.float32)
+        if compiled and self.kind != "float16":
+            return partial(self._plan.row, self.shape[1])
+        return lambda position: self.rows(slice(position, position + 1))[0]
+
     @cached_property
     def _plan(self) -> engine.Plan:
         if self._decoded is not None or self.kind == "float32":
@@ -196,7 +205,7 @@ class Matrix:
         assert self.scale is not None
         scale = np.ascontiguousarray(self.scale, dtype=np.float32)
         data = np.ascontiguousarray(self.data)
-        return engine.Plan("level_rows", data, level_bits(self.kind), scale, self.axis)
+        return engine.Plan("level_rows", data, scale, shape=(level_bits(self.kind), self.axis))
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; small ones are kept once decoded."""
