@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featherbed.anchors import (
+    Coreset,
     Frequency,
     FrequencyThenClusters,
     GroupLasso,
@@ -43,6 +44,7 @@ SELECTIONS = (
     "tfidf",
     "kmeans-glove",
     "kmeans-cooccurrence",
+    "coreset",
     "frequency-clusters",
     "lasso",
     "vvd",
@@ -242,11 +244,12 @@ def _selector(selection: str, lexicon: Lexicon) -> tuple[Tensor, ObjectAnchors]:
             labels = statistic(selection, "labels", lexicon.labels)
             method = GroupLasso if selection == "lasso" else VocabularyDropout
             return everything, method(documents(), labels)
-        case "kmeans-cooccurrence":
+        case "kmeans-cooccurrence" | "coreset":
             counts = statistic(selection, "co-occurrence counts", lexicon.cooccurrence)()
             features = counts.astype(np.float64).log1p().tocsr()
             known = np.flatnonzero(np.diff(features.indptr))
-            return torch.from_numpy(known), KMeansPlusPlus(features[known])
+            clusters = Coreset if selection == "coreset" else KMeansPlusPlus
+            return torch.from_numpy(known), clusters(features[known])
     known, vectors = glove_vectors(lexicon.words)
     if selection == "kmeans-glove":
         return torch.from_numpy(known), KMeansPlusPlus(vectors)

@@ -29,8 +29,8 @@ from featherbed.packed.file import read_arrays as read_arrays
 from featherbed.packed.file import save as save
 from featherbed.packed.file import to_bytes as to_bytes
 from featherbed.packed.file import write_arrays as write_arrays
-from featherbed.packed.inspect import AnchorWeight as AnchorWeight
 from featherbed.packed.inspect import NOTHING as NOTHING
+from featherbed.packed.inspect import AnchorWeight as AnchorWeight
 from featherbed.packed.inspect import Purity as Purity
 from featherbed.packed.inspect import ZeroRows as ZeroRows
 from featherbed.packed.inspect import anchor_count as anchor_count
@@ -62,9 +62,9 @@ from featherbed.packed.matrix import level_bits as level_bits
 from featherbed.packed.matrix import pack_levels as pack_levels
 from featherbed.packed.matrix import to_levels as to_levels
 from featherbed.packed.matrix import unpack_levels as unpack_levels
-from featherbed.packed.schema import FieldReader as FieldReader
 from featherbed.packed.schema import MOST_DIM as MOST_DIM
 from featherbed.packed.schema import MOST_ROWS as MOST_ROWS
+from featherbed.packed.schema import FieldReader as FieldReader
 from featherbed.packed.search import Scorer as Scorer
 from featherbed.packed.search import TopRows as TopRows
 from featherbed.packed.search import bag_starts as bag_starts

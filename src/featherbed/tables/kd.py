@@ -136,8 +136,8 @@ class KDTable(CodedTable):
             self.norm = Normalise(self.choices, learnt=learned, **where)
         self.guidance: Guidance | None = None
         if guide is not None:
-            responses = self.parts * self.choices
-            self.guidance = guide.module(num_embeddings, embedding_dim, responses, **where)
+            shape = num_embeddings, embedding_dim, self.parts, self.choices
+            self.guidance = guide.module(*shape, **where)
         self.register_buffer("steps", torch.empty((), dtype=torch.int64, device=device))
         self.initialize(generator)
 
