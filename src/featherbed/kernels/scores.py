@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.codes import MOST_CODES, NO_VALUES, STEP, field, low_bits, span, value
-from featherbed.kernels.compiled import job
+from featherbed.kernels.compiled import Job
 from featherbed.kernels.memory import vector, words
 from featherbed.kernels.vectors import load_word
 
 
 @cache
-def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> int:
+def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> Job:
     """Compile the job that scores rows with fixed codes of one shape: Σ_j v_j scores[index_j]."""
     record, values_at = count * (index_bits + value_bits), count * index_bits
     mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
 
-    @job
+    @Job
     def score(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         source, levels, choices = np.uint64(block[0]), vector(block, 2, np.float32), block[4]
@@ -51,13 +51,13 @@ def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride
 
 
 @cache
-def matching_scores(count: int, index_bits: int, value_bits: int) -> int:
+def matching_scores(count: int, index_bits: int, value_bits: int) -> Job:
     """Compile the job that counts the codes of rows, fixed and of one shape, equal to given ones."""
     record, mask = count * (index_bits + value_bits), np.uint64((1 << index_bits) - 1)
     whole, groups = record % 8 == 0, count // 8 if index_bits == 8 and record % 8 == 0 else 0
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
 
-    @job
+    @Job
     def match(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         source, offset = np.uint64(block[0]), block[2]
@@ -81,7 +81,7 @@ def matching_scores(count: int, index_bits: int, value_bits: int) -> int:
     return match
 
 
-@job
+@Job
 def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
     """Score rows with ragged codes, one after the other."""
     block = words(address)

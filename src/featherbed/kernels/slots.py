@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.lookup import addresses8, weigh
+from featherbed.kernels.compiled import Job, compiled
+from featherbed.kernels.lookup import addresses8, weigher
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.train import AHEAD
 from featherbed.kernels.vectors import eight_dots, prefetch, row_sum
 
+_weigh = weigher(0)
 LANES = 16  # minima kept side by side
 
 
@@ -29,14 +30,14 @@ def _are_below(parts: Any, u: Any, slots: Any, most: Any) -> Any:
 
 
 @cache
-def compose(kind: Any) -> int:
+def compose(kind: Any) -> Job:
     """Compile the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
 
     ``kind`` is the dtype of the support. The job returns 0 if the support names an atom that does
     not exist; the first atom then stands in for it.
     """
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         support, ids = matrix(block, 0, kind), vector(block, 3, np.int64)
@@ -45,7 +46,9 @@ def compose(kind: Any) -> int:
         out = matrix(block, 14, np.float32)
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
         size, good = np.uint64(slots * support.itemsize), True
-        most = np.uint32(min(atoms.shape[0], 2**31))
+        most, width = np.uint32(min(atoms.shape[0], 2**31)), atoms.shape[1]
+        flat_parts, flat_values = parts.reshape(-1), values.reshape(-1)
+        atoms_at, out_at = np.uint64(atoms.ctypes.data), np.uint64(out.ctypes.data)
         for u in range(start, stop):
             if u + AHEAD < stop:
                 prefetch(base + np.uint64(ids[u + AHEAD]) * size)
@@ -53,13 +56,14 @@ def compose(kind: Any) -> int:
                 parts[u, j] = support[ids[u], j]
             if not _are_below(parts, u, slots, most):
                 good, parts[u] = False, 0
-            weigh(parts, values, u, slots, atoms, out, np.uint64(u))
+            place = out_at + np.uint64(4 * u * width)
+            _weigh(flat_parts, flat_values, u * slots, slots, atoms_at, width, place)
         return np.int64(good)
 
     return rows
 
 
-@job
+@Job
 def spread(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]]."""
     block = words(address)
@@ -76,7 +80,7 @@ def spread(address: Any, start: Any, stop: Any) -> Any:
     return np.int64(1)
 
 
-@job
+@Job
 def pool(address: Any, start: Any, stop: Any) -> Any:
     """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b, bounds[b] .. bounds[b + 1]."""
     block = words(address)
@@ -147,12 +151,12 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 @compiled
 def _by_slots(one: Any, atoms: Any, support: Any, u: Any, out: Any) -> None:
     """out[u, j] = one . atoms[support[u, j]], eight slots in one loop over the row."""
-    width, slots, j = atoms.shape[1], support.shape[1], 0
+    width, slots, j, flat = atoms.shape[1], support.shape[1], 0, support.reshape(-1)
     base, size = np.uint64(atoms.ctypes.data), np.uint64(4 * atoms.shape[1])
     row = np.uint64(one.ctypes.data)
     to = np.uint64(out.ctypes.data) + np.uint64(4 * u * slots)
     while j + 8 <= slots:
-        eight = addresses8(base, size, support, u, j)
+        eight = addresses8(base, size, flat, u * slots + j)
         done = eight_dots(to + np.uint64(4 * j), row, eight, width)
         if done < width:
             for k in range(j, j + 8):
@@ -172,7 +176,7 @@ def _prefetch_row(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> N
             prefetch(soon + np.uint64(64 * line))
 
 
-@job
+@Job
 def gradients(address: Any, start: Any, stop: Any) -> Any:
     """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from that of pooled rows.
 
@@ -209,7 +213,7 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
     return np.int64(1)
 
 
-@job
+@Job
 def weight_gradients(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]] . gradient[owner[i]]."""
     block = words(address)
@@ -242,7 +246,7 @@ def _least(row: Any, lanes: Any) -> Any:
     return best, least
 
 
-@job
+@Job
 def best_atoms(address: Any, start: Any, stop: Any) -> Any:
     """For each row, the atom outside its support with the largest gradient, and the gradient.
 

@@ -23,7 +23,7 @@ from featherbed.kernels.arithmetic import (
     YOGI,
     step,
 )
-from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.vectors import prefetch
 
@@ -224,7 +224,7 @@ def _fetch(first: bool, second: bool) -> Any:
 
 
 @cache
-def update(variant: Variant) -> int:
+def update(variant: Variant) -> Job:
     """Compile the job that settles rows (applies the steps they missed) and updates them.
 
     With a rule rows are stepped by their gradients and shrunk. Without one they are settled in
@@ -236,7 +236,7 @@ def update(variant: Variant) -> int:
     marked, steps, measured = support is not None, rule is not None, int(metric)
     number, slot_type = rule if steps else NONE, support or np.int32
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
@@ -293,7 +293,7 @@ def _add_group(rows: Any, order: Any, first: Any, last: Any, out: Any) -> None:
             out[k] += one[k]
 
 
-@job
+@Job
 def sum_groups(address: Any, start: Any, stop: Any) -> Any:
     """out[u] = Σ of the rows of its group, in order."""
     block = words(address)

@@ -235,19 +235,14 @@ class Band:
     @cached_property
     def _plan(self) -> engine.Plan:
         """The compiled loop that combines the atoms of these rows, with its constant arguments."""
-        assert self.dictionary is not None
+        assert self.dictionary is not None and isinstance(self.codes, Fixed | Ragged)
         atoms = engine.on_line(self.dictionary.dense(), CACHE_BYTES)
+        shape = (*self.codes.shape, atoms.shape[1])
         if isinstance(self.codes, Ragged):
-            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms)
-        assert isinstance(self.codes, Fixed)
-        known = self.codes.arguments(len(atoms))
-        if self._concatenates:
-            shape = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
-            return engine.Plan("concat_rows", *known, atoms, shape=shape)
-        if self.codes.bytewise:
-            return engine.Plan("byte_rows", self.codes.records(), *known[1:], atoms)
-        shape = (*self.codes.shape, self.codes.stride(len(atoms)))
-        return engine.Plan("fixed_rows", *known, atoms, shape=shape)
+            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms, shape=shape)
+        shape = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
+        known = (*self.codes.arguments(len(atoms)), atoms)
+        return engine.Plan("fixed_rows", *known, shape=(*shape, self._concatenates))
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""

@@ -92,17 +92,6 @@ class Fixed:
         return (np.ascontiguousarray(self.stream), value_kind(self.levels)[1], self.choices(atoms))
 
     @property
-    def bytewise(self) -> bool:
-        """Whether indices and values are groups of eight bytes: the layout of the fastest loop."""
-        groups = self.count % 8 == 0 and self.index_bits == 8 and not self.parts
-        return groups and self.levels is not None and self.levels.kind == "int8"
-
-    def records(self) -> NDArray[np.uint64]:  # [V, s / 4]
-        """Return the stream of a bytewise layout as words of eight indices, then of eight values."""
-        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * 2 * self.count]
-        return flat.reshape(self.rows, 2 * self.count).view(np.uint64)
-
-    @property
     def record_bits(self) -> int:
         """Bits of one row's record."""
         return self.count * (self.index_bits + (self.levels.bits if self.levels else 0))
@@ -188,6 +177,11 @@ class Ragged:
             bits.pack(entries, [index_bits, levels.bits]),
             levels,
         )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape a loop is compiled for: count bits, index bits, value bits, kind of values."""
+        return (self.count_bits, self.index_bits, self.levels.bits, value_kind(self.levels)[0])
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the compiled loops."""

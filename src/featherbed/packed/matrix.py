@@ -189,7 +189,7 @@ class Matrix:
         assert self.scale is not None
         scale = np.ascontiguousarray(self.scale, dtype=np.float32)
         data = np.ascontiguousarray(self.data)
-        return engine.Plan("level_rows", data, level_bits(self.kind), scale, self.axis)
+        return engine.Plan("level_rows", data, scale, shape=(level_bits(self.kind), self.axis))
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; small ones are kept once decoded."""

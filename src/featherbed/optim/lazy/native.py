@@ -68,7 +68,7 @@ def serves(*tensors: Tensor | None, wide: bool = False) -> bool:
     )
 
 
-def _run(job: int, count: int, *arguments: Tensor | NDArray[Any] | int, grain: int = GRAIN) -> bool:
+def _run(job: Any, count: int, *arguments: Tensor | NDArray[Any] | int, grain: int = GRAIN) -> bool:
     """Run a job; arrays are passed by address and shape, strided rows by their distance."""
     words: list[int] = []
     for argument in arguments:
