@@ -87,6 +87,10 @@ class LazyRows:
         self._owner, self.state, self.steps = weakref.ref(owner), state, steps
         self.history = History(state.beta)
         self.stamps = torch.zeros(len(self.weight), dtype=torch.int32, device=self.weight.device)
+        support = () if self.slots is None else (self.slots.table.support,)
+        for tensor in (self.weight, self.stamps, *state.tensors.values(), *support):
+            if isinstance(tensor, Tensor):
+                native.use_huge_pages(tensor)
 
     def release(self) -> None:
         """Settle all rows and detach the optimizer."""
