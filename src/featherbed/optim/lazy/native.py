@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 VECTORS, WIDTHS = (4, 8, 16, 32), (16, 32, 64, 128)  # slots and widths with loops of their own
 SCORES = 1 << 19  # scores held at once
-# sums of the atoms' gradient: taken apart, so that threads add nothing to the same, then together
-PIECES = 12
+PIECES = 4  # of a thread: sums of the atoms' gradient, so that no two threads add to the same
 GRAIN = 512  # rows a thread takes at a time
 PAGE, LARGE = 1 << 12, 1 << 22  # bytes of a page, and of a tensor that huge pages pay for
 KINDS = {"none": 0, "nonnegative": 1, "l1": 2}
@@ -123,8 +122,15 @@ def _groups(index: Tensor, count: int) -> tuple[Tensor, Tensor]:  # int32 [n]
     return order, starts
 
 
-def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
-    """Return distinct ids and the sums of their rows, in order of appearance."""
+def summed(
+    ids: Tensor, rows: Tensor, known: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
+    """Return distinct ids and the sums of their rows, in order of appearance.
+
+    ``known``: a tensor of distinct ids; if ``ids`` are this memory nothing is to be summed.
+    """
+    if known is not None and (known.data_ptr(), len(known)) == (ids.data_ptr(), len(ids)):
+        return ids, rows
     if rows.dim() != 2 or not serves(rows):
         found, index = torch.unique(ids, return_inverse=True)
         return found, rows.new_zeros(len(found), *rows.shape[1:]).index_add_(0, index, rows)
@@ -261,19 +267,18 @@ def slot_gradients(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [U, s], [K, d], [U, d]
     """Return the gradients of values and atoms and, if ``keep``, those of the distinct rows."""
-    count = len(values)
+    count, threads = len(values), pool.threads()
     order, starts = _groups(index, count)
-    borders = np.searchsorted(starts.numpy(), np.linspace(0, len(order), PIECES + 1))
+    pieces = PIECES * threads if threads > 1 else 1
+    borders = np.searchsorted(starts.numpy(), np.linspace(0, len(order), pieces + 1))
     borders[0], borders[-1] = 0, count
-    to_values, to_atoms = (
-        torch.empty(values.shape),
-        torch.zeros(PIECES * len(atoms), atoms.shape[1]),
-    )
+    to_values = torch.empty(values.shape)
+    to_atoms = torch.zeros(pieces * len(atoms), atoms.shape[1])
     total = torch.empty(count if keep else 0, atoms.shape[1])
     places = (NO_VECTOR if owner is None else owner, NO_VECTOR if weights is None else weights)
     inputs = (support, values, atoms, gradient, order, starts, *places)
-    _run(slots.gradients, PIECES, *inputs, to_values, to_atoms, total, borders, grain=1)
-    return to_values, to_atoms.view(PIECES, *atoms.shape).sum(0), total
+    _run(slots.gradients, pieces, *inputs, to_values, to_atoms, total, borders, grain=1)
+    return to_values, to_atoms.view(pieces, *atoms.shape).sum(0), total
 
 
 def best_atoms(

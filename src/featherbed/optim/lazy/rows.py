@@ -70,6 +70,7 @@ class LazyRows:
         self.settled_by_lookup = settled_by_lookup  # False: a module of torch reads the parameter
         self.state, self.history = UNBOUND, History(0.0)
         self.slots: Slots | None = None
+        self.distinct: Tensor | None = None  # ids of the last gradient, if no id is there twice
         self.steps = 0
         self.number = next(_numbers)
         RECORDS[self.number] = self
