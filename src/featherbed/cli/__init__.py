@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import featherbed.cli.compress as compression
-import featherbed.cli.ratings as recommenders
+import featherbed.cli.models as models
 import featherbed.cli.serve as server
 import featherbed.cli.tables as tables
-import featherbed.cli.texts as texts
 from featherbed.cli.options import Json, show_settings
 from featherbed.errors import FeatherbedError, TrainingError
 from featherbed.version import __version__
@@ -48,14 +48,14 @@ train = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-app.command()(recommenders.demo)
+app.command()(models.demo)
 app.add_typer(train, name="train")
-train.command()(recommenders.ratings)
-train.command(name="text")(texts.train_text)
-train.command(name="lm")(texts.train_lm)
-app.command()(recommenders.recommend)
-app.command()(texts.classify)
-app.command(name="continue")(texts.continue_text)
+train.command(name="ratings")(models.train_ratings)
+train.command(name="text")(models.train_text)
+train.command(name="lm")(models.train_lm)
+app.command()(models.recommend)
+app.command()(models.classify)
+app.command(name="continue")(models.continue_text)
 _SIGNED = {"ignore_unknown_options": True}  # -1 is an id, not an option
 app.command()(tables.inspect)
 app.command(context_settings=_SIGNED)(tables.lookup)
@@ -65,6 +65,7 @@ app.command()(compression.compress)
 app.command()(tables.export)
 app.command()(compression.gate)
 app.command()(server.serve)
+app.command()(server.view)
 
 
 @app.command()
@@ -83,8 +84,13 @@ def main() -> None:
 
     Bad input ends with one line and exit code 2, failed training with 1, Ctrl-C with 130.
     """
+    command, *words = sys.argv[1:] or [""]
+    plain = command == "lookup" and len(words) > 1 and not any(w.startswith("-") for w in words)
     try:
-        app(standalone_mode=True)
+        if plain:  # without options there is nothing to parse, which would take half of the time
+            tables.lookup(Path(words[0]), words[1:])
+        else:
+            app(standalone_mode=True)
     except TrainingError as error:
         _fail(str(error), 1)
     except FeatherbedError as error:

@@ -14,7 +14,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-from featherbed.locks import exclusive
+from featherbed.files import exclusive
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +80,12 @@ def _compile(function: F, **options: bool) -> F:
 def compiled(function: F) -> F:
     """Compile a function that other compiled functions call."""
     return _compile(function)
+
+
+def inlined(function: F) -> F:
+    """Compile a function into its callers: for short ones that are called for every row."""
+    made: F = njit(nogil=True, inline="always")(function)
+    return made
 
 
 def fast(function: F) -> F:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,18 @@ from numpy.typing import NDArray
 
 from featherbed.errors import FormatError, MissingFileError
 from featherbed.packed import bits, engine
-from featherbed.packed.band import Band, keeps_decoded
-from featherbed.packed.codes import DIRECTORY_STEP, Codes, Fixed, Identity, Ids, Ragged
+from featherbed.packed.band import (
+    DIRECTORY_STEP,
+    Band,
+    Codes,
+    Fixed,
+    Identity,
+    Ids,
+    Ragged,
+    keeps_decoded,
+)
 from featherbed.packed.file import load
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
+from featherbed.packed.matrix import CACHE_BYTES, Floats, Graded, Matrix
 from featherbed.packed.table import PackedTable
 
 WINDOW = 1024  # reads in flight
@@ -115,6 +123,10 @@ class DiskBand(Band):
     """A band whose look-ups read the rows they need from the file."""
 
     source: RowFile
+
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:  # noqa: ARG002
+        """Return a function that reads one row."""
+        return lambda position: self.lookup(np.array([position]), np.array([position]))[0]
 
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Read the rows at ``positions``, each once, and compose them."""
