@@ -35,11 +35,15 @@ DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
     """Number the distinct ids in order of appearance, distinct[index[i]] = ids[i]; return their number.
 
-    ``room`` [a power of two, at least twice the ids] is filled with -1.
+    ``room`` [a power of two, at least twice the ids] is overwritten.
     """
-    mask, found = np.uint64(len(room) - 1), 0
+    mask, found, factor = np.uint64(len(room) - 1), 0, np.uint64(0x9E3779B97F4A7C15)
+    room[:] = -1
     for i in range(len(ids)):
-        at = (np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)
+        if i + AHEAD < len(ids):
+            soon = ((np.uint64(ids[i + AHEAD]) * factor) >> np.uint64(20)) & mask
+            prefetch(np.uint64(room.ctypes.data) + soon * np.uint64(4))
+        at = (np.uint64(ids[i]) * factor) >> np.uint64(20)
         while True:
             at &= mask
             number = room[at]

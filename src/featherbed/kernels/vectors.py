@@ -115,27 +115,43 @@ _FOLDS = (([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def eight_dots(typing_context: Any, out: Any, row: Any, atoms: Any, width: Any) -> Any:
-    """out[j] = row . atoms[j] for eight atoms, all float32 rows given by address.
+def eight_slots(
+    typing_context: Any, out: Any, row: Any, atoms: Any, sums: Any, weights: Any, width: Any
+) -> Any:
+    """out[j] = row . atoms[j] and sums[j] += weights[j] * row for eight slots, in one pass.
 
-    Returns the number of elements processed, a multiple of eight: the caller adds the others. Sums
-    go lane by lane, then across lanes: a fixed order, but not that of numpy.
+    All are float32 rows given by address. Returns the number of elements processed, a multiple of
+    eight: the caller adds the others. Dot products are added lane by lane, then across lanes: a
+    fixed order, but not that of numpy.
     """
-    signature = types.intp(types.uintp, types.uintp, types.UniTuple(types.uintp, 8), types.intp)
+    rows, factors = (types.UniTuple(kind, 8) for kind in (types.uintp, types.float32))
+    signature = types.intp(types.uintp, types.uintp, rows, rows, factors, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, row_address, atom_tuple, length = arguments
-        addresses = cgutils.unpack_tuple(builder, atom_tuple, 8)
-        zero = ir.Constant(ir.VectorType(F32, 8), [0.0] * 8)
-        done = counter(builder, length)
-        sums = [cgutils.alloca_once_value(builder, zero) for _ in addresses]
-        with lanes_left(builder, 8, length, done) as start:
-            mine, fused = load(builder, floats_at(builder, row_address, start), 8), ("contract",)
-            for address, place in zip(addresses, sums, strict=True):
-                atom = load(builder, floats_at(builder, address, start), 8)
-                product = builder.fmul(mine, atom, flags=fused)
-                builder.store(builder.fadd(builder.load(place), product, flags=fused), place)
-        parts = [builder.load(place) for place in sums]
+        target, row_address, *tuples, length = arguments
+        slots = [*zip(*(cgutils.unpack_tuple(builder, part, 8) for part in tuples), strict=True)]
+        done, fused, totals = counter(builder, length), ("contract",), []
+        for lanes in (16, 8):
+            zero = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
+            places = [cgutils.alloca_once_value(builder, zero) for _ in slots]
+            factors = [splat(builder, factor, lanes) for _, _, factor in slots]
+            with lanes_left(builder, lanes, length, done) as start:
+                mine = load(builder, floats_at(builder, row_address, start), lanes)
+                for (atom, into, _), place, factor in zip(slots, places, factors, strict=True):
+                    one = load(builder, floats_at(builder, atom, start), lanes)
+                    product = builder.fmul(mine, one, flags=fused)
+                    builder.store(builder.fadd(builder.load(place), product, flags=fused), place)
+                    there = floats_at(builder, into, start)
+                    added = builder.fmul(factor, mine)
+                    store(builder, builder.fadd(load(builder, there, lanes), added), there)
+            totals.append([builder.load(place) for place in places])
+        halves = ([*range(8)], [*range(8, 16)])
+        parts = [
+            builder.fadd(
+                builder.fadd(*(shuffle(builder, wide, wide, half) for half in halves)), one
+            )
+            for wide, one in zip(*totals, strict=True)
+        ]
         for orders in _FOLDS:
             parts = [
                 builder.fadd(*(shuffle(builder, one, other, order) for order in orders))
