@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from featherbed.packed.file import check as check
     from featherbed.packed.file import load as load
     from featherbed.packed.file import save as save
+    from featherbed.packed.keys import Keys as Keys
     from featherbed.packed.table import PackedTable as PackedTable
     from featherbed.sharing import SSE as SSE
     from featherbed.sharing import share as share
@@ -183,6 +184,7 @@ _HOMES = {
         "purity",
         "zero_rows",
     ),
+    "featherbed.packed.keys": ("Keys",),
     "featherbed.packed.table": ("PackedTable",),
     "featherbed.optim.lazy.rows": ("settle",),
     "featherbed.apps.recommender.serve": ("Recommender",),
