@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import featherbed as fb
 from featherbed.cli import app
-from featherbed.tables import METHODS
-from featherbed.tables.spec import BEHAVIOURS, method_name
+from featherbed.tables.spec import BEHAVIOURS, METHODS, method_name
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])

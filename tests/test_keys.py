@@ -182,6 +182,8 @@ def test_golden_files_show_every_form_of_keys():
         assert {index.order is None for index in keys if index.form == form} == {True, False}
     assert {len(index.exceptions) for index in keys if index.form == "hashed"} == {0, 2}
     assert {index.shared > 0 for index in keys} == {True, False}
+    counts = {0 if index.counts is None else index.counts.itemsize for index in keys}
+    assert counts == {0, 4, 8}
 
 
 # --- unknown keys --------------------------------------------------------------------------------
@@ -293,3 +295,68 @@ def test_a_block_that_inflates_without_end_is_refused():
     for use in (lambda: keys[0], lambda: keys.find(["key 1"]), keys.check):
         with pytest.raises(fb.FormatError, match="block 0 of the keys is not 64 keys"):
             use()
+
+
+# --- vocabularies ----------------------------------------------------------------------------------
+
+CLICKS = [
+    ["c", "b", "b"],
+    np.array(["a", "b"]),
+    "d",
+    iter(["a", "c", "e"]),
+    7,
+    np.array([7, 7, 70]),
+]
+
+
+def test_a_vocabulary_counts_a_stream():
+    vocabulary = fb.Vocabulary.count(CLICKS, min_count=2, special=["<pad>", "e"], shared=2)
+    assert vocabulary.keys == ("<pad>", "e", "7", "b", "a", "c")
+    assert len(vocabulary) == 8
+    assert vocabulary.counts[:6].tolist() == [0, 1, 3, 3, 2, 2]
+    assert vocabulary.counts.sum() == 13
+    rows = vocabulary.ids([["b", "70"], ["d", "a"]])
+    assert (rows[0, 0], rows[1, 1]) == (3, 4)
+    assert vocabulary.counts[rows[0, 1]] >= 1 <= vocabulary.counts[rows[1, 0]]
+    assert vocabulary.ids(np.array([7, 70])).tolist() == [2, rows[0, 1]]
+    assert vocabulary.ids(torch.tensor([7])).tolist() == [2] == [vocabulary.ids(7)]
+    assert ("b" in vocabulary, "d" in vocabulary) == (True, False)
+
+
+def test_a_vocabulary_has_at_most_the_given_keys():
+    vocabulary = fb.Vocabulary.count(CLICKS, most=3, special=["<unk>"])
+    assert vocabulary.keys == ("<unk>", "7", "b")
+    assert vocabulary.ids(["a", "b", "never"]).tolist() == [-1, 2, -1]
+    assert vocabulary.ids(["a", "b"], default=0).tolist() == [0, 2]
+    assert vocabulary.counts.tolist() == [0, 3, 3]
+
+
+@pytest.mark.parametrize("form", ["plain", "text", "hashed"])
+def test_a_vocabulary_is_saved_in_the_file_of_its_table(form, tmp_path):
+    vocabulary = fb.Vocabulary.count(CLICKS, min_count=2, shared=3)
+    table = fb.DenseTable(len(vocabulary), 4)
+    fb.save(table, tmp_path / "t", keys=Keys.of(vocabulary, form))
+    again = fb.Vocabulary(fb.check(tmp_path / "t").keys)
+    keys = ["a", "b", "7", "d", "never", "70"]
+    assert again.ids(keys).tolist() == vocabulary.ids(keys).tolist()
+    assert again.ids([7]).tolist() == vocabulary.ids([7]).tolist()
+    assert again.counts.tolist() == vocabulary.counts.tolist()
+    assert (len(again), repr(again)) == (len(vocabulary), repr(vocabulary))
+    if form != "hashed":
+        assert list(again) == list(vocabulary)
+        assert Keys.of(again).ids(keys).tolist() == vocabulary.ids(keys).tolist()
+    fb.save(fb.load(tmp_path / "t"), tmp_path / "u", keys="hashed")
+    assert fb.load(tmp_path / "u").keys.counts.tolist() == vocabulary.counts.tolist()
+
+
+def test_a_vocabulary_that_cannot_work_is_refused(tmp_path):
+    with pytest.raises(fb.ArgumentError, match="more than one row"):
+        fb.Vocabulary(["a", "a"])
+    with pytest.raises(fb.ArgumentError, match="give one for each of 3 rows"):
+        fb.Vocabulary(["a", "b"], shared=1, counts=np.ones(2))
+    with pytest.raises(fb.ArgumentError, match=r"keys are strings, got float 2\.5"):
+        fb.Vocabulary.count([2.5, 2.5], min_count=2)
+    with pytest.raises(fb.ArgumentError, match="min_count"):
+        fb.Vocabulary.count(["a"], min_count=0)
+    with pytest.raises(fb.ArgumentError, match="1 keys and 2 shared rows were given for 2 rows"):
+        fb.save(fb.DenseTable(2, 2), tmp_path / "t", keys=fb.Vocabulary(["a"], shared=2))

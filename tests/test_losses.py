@@ -11,8 +11,7 @@ from torch import nn
 
 import featherbed as fb
 from featherbed.losses import Sampler, samplers, tied_cross_entropy
-from featherbed.tables import METHODS
-from featherbed.tables.spec import method_name
+from featherbed.tables.spec import METHODS, method_name
 
 SAMPLERS = [fb.LogUniform, fb.Uniform]
 LOSSES = [fb.SampledSoftmax, fb.NCE]

@@ -84,7 +84,8 @@ CODECS = (HalfCodec(),)
 USE = """
 import numpy as np, torch
 import featherbed as fb
-from featherbed.tables import METHODS, HalfTable
+from featherbed.tables import HalfTable
+from featherbed.tables.spec import METHODS
 from featherbed.testing import check_table
 
 assert "HalfTable" in fb.__all__ and fb.HalfTable is HalfTable and HalfTable in METHODS
@@ -111,16 +112,16 @@ def test_a_new_method_touches_four_files(tmp_path):
     shutil.copytree(
         ROOT / "src" / "featherbed", package, ignore=shutil.ignore_patterns("__pycache__", "*.nb*")
     )
-    before = {path: path.read_bytes() for path in package.rglob("*.py")}
+    before = {path: path.read_bytes() for path in package.rglob("*.py*")}
     (package / "tables" / "half.py").write_text(TABLE.lstrip())
     (package / "codecs" / "half.py").write_text(CODEC.lstrip())
-    public = package / "tables" / "__init__.py"
+    public = package / "tables" / "__init__.pyi"
     first, line = (
         "from featherbed.tables.anchor",
         "from featherbed.tables.half import HalfTable as HalfTable",
     )
     public.write_text(public.read_text().replace(first, f"{line}\n{first}", 1))
-    changed = {path for path in package.rglob("*.py") if path.read_bytes() != before.get(path)}
+    changed = {path for path in package.rglob("*.py*") if path.read_bytes() != before.get(path)}
     assert len(changed) == 3, "the fourth is docs/tables/half.md"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FEATHERBED_KERNELS": "numpy"}
     done = subprocess.run(

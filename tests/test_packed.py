@@ -292,7 +292,7 @@ def forms_of_keys():
         "texts": Keys.of(names, "text", shared=3),
         "numbers": Keys.of(numbers[::-1], "integer"),
         "rising": Keys.of(numbers, "integer"),
-        "plain": Keys.of(names, shared=1),
+        "plain": Keys.of(fb.Vocabulary(names, shared=1, counts=np.arange(94))),
     }
 
 
@@ -448,6 +448,9 @@ HOSTILE_META = {
     "numbers of 65 bits": ("key-numbers", ["keys", "bits"], 65, "from 0 to 64"),
     "numbers of other bits": ("key-numbers", ["keys", "bits"], 64, "must be U32"),
     "numbers from nowhere": ("key-numbers", ["keys", "low"], 2**63, "low must be an integer"),
+    "counts denied": ("key-plain", ["keys", "counts"], GONE, "no part"),
+    "counts promised": ("key-texts", ["keys", "counts"], True, "'keys.counts' is missing"),
+    "counts of a number": ("key-plain", ["keys", "counts"], 94, "true or false"),
     "codes missing": ("ragged", ["bands", 0, "codes"], None, "codes"),
     "affine of nothing": ("fixed", ["bands", 0, "affine"], {"weight": None, "bias": True}, "missing"),
     "hash of huge seed": ("hashed", ["bands", 0, "codes", "seed"], 2**80, "seed"),
@@ -623,6 +626,8 @@ HOSTILE_ARRAYS = {
     "grades of too many scales": ("graded", "b0.values.scale", lambda a: np.append(a, a), "must be F16"),
     "grades of infinite scales": ("graded", "b0.values.scale", lambda a: a * np.float16(np.inf), "not finite"),
     "grades of scales that are no numbers": ("graded", "b0.values.scale", lambda a: a * np.float16(np.nan), "not finite"),
+    "counts of too few rows": ("key-plain", "keys.counts", lambda a: a[:-1], "must be U32"),
+    "counts of fractions": ("key-plain", "keys.counts", lambda a: a.astype(np.float32), "must be U32"),
     "text not utf-8": ("ragged", "keys.text", lambda a: a * 0 + 255, "key"),
     "buckets of ones": ("key-hashes", "keys.buckets", lambda a: a * 0 + 0xFFFFFFFF, "buckets"),
     "buckets of nothing": ("key-hashes", "keys.buckets", lambda a: a * 0, "buckets"),

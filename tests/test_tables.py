@@ -13,8 +13,8 @@ from torch import nn
 
 import featherbed as fb
 from featherbed import testing
-from featherbed.tables import METHODS, Codes
-from featherbed.tables.spec import method_name
+from featherbed.tables import Codes
+from featherbed.tables.spec import METHODS, method_name
 
 COUNTS = torch.arange(600) % 97
 VARIANTS = {

@@ -22,7 +22,7 @@ from featherbed.packed.hashed_keys import HashedKeys
 from featherbed.packed.keys import FORMS, Keys
 from featherbed.packed.matrix import KINDS, Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.tables import METHODS as TABLES
+from featherbed.tables.spec import METHODS as TABLES
 from featherbed.tables.spec import method_name
 
 GOLDEN = Path(__file__).parent.parent / "golden"

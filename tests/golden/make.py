@@ -178,6 +178,8 @@ def version3():
         "shared-keys": Keys.of(names[:15], shared=5),
     }
     keys["reordered-keys"].shared = 3
+    keys["shared-keys"].counts = np.arange(ROWS, dtype=np.uint32)
+    keys["text-keys"].counts = np.arange(ROWS, dtype=np.uint64) << np.uint64(40)
     dense = fb.DenseTable(ROWS, 2, generator=seed(8)).pack(dictionary="float16")
     return {name: dense.replace(keys=index) for name, index in keys.items()}
 

@@ -9,6 +9,7 @@ import typer
 
 import featherbed.cli.compress as compression
 import featherbed.cli.ratings as recommenders
+import featherbed.cli.serve as server
 import featherbed.cli.tables as tables
 import featherbed.cli.texts as texts
 from featherbed.cli.options import Json, show_settings
@@ -63,6 +64,7 @@ app.command()(tables.check)
 app.command()(compression.compress)
 app.command()(tables.export)
 app.command()(compression.gate)
+app.command()(server.serve)
 
 
 @app.command()

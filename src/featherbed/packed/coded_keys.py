@@ -120,8 +120,8 @@ class FrontCodedKeys(Keys):
         return {"order": self.order is not None}
 
     @property
-    def arrays(self) -> Arrays:
-        """The stored arrays by name."""
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
         names = ("heads", "text", "ends", "dictionary", "order", "blocks")
         found = {f"keys.{name}": getattr(self, name) for name in names}
         return {name: array for name, array in found.items() if array is not None}
@@ -314,8 +314,8 @@ class NumberKeys(Keys):
         return {"low": self.low, "bits": self.width, "order": self.order is not None}
 
     @property
-    def arrays(self) -> Arrays:
-        """The stored arrays by name."""
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
         order = {} if self.order is None else {"keys.order": self.order}
         return {"keys.numbers": self.numbers, **order}
 

@@ -150,8 +150,8 @@ class HashedKeys(Keys):
         }
 
     @property
-    def arrays(self) -> Arrays:
-        """The stored arrays by name."""
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
         names = ("buckets", "totals", "fingerprints", "exceptions", "order")
         found = {f"keys.{name}": getattr(self, name) for name in names}
         return {name: array for name, array in found.items() if array is not None}

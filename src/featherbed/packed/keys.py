@@ -49,6 +49,7 @@ class Keys(ABC):
 
     form: ClassVar[str]
     shared: int = 0
+    counts: NDArray[np.unsignedinteger] | None = None  # [rows], of a vocabulary
 
     @staticmethod
     def of(keys: Iterable[str], form: str | None = None, *, shared: int | None = None) -> Keys:
@@ -56,22 +57,21 @@ class Keys(ABC):
 
         Args:
             form: "plain" (the default), "text" (compressed), "hashed" (no text) or "integer".
-            shared: rows after those of ``keys`` that all other keys share; by default those of
-                ``keys`` (a vocabulary, or the keys of a table) if it says so, otherwise none.
+            shared: rows after those of ``keys`` that all other keys share; by default as many as
+                ``keys`` has if it is a vocabulary or the keys of a table, otherwise none.
 
         >>> keys = Keys.of(["the", "cat"], "hashed", shared=3)
         >>> keys.ids(["cat", "dog"]).tolist()
         [1, 4]
         """
-        shared = check_integer(
-            "shared", getattr(keys, "shared", 0) if shared is None else shared, 0
-        )
-        if isinstance(keys, Keys) and (form, shared) in (
-            (None, keys.shared),
-            (keys.form, keys.shared),
-        ):
+        own = getattr(keys, "shared", 0)
+        shared = check_integer("shared", own if shared is None else shared, 0)
+        if isinstance(keys, Keys) and form in (None, keys.form) and shared == own:
             return keys
         index = form_class(check_choice("form", form or "plain", FORMS)).build(keys)
+        counts = getattr(keys, "counts", None)
+        if counts is not None and len(counts) == len(index) + shared:
+            index.counts = counts.astype(np.uint32 if counts.max() < 2**32 else np.uint64)
         index.shared = shared
         return index
 
@@ -87,8 +87,14 @@ class Keys(ABC):
 
     @property
     @abstractmethod
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
+
+    @property
     def arrays(self) -> Arrays:
         """The stored arrays by name."""
+        counts = {} if self.counts is None else {"keys.counts": self.counts}
+        return self.own_arrays | counts
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -97,9 +103,10 @@ class Keys(ABC):
 
     def describe(self) -> Any:
         """Return the metadata of the keys; True for the form that versions 1 and 2 have."""
-        if self.form == "plain" and not self.shared:
+        if self.form == "plain" and not self.shared and self.counts is None:
             return True
-        return {"form": self.form, "shared": self.shared or None} | self.fields
+        own = {"form": self.form, "shared": self.shared or None, "counts": self.counts is not None}
+        return own | self.fields
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -147,10 +154,7 @@ class Keys(ABC):
         """Return the ids of keys, those of shared rows for others; -1 if there are none."""
         raw = list(map(encode_key, keys))
         found = self.search(raw)
-        if self.shared and (others := np.flatnonzero(found < 0)).size:
-            hashes = hash_keys(*join_bytes([raw[i] for i in others.tolist()]), 0)
-            found[others] = len(self) + scale_hashes(hashes, self.shared)
-        return found
+        return share_rows(found, raw, len(self), self.shared)
 
     def find(self, keys: Sequence[str]) -> Ids:  # [n] -> [n]
         """Return the ids of keys; raise one UnknownKeyError that names all unknown ones."""
@@ -188,6 +192,15 @@ def unknown_keys(unknown: Sequence[str], count: int) -> UnknownKeyError:
     )
 
 
+def share_rows(ids: Ids, keys: list[bytes], known: int, shared: int) -> Ids:  # [n]
+    """Give the keys without a row of their own, -1 in ``ids``, a shared row each if there are any."""
+    others = np.flatnonzero(ids < 0)
+    if shared and len(others):
+        hashes = hash_keys(*join_bytes([keys[i] for i in others.tolist()]), 0)
+        ids[others] = known + scale_hashes(hashes, shared)
+    return ids
+
+
 def scale_hashes(hashes: NDArray[np.int64], count: int) -> Ids:
     """Map hashes to 0 .. count - 1 by their upper 32 of 63 bits."""
     upper = (hashes >> 31).astype(np.uint64)
@@ -221,6 +234,8 @@ def read_keys(fields: Any, header: dict[str, Any], take: Any, rows: int) -> Keys
     if rows - shared > MOST_KEYS and form is not PlainKeys:
         raise FormatError(f"{rows - shared} {form.form} keys: {MOST_KEYS} is the most")
     index = form.read(fields, take_flat, rows - shared)
+    if fields.flag("counts"):
+        index.counts = take_flat("keys.counts", ("U32", "U64"), rows)
     fields.finish()
     index.shared = shared
     return index
@@ -271,8 +286,8 @@ class PlainKeys(Keys):
         return self.text, self.ends.astype(np.int64)
 
     @property
-    def arrays(self) -> Arrays:
-        """The stored arrays by name."""
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
         return {
             "keys.text": self.text,
             "keys.ends": self.ends,

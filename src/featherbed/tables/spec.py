@@ -8,14 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
+from featherbed import tables
 from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
 from featherbed.specs import split_spec
-from featherbed.tables import METHODS, Table
 from featherbed.tables.composed import Composer
 from featherbed.tables.guide import Online
 from featherbed.tables.product import Matching
 from featherbed.tables.relax import Softmax, StraightThrough, Temperature
+from featherbed.tables.table import Table
+
+METHODS: tuple[type[Table], ...] = tuple(  # every table class of the public list
+    getattr(tables, name) for name in dir(tables) if name.endswith("Table") and name != "Table"
+)
 
 _KINDS: tuple[Any, ...] = (
     HalfNormal,
@@ -107,7 +112,12 @@ def make_table(spec: str, num_embeddings: int, embedding_dim: int, **extra: Any)
 
 
 def table_from_dense(spec: str, matrix: Tensor, **extra: Any) -> Table:
-    """Create the table of a spec, fitted to ``matrix``."""
+    """Create the table of a spec, fitted to ``matrix``.
+
+    >>> import torch
+    >>> table_from_dense("quantized:bits=8", torch.eye(4))
+    QuantizedTable(4, 4, bits=8, scales='row')
+    """
     method, settings = parse_spec(spec)
     _missing(method, spec, {**settings, **extra})
     return method.from_dense(matrix, **{**settings, **extra})

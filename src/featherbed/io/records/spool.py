@@ -241,14 +241,9 @@ class KeyColumn:
                 present[block - low] = True
             places = np.cumsum(present, dtype=np.int32) - np.int32(1)
             return np.flatnonzero(present) + low, lambda block: places[block - low]
-        parts, size, merged = [np.zeros(0, dtype=np.int64)], 0, 0
+        numbers = np.zeros(0, dtype=np.int64)
         for block in blocks:
-            parts.append(np.unique(block))
-            size += len(parts[-1])
-            if size > 2 * merged + 4 * BLOCK:
-                parts = [np.unique(np.concatenate(parts))]
-                size = merged = len(parts[0])
-        numbers = np.unique(np.concatenate(parts))
+            numbers = np.union1d(numbers, block)
 
         def to_ids(block: NDArray[np.int64]) -> NDArray[np.int32]:
             order = np.argsort(block)  # sorted queries scan the numbers instead of jumping

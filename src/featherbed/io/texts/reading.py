@@ -1,26 +1,29 @@
-"""Labeled texts from CSV, TSV, JSON lines or fastText files; every line is checked."""
+"""Labeled texts from CSV, TSV, JSON lines or fastText files, and plain text for language models."""
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import DataError
-from featherbed.io.opening import find_file
-from featherbed.io.records.columns import list_names, locate_column, normalize_name
-from featherbed.io.texts.files import read_text
-from featherbed.io.texts.tokenizer import has_words
+from featherbed.errors import ArgumentError, DataError
+from featherbed.io.opening import find_file, read_text
+from featherbed.io.records.columns import (
+    json_text,
+    list_names,
+    locate_column,
+    match_names,
+    parse_object,
+)
+from featherbed.io.texts.tokenizer import END, UNKNOWN, has_words
 
 # Column names in lower case, letters and digits only; the first group with a match decides.
 LABELS = (
@@ -34,11 +37,117 @@ TEXTS = (
     "description abstract",
     "title",
 )
-TITLES = ("title", "subject", "headline", "summary")
+TITLES = "title subject headline summary"
 FASTTEXT = "__label__"
 _PAIRED = re.compile(r'"(?:[^"]|"")*"')
 Row = tuple[int, str, str]  # line, label, text
 Column = str | int | None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text as word ids: three parts over one vocabulary, the most frequent word first."""
+
+    words: tuple[str, ...]  # V
+    counts: NDArray[np.int64]  # [V], in the training part
+    train: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+    @property
+    def lines(self) -> list[str]:
+        """The number of words, for the user."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        counts = ", ".join(f"{len(ids):,} {name}" for name, ids in parts.items())
+        return [f"{counts} words, {len(self.words):,} different"]
+
+
+def read_corpus(
+    paths: Sequence[str | Path],
+    *,
+    tokenizer: Callable[[str], list[str]] = str.split,
+    validation: float = 0.1,
+    test: float = 0.1,
+    min_count: int = 1,
+    max_words: int | None = None,
+    encoding: str | None = None,
+) -> Corpus:
+    """Read plain text, one sentence per line; ``<eos>`` ends a line, ``<unk>`` is an unknown word.
+
+    Args:
+        paths: the training, validation and test files, or one file whose last lines are held out.
+        tokenizer: splits a line into words, by default at whitespace.
+        validation: the fraction of the lines of a single file used for validation.
+        test: the fraction of the lines of a single file used for testing.
+        min_count: words with a lower count are unknown.
+        max_words: maximum size of the vocabulary, ``<unk>`` and ``<eos>`` included.
+        encoding: the encoding of the files, by default UTF-8.
+
+    >>> path = getfixture("tmp_path") / "all.txt"
+    >>> _ = path.write_text("the cat sat\\n" * 10)
+    >>> corpus = read_corpus([path])
+    >>> corpus.words, len(corpus.train), len(corpus.validation), len(corpus.test)
+    (('the', 'cat', 'sat', '<eos>', '<unk>'), 32, 4, 4)
+    """
+    if len(paths) not in (1, 3):
+        raise ArgumentError(
+            f"{len(paths)} files: give one, or three for training, validation and test"
+        )
+    if min(validation, test) <= 0 or validation + test >= 1:
+        raise ArgumentError(f"{validation=}, {test=}: give fractions above 0 with a sum below 1")
+    if min_count < 1 or (max_words is not None and max_words < 4):
+        raise ArgumentError(f"{min_count=}, {max_words=}: give at least 1, and at least 4 words")
+    files = [find_file(path) for path in paths]
+    parts = [read_text(file, encoding).removesuffix("\n").split("\n") for file in files]
+    for file, part in zip(files, parts, strict=True):
+        if part == [""]:
+            raise DataError(f"{file} is empty: give text, one sentence per line")
+    if len(parts) == 1:
+        parts = _split_lines(files[0], parts[0], validation, test)
+    tokens = [[word for line in part for word in (*tokenizer(line), END)] for part in parts]
+    for file, words in zip(files * (4 - len(files)), tokens, strict=False):
+        if set(words) == {END}:
+            raise DataError(f"{file} holds no words: give text, one sentence per line")
+    counts = _count(tokens[0], min_count, max_words)
+    if len(counts) < 4:
+        raise DataError(
+            f"{files[0]} holds fewer than two different words: a vocabulary needs two or more"
+        )
+    vocabulary = tuple(word for word, _ in counts.most_common())
+    id_of = {word: number for number, word in enumerate(vocabulary)}
+    unknown = id_of[UNKNOWN]
+    ids = [np.array([id_of.get(w, unknown) for w in words], dtype=np.int64) for words in tokens]
+    return Corpus(vocabulary, np.array([counts[word] for word in vocabulary]), *ids)
+
+
+def _split_lines(file: Path, lines: list[str], validation: float, test: float) -> list[list[str]]:
+    second = len(lines) - max(1, round(test * len(lines)))
+    first = second - max(1, round(validation * len(lines)))
+    if first < 1:
+        raise DataError(
+            f"{file} has {len(lines)} lines: give three or more, since some are held out, or "
+            "three files"
+        )
+    return [lines[:first], lines[first:second], lines[second:]]
+
+
+def _count(tokens: Sequence[str], min_count: int, max_words: int | None) -> Counter[str]:
+    """Count words; rare ones count as unknown."""
+    counts = Counter({UNKNOWN: 0})
+    counts.update(tokens)
+    special = (UNKNOWN, END)
+    frequent = [
+        word for word, count in counts.most_common() if count >= min_count and word not in special
+    ]
+    kept = {*special, *(frequent if max_words is None else frequent[: max_words - 2])}
+    for word in [word for word in counts if word not in kept]:
+        counts[UNKNOWN] += counts.pop(word)
+    return counts
+
+
+def read_ptb(folder: str | Path) -> Corpus:
+    """Read the Penn Treebank as prepared by Mikolov: ``ptb.{train,valid,test}.txt``."""
+    return read_corpus([Path(folder) / f"ptb.{part}.txt" for part in ("train", "valid", "test")])
 
 
 @dataclass(frozen=True)
@@ -104,7 +213,7 @@ def read_texts(
     first = content.lstrip().partition("\n")[0]
     if not first:
         raise DataError(f"{file} is empty: give a file of labels and texts")
-    if ".json" in file.name or _object(first) is not None:
+    if ".json" in file.name or parse_object(first) is not None:
         rows, notes = _json(file, content, label, text)
     elif first.startswith(FASTTEXT):
         rows, notes = _fasttext(file, content), ["fastText format: labels follow __label__"]
@@ -118,7 +227,7 @@ def _json(path: Path, content: str, label: Column, text: Column) -> tuple[Iterab
     names, place, places = list[str](), 0, list[int]()
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
-            found = _object(line)
+            found = parse_object(line)
             if found is None:
                 form = 'one object per line, such as {"label": "pos", "text": "..."}'
                 raise DataError(f"{path}, line {number}: found {line.strip()[:40]!r}: write {form}")
@@ -130,22 +239,9 @@ def _json(path: Path, content: str, label: Column, text: Column) -> tuple[Iterab
                 raise DataError(
                     f"{path}, line {number}: a list or an object as label or text: give a string"
                 )
-            rows.append((number, _cell(cells[0]), " ".join(filter(None, map(_cell, cells[1:])))))
+            first, *rest = (json_text(cell) or "" for cell in cells)
+            rows.append((number, first, " ".join(filter(None, rest))))
     return rows, [_describe(names, place, places)]
-
-
-def _object(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _cell(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _fasttext(path: Path, content: str) -> Iterator[Row]:
@@ -182,7 +278,7 @@ def _delimited(
         if given is not None
         for part in str(given).split(",")
     )
-    usual = _guessed(LABELS, first) is not None and _guessed(TEXTS, first) is not None
+    usual = match_names(LABELS, first) and match_names(TEXTS, first)
     if header or (header is None and (named or usual)):
         place, places = _columns(path, first, label, text)
         notes, lines = [_describe(first, place, places)], lines[1:]
@@ -241,33 +337,19 @@ def _split(path: Path, content: str) -> list[tuple[int, list[str]]]:
     return found
 
 
-def _guessed(groups: Sequence[str], names: Sequence[str]) -> int | None:
-    return next(
-        (
-            at
-            for group in groups
-            for at, name in enumerate(names)
-            if normalize_name(name) in group.split()
-        ),
-        None,
-    )
-
-
 def _columns(
     path: Path, names: Sequence[str], label: Column, text: Column
 ) -> tuple[int, list[int]]:
     """Return the index of the label column and those of the text columns."""
-    place = (
-        _guessed(LABELS, names)
-        if label is None
-        else locate_column("label", label, names, str(path))
-    )
+    place = next(iter(match_names(LABELS, names)), None)
+    if label is not None:
+        place = locate_column("label", label, names, str(path))
     if text is not None:
         places = [locate_column("text", part, names, str(path)) for part in str(text).split(",")]
     else:
-        body = _guessed(TEXTS, names)
-        titles = [at for at, name in enumerate(names) if normalize_name(name) in TITLES]
-        places = [] if body is None else [*(at for at in titles[:1] if at != body), body]
+        body = match_names(TEXTS, names)[:1]
+        titles = match_names([TITLES], names)[:1]
+        places = [*(at for at in titles if at not in body), *body] if body else []
     if place is None or not places:
         missing, option = ("labels", "--label") if place is None else ("texts", "--text")
         raise DataError(
