@@ -71,11 +71,11 @@ def save(
             "such as fb.DenseTable.from_dense(old.weight.detach())"
         )
     packed = table if isinstance(table, PackedTable) else table.pack()
-    if isinstance(keys, str):
-        if packed.keys is None or keys not in FORMS:
+    if isinstance(keys, str) and keys in FORMS:
+        if packed.keys is None:
             raise ArgumentError(
-                f"keys={keys!r}: give a list of names, or one of {', '.join(FORMS)} for a table "
-                f"that has keys; this one has {'none' if packed.keys is None else 'keys'}"
+                f"keys={keys!r} is the form of the keys a table has, this one has none: "
+                f"give fb.Keys.of(names, {keys!r})"
             )
         packed = packed.replace(keys=Keys.of(packed.keys, keys))
     elif keys is not None:
