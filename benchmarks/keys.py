@@ -25,7 +25,7 @@ os.environ["FEATHERBED_KERNELS"] = "numpy"
 
 import featherbed as fb
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Every
 from featherbed.packed.hashed_keys import HashedKeys
 from featherbed.packed.keys import IntegerKeys, Keys, TextKeys
 from featherbed.packed.matrix import Matrix

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.packed import bits
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 from featherbed.packed.keys import (
     Arrays,
     IntegerKeys,

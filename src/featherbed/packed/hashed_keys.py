@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.hashing import hash_key, hash_keys
 from featherbed.packed import bits
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 from featherbed.packed.keys import (
     Arrays,
     Keys,
