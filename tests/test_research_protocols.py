@@ -11,8 +11,8 @@ import torch
 
 import featherbed as fb
 from featherbed.apps.language.data import columns
-from featherbed.apps.language.fit import train_epoch
 from featherbed.apps.language.model import LSTMModel
+from featherbed.apps.language.train import train_epoch
 from featherbed.apps.recommender.ranking import Interactions, ranking_pass
 from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings

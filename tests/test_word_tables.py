@@ -6,9 +6,13 @@ import torch
 from scipy.sparse import csr_array
 
 import featherbed as fb
-from featherbed.apps.words.selection import Lexicon, glove_vectors, select_words
-from featherbed.apps.words.settings import WordTableSettings
-from featherbed.apps.words.table import build_word_table
+from featherbed.apps.words import (
+    Lexicon,
+    WordTableSettings,
+    build_word_table,
+    glove_vectors,
+    select_words,
+)
 
 WORDS = (
     "<pad>",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from featherbed.errors import ArgumentError, FeatherbedError
-from featherbed.packed.writing import replacing
+from featherbed.files import replacing
 from research.harness.page import summary_page
 from research.harness.queue import QUEUE, list_queue, run_queue
 from research.harness.records import record_path

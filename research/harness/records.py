@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featherbed.apps.checkpoints import Checkpoints, open_checkpoints
-from featherbed.apps.results import Result, finite, made_by
+from featherbed.apps.pipeline import Checkpoints, Result, finite, made_by, open_checkpoints
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.writing import replacing
+from featherbed.files import replacing
 from research.harness.legacy import converted, is_legacy
 from research.harness.measures import flattened, table_sizes
 from research.harness.settings import RESULTS, WORK, Row

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import featherbed as fb
-from featherbed.apps.language.fit import perplexity
 from featherbed.apps.language.model import LSTMModel
+from featherbed.apps.language.train import perplexity
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io.texts import Corpus
 from featherbed.tables.spec import parse_spec

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from featherbed.apps.checkpoints import Checkpoints
-from featherbed.apps.language.fit import fit_language, perplexity
 from featherbed.apps.language.model import RecurrentModel
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import fit_language, perplexity
+from featherbed.apps.pipeline import Checkpoints
 from featherbed.codecs.compress import compress
 from featherbed.errors import ArgumentError
 from featherbed.io.texts import Corpus
-from featherbed.packed.report import file_size
+from featherbed.packed.inspect import file_size
 from featherbed.tables import DenseTable, Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.pipeline import Checkpoints
 from featherbed.apps.recommender import model as ratings
 from featherbed.io.records import Ratings
 from research.harness.records import Outcome, Run, outcome_of

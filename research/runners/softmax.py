@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import featherbed as fb
-from featherbed.apps.language.fit import cosine_span, perplexity
 from featherbed.apps.language.model import AllRows, Losses, LSTMModel, State
+from featherbed.apps.language.train import cosine_span, perplexity
 from featherbed.errors import ArgumentError
 from featherbed.io.texts import Corpus
 from research.harness.records import Outcome, Run, outcome_of

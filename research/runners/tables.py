@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 import featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
-from featherbed.apps.language.fit import FitOptions, Schedule, perplexity, train_model
 from featherbed.apps.language.model import LSTMModel
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import FitOptions, Schedule, perplexity, train_model
+from featherbed.apps.pipeline import Checkpoints, Result
 from featherbed.apps.recommender import model as ratings
-from featherbed.apps.results import Result
 from featherbed.io.texts import Corpus
 from research.harness.records import Outcome, Run, outcome_of
 from research.sources.ratings import Source

@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featherbed.apps.classifier.fit import accuracy, fit_classifier
-from featherbed.apps.classifier.run import train_classifier
 from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.apps.classifier.train import accuracy, fit_classifier, train_classifier
 from featherbed.errors import ArgumentError, DataError, NotPackable
 from featherbed.tables import Table
 from featherbed.tables.spec import parse_spec
