@@ -50,6 +50,12 @@ def compress(
     ] = None,
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
+    effort: Annotated[
+        str, typer.Option(help="quick, normal, or best: how many candidates and rounds.")
+    ] = "normal",
+    minutes: Annotated[
+        float | None, typer.Option(help="Upper limit of the time, about.", min=0)
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -57,6 +63,7 @@ def compress(
     check_packages(matrix, method, report)
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
     options |= {"method": method, "weights": weights, "generator": seed}
+    options |= {"effort": effort, "minutes": minutes}
     if not matrix.is_dir():
         details = {"padding_idx": padding, "words": words or []}
         compress_file(matrix, out, options | details, array, report, quiet)

@@ -17,7 +17,6 @@ RIDGE = 1e-3  # of the mean weight of an atom: keeps unused atoms bounded
 TRIES = 4  # perturbations of the codes of a row in each round
 MOVES = 3  # codes that a perturbation changes
 SWEEPS = 4
-STAGE_ROWS = 1 << 14  # rows to which the dictionary of a stage is fitted, at least
 
 
 def kmeans(
@@ -170,10 +169,9 @@ class ResidualStages:
     def atoms(self, count: int) -> Floats:  # -> [count, K, d]
         """Return the dictionaries of the first ``count`` stages."""
         while len(self.stages) < count:
-            rounds, most = (
-                (10, max(128, STAGE_ROWS // self.choices)) if self.choices <= 256 else (6, 64)
-            )
-            atoms = kmeans(self.left, self.choices, self.seed + len(self.stages), rounds, most=most)
+            rounds, most = (10, 256) if self.choices <= 256 else (6, 64)
+            seed = self.seed + len(self.stages)
+            atoms = kmeans(self.left, self.choices, seed, rounds, most=most)
             self.left = self.left - atoms[nearest(self.left, atoms)]
             self.stages.append(atoms)
             self.errors.append(mean_square(self.left, self.weights) / max(self.whole, 1e-30))
