@@ -43,9 +43,9 @@ BEAM = 16
 ITERATIONS = 25
 MOST_LOCAL = 16  # codes above which a fit by local search takes too long
 ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers follows
-TOGETHER = 4  # last rounds of a refinement, in which both layers are fitted to each other
-ENOUGH = 0.002  # share of the error: rounds that gain less end a refinement
+ENOUGH = 0.003  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
+ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
 PROMISING = 8  # settings whose numbers of bits are considered for these rows
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
@@ -117,11 +117,12 @@ class LayeredCodec(Codec):
                 least = min(error, least)
                 if since > 4:
                     break
-        ranked = [settings for _, settings in sorted(found, key=lambda pair: pair[0])]
+        found.sort(key=lambda pair: pair[0])
         first: dict[int, Settings] = {}  # the prediction is rough: few and many codes come first
-        for settings in ranked:
-            first.setdefault(math.isqrt(settings["codes"]), settings)
-        return [*first.values(), *(s for s in ranked if s not in first.values())]
+        for error, settings in found:
+            if error < ROUGH * least:
+                first.setdefault(math.isqrt(settings["codes"]), settings)
+        return [*first.values(), *(s for _, s in found if s not in first.values())]
 
     def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - the rank counts
         """Return the work of a fit for each row: initial dictionaries, then codes by local search."""
@@ -237,7 +238,7 @@ class LayeredFit(Fit):
         assert self.basis.weight is not None
         self.store_atoms(np.dot(stages, self.basis.weight.T))
         self.codes: Codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
-        self._alternate(ROUNDS, 1)
+        self._alternate(ROUNDS, 1 if self.blocks else 0)
 
     def store_atoms(self, atoms: Floats) -> None:  # [M, K, width]
         """Round the atoms as stored: codes are then found for the rounded ones."""
@@ -248,25 +249,25 @@ class LayeredFit(Fit):
     def refine(self, rounds: int) -> None:
         """Alternate least-squares atoms and codes by local search, in the last rounds with blocks."""
         self.refined = True
-        together = min(TOGETHER, rounds) if self.blocks else 0
-        self._alternate(rounds - together, together)
+        together = (rounds + 1) // 2 if self.blocks else 0
+        self._alternate(rounds - together if self.parts > 1 else 0, together)
 
     def _alternate(self, alone: int, together: int) -> None:
         """Fit the additive codes to the rows, then both layers to each other."""
-        error = math.inf
-        for done in range(alone):
-            self.job.progress("refining", done / (alone + together))
-            self._move_atoms(self.sample)
-            before = error
-            error = mean_square(self.sample - decode(self.codes, self.atoms), self.weights)
-            if before - error < ENOUGH * before or (self.parts == 1 and done) or self.job.late():
-                break
-        for done in range(together if self.blocks else 0):
-            self.job.progress("refining", (alone + done) / (alone + together))
-            if not done:
+        for first, rounds, joint in ((0, alone, False), (alone, together, self.blocks > 0)):
+            error = math.inf
+            if joint and rounds:
                 self._fit_blocks(self.sample - decode(self.codes, self.atoms))
-            self._move_atoms(self.sample - self.tail)
-            self._fit_blocks(self.sample - decode(self.codes, self.atoms))
+            for done in range(rounds):
+                self.job.progress("refining", (first + done) / (alone + together))
+                self._move_atoms(self.sample - self.tail if joint else self.sample)
+                left = self.sample - decode(self.codes, self.atoms)
+                if joint:
+                    self._fit_blocks(left)
+                    left -= self.tail
+                before, error = error, mean_square(left, self.weights)
+                if before - error < ENOUGH * before or self.job.late():
+                    break
 
     def _move_atoms(self, target: Floats) -> None:
         """Find least-squares atoms of the codes, then codes of these atoms."""
@@ -350,7 +351,7 @@ class AdditiveCodec(Codec):
     def work(self, dim: int, **settings: Any) -> float:
         """Return the work of a fit for each row: local search is slow for many codes."""
         codes = settings["codes"]
-        return float((18 if self.name == "rq" else 40 * codes) * dim * codes << settings["bits"])
+        return float((60 if self.name == "rq" else 40 * codes) * dim * codes << settings["bits"])
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""

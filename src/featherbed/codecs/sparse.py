@@ -63,7 +63,7 @@ class SparseCodec(Codec):
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return the work of a fit for each row: all atoms are compared for every code."""
-        return float(dim * settings["anchors"] * settings["codes"])
+        return float(30 * dim * settings["anchors"] * settings["codes"])
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
         """Return settings with no more codes than there are anchors."""

@@ -97,7 +97,8 @@ def _best_scales(vectors: Floats, bits: int, root: Any) -> Floats:  # [n, m] -> 
         loss = np.einsum("nm,nm->n", error, error)
         better = loss < least
         best[better], least[better] = scale[better, 0], loss[better]
-    return np.maximum(best, np.float32(1e-30)).astype(np.float32)
+    found: Floats = np.maximum(best, np.float32(1e-30)).astype(np.float32)
+    return found
 
 
 def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
