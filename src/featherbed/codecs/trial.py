@@ -33,6 +33,7 @@ from featherbed.packed.table import PackedTable
 
 SAMPLE_ROWS = 5 * TRAINING_ROWS // 4  # rows on which candidates are compared, at most
 SAMPLE_NUMBERS = SAMPLE_ROWS * 128  # and numbers in them
+SAMPLE_QUERIES = 1000
 FEW_ROWS = 1 << 14  # rows on which codecs without dictionaries are compared
 TRAINING_SHARE = 4 / 5  # of the sample: the other rows measure how a dictionary generalizes
 # initial estimates of the pace: seconds, and the work done in them (two busy cores)
@@ -136,7 +137,7 @@ class Candidate:
     bytes: int
 
 
-@dataclass
+@dataclass(eq=False)
 class MeasuredCandidate:
     """A candidate, its weighted error, its point of the curve, and its fit if kept."""
 
@@ -200,6 +201,7 @@ class Trial:
         self.few = self._spread(min(FEW_ROWS, most))
         self.curve: list[dict[str, Any]] = []
         self._evaluator: QualityEvaluator | None = None
+        self._sample_evaluator: QualityEvaluator | None = None
 
     def _spread(self, count: int) -> CodecJob:
         """Return the job of ``count`` rows; four fifths of them train dictionaries."""
@@ -271,7 +273,25 @@ class Trial:
         with self.meter.step(f"comparing: {method.name}", method.name, work):
             fit = method.fit(job, **settings)
         found = self.measure_error(candidate, "sample", fit, job)
-        return found if job is self.job else replace(found, fit=None, bands=[])
+        return (
+            found
+            if job is self.job
+            else replace(found, fit=None, bands=found.bands if work else [])
+        )
+
+    def expected_recall(self, found: MeasuredCandidate) -> float:
+        """Return the recall of a candidate on the sample, and what its refinement may add."""
+        if self._sample_evaluator is None:
+            self._sample_evaluator = self.evaluator
+            if not self.whole:
+                generator = np.random.default_rng(self.job.seed())
+                rows = self.sample.rows
+                self._sample_evaluator = QualityEvaluator(rows, generator, SAMPLE_QUERIES)
+        evaluator, table = self._sample_evaluator, PackedTable(found.bands, self.job.rows.dim)
+        with self.meter.step("comparing: recall", "measuring", evaluator.work):
+            recall = evaluator.recall(lambda ids: table[ids])
+        # recall follows the logarithm of the error, about as a logistic function
+        return recall + recall * (1 - recall) * (1 - found.expected / max(found.error, 1e-30))
 
     def fit(self, candidate: Candidate) -> Fit:
         """Fit a candidate to the whole matrix."""
