@@ -86,7 +86,7 @@ def tables():
     import torch
 
     import featherbed as fb
-    from featherbed.tables import METHODS
+    from featherbed.tables.spec import METHODS
 
     found, rows = {}, torch.from_numpy(matrix(50, 8))
     for method in METHODS.values() if isinstance(METHODS, dict) else METHODS:

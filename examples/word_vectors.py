@@ -16,7 +16,7 @@ import numpy as np
 
 import featherbed as fb
 from featherbed.io.opening import find_data
-from featherbed.io.vectors.sources import read_matrix
+from featherbed.io.vectors import read_matrix
 
 SERVE = """
 import sys

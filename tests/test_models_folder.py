@@ -375,7 +375,7 @@ SPOILT = {
     "empty": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cut short"),
     "garbage": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 99),
-        "no safetensors file",
+        "not a valid safetensors file",
     ),
     "half a header": (
         lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 99) + b"{"),

@@ -12,8 +12,7 @@ import featherbed as fb
 from featherbed.interop import tuning
 from featherbed.interop.embedding import PackedEmbedding
 from featherbed.interop.swap import compress_model
-from featherbed.interop.trainable import TrainableEmbedding
-from featherbed.interop.tuning import Divergence, measure_model, tune_model
+from featherbed.interop.tuning import Divergence, TrainableEmbedding, measure_model, tune_model
 
 transformers = pytest.importorskip(
     "transformers", reason="models of the transformers library: pip install featherbed[hf]"

@@ -19,7 +19,7 @@ import featherbed as fb
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io import opening
 from featherbed.io.opening import find_data
-from featherbed.io.records import delimited, is_stored, read_movielens, read_ratings, read_titles
+from featherbed.io.records import columns, is_stored, read_movielens, read_ratings, read_titles
 from featherbed.packed.keys import IntegerKeys, Keys, TextKeys, crc32
 
 ROWS = [("7", "a", 4.5, 100), ("12", "b", 3.0, 200), ("7", "b", 1.0, 50), ("-3", "c", 5.0, 75)]
@@ -237,7 +237,7 @@ def test_keys_keep_their_text(tmp_path):
 
 def test_quotation_marks_after_backslashes(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "BLOCK", 60)
-    monkeypatch.setattr(delimited, "PIECE", 30)
+    monkeypatch.setattr(columns, "PIECE", 30)
     names = ['"x"', '"y', "C:\\", "a b", "plain", "z"]
     cells = [name if name == "C:\\" else name.replace('"', '\\"') for name in names]
     body = "".join(

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import featherbed as fb
 from featherbed.sharing.law import Law, replaced
-from featherbed.tables import METHODS
-from featherbed.tables.spec import method_name
+from featherbed.tables.spec import METHODS, method_name
 
 V, TIMES = 11, 4000
 UNLIKELY = 1e-5  # seeds are fixed: a test that holds once holds always

@@ -19,9 +19,8 @@ from safetensors.torch import save_file as save_tensors
 
 import featherbed as fb
 from featherbed.errors import ArgumentError, DataError, MissingExtra
-from featherbed.io.vectors import reading, texts
-from featherbed.io.vectors.reading import BFloat16Matrix
-from featherbed.io.vectors.sources import read_matrix
+from featherbed.io import vectors
+from featherbed.io.vectors import BFloat16Matrix, read_matrix
 
 ROWS = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
 KEYS = [f"word{i}" for i in range(7)]
@@ -428,7 +427,7 @@ def test_binary(tmp_path, name, newline):
 
 
 def test_binary_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "BLOCK", 13)
+    monkeypatch.setattr(vectors, "BLOCK", 13)
     (tmp_path / "m.bin").write_bytes(word2vec())
     same(read_matrix(tmp_path / "m.bin"), keys=KEYS)
 
@@ -461,7 +460,7 @@ def parquet(tmp_path):
 @pytest.mark.parametrize("kind", ["list_", "large_list", "fixed"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_parquet_lists(parquet, kind, dtype, monkeypatch):
-    monkeypatch.setattr(texts, "BLOCK", 12)  # three rows at once
+    monkeypatch.setattr(vectors, "BLOCK", 12)  # three rows at once
     pa = parquet.pa
     inner = pa.from_numpy_dtype(dtype)
     listed = pa.list_(inner, 4) if kind == "fixed" else getattr(pa, kind)(inner)
@@ -617,14 +616,14 @@ def test_a_full_temporary_folder_says_what_to_set(tmp_path, monkeypatch):
         def writelines(self, blocks):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(reading.tempfile, "TemporaryFile", Full)
+    monkeypatch.setattr(vectors.tempfile, "TemporaryFile", Full)
     (tmp_path / "m.txt").write_text(glove())
     with pytest.raises(OSError, match=re.escape("set TMPDIR to a folder on a larger disk")):
         read_matrix(tmp_path / "m.txt")
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading.tempfile, "tempdir", str(tmp_path / "spool"))
+    monkeypatch.setattr(vectors.tempfile, "tempdir", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
     (tmp_path / "m.txt").write_text(glove())
     source = read_matrix(tmp_path / "m.txt")

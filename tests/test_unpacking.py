@@ -11,7 +11,7 @@ import pytest
 
 import featherbed as fb
 from featherbed.graphs import edges
-from featherbed.io.texts import files
+from featherbed.io import opening as files
 
 nets = importlib.import_module(
     "featherbed.graphs.wordnet"

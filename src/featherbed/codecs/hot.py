@@ -20,8 +20,7 @@ from featherbed.codecs.codec import (
 from featherbed.codecs.integer import level_rows
 from featherbed.codecs.rows import Floats, Ids, WeightedRows
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import BLOCK_BITS, Band, Members
-from featherbed.packed.codes import Every
+from featherbed.packed.band import BLOCK_BITS, Band, Every, Members
 
 COMPARED = 4  # settings of the inner codec that are worth comparing
 LOSS = {"int8": 1e-4, "int4": 0.01}  # error of hot rows, about

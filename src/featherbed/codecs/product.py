@@ -11,8 +11,7 @@ from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size,
 from featherbed.codecs.coding import Codes, enough, kmeans, move_centroids, nearest
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Band, Fixed
 from featherbed.packed.matrix import Matrix
 
 ITERATIONS = 10  # of the initial fit, before any refinement

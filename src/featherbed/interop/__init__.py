@@ -1,1 +1,5 @@
-"""Packed tables in other systems: transformers and torch models, ONNX, rows read from disk."""
+"""Other people's systems: transformers models, ONNX, rows read from disk."""
+
+from featherbed.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -14,24 +14,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.codecs.compress import compress
 from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError
+from featherbed.files import remove_stale, temporary_folder
 from featherbed.interop.pretrained import METHOD, model_class, read_config
 from featherbed.interop.swap import CompressedWeight, SharedWeight, find_weights, padding_of
-from featherbed.io.vectors.arrays import read_safetensors
+from featherbed.io.vectors import read_safetensors, safetensors_header
 from featherbed.packed.file import to_bytes
-from featherbed.packed.writing import remove_stale, temporary_folder
 
 BLOCK = 1 << 24  # bytes copied at once
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 # files and folders with the dense model in other formats, which are not copied
 OTHER_FILES = (".bin", ".h5", ".msgpack", ".pt", ".pth")
 OTHER_FOLDERS = ("onnx", "openvino", "coreml", "gguf", "original")
-ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,8 @@ def compress_folder(
         "twins": {other: place.scales[other] for other in others},
         "heads": list(place.heads),
     }
-    before = matrix.shape[0] * matrix.shape[1] * element_size(checkpoint, keys[0])
+    stored, _ = safetensors_header(source / checkpoint.file_of[keys[0]])
+    begin, end = stored[keys[0]]["data_offsets"]
     remove_stale(target.parent)
     with temporary_folder(target.parent) as workplace:
         new = workplace / "new"
@@ -132,7 +131,7 @@ def compress_folder(
         write_folder(checkpoint, members, new, keys, data, {name: metadata})
         new.rename(target)
     heads = tuple(place.heads)
-    return [CompressedWeight(name, tuple(others), heads, before, len(data), table)]
+    return [CompressedWeight(name, tuple(others), heads, end - begin, len(data), table)]
 
 
 def read_members(folder: Path) -> list[Path]:
@@ -202,11 +201,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             )
         return Checkpoint(folder, file_of, index)
     if (folder / SINGLE).is_file():
-        with (folder / SINGLE).open("rb") as file:
-            header, _ = read_header(folder / SINGLE, file)
-        return Checkpoint(
-            folder, dict.fromkeys((name for name in header if name != "__metadata__"), SINGLE), None
-        )
+        header, _ = safetensors_header(folder / SINGLE)
+        header.pop("__metadata__", None)
+        return Checkpoint(folder, dict.fromkeys(header, SINGLE), None)
     raise DataError(
         f"{folder} holds neither {SINGLE} nor {INDEX}: load the model and save it again by "
         "model.save_pretrained(folder)"
@@ -241,7 +238,7 @@ def tensors_of(checkpoint: Checkpoint, place: SharedWeight, prefix: str) -> list
 def read_table(checkpoint: Checkpoint, keys: list[str], shape: tuple[int, ...]) -> Any:
     """Map the table; raise if it contradicts config.json in its shape or ties."""
     matrix, *others = (
-        read_safetensors(checkpoint.folder / checkpoint.file_of[key], key)[0] for key in keys
+        read_safetensors(checkpoint.folder / checkpoint.file_of[key], key).matrix for key in keys
     )
     if tuple(matrix.shape) != shape:
         found, said = (" x ".join(map(str, one)) for one in (matrix.shape, shape))
@@ -257,13 +254,6 @@ def read_table(checkpoint: Checkpoint, keys: list[str], shape: tuple[int, ...]) 
                 "set tie_word_embeddings to false there"
             )
     return matrix
-
-
-def element_size(checkpoint: Checkpoint, key: str) -> int:
-    """Return the bytes per element of a tensor."""
-    path = checkpoint.folder / checkpoint.file_of[key]
-    with path.open("rb") as file:
-        return ELEMENT.get(read_header(path, file)[0][key]["dtype"], 4)
 
 
 def write_folder(
@@ -306,26 +296,13 @@ def write_folder(
         (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file and the offset of its data."""
-    length = int.from_bytes(file.read(8), "little")
-    try:
-        with safe_open(path, framework="numpy"):  # checks names, types, shapes and offsets
-            header: dict[str, Any] = json.loads(file.read(length))
-    except (SafetensorError, ValueError, RecursionError):
-        raise DataError(
-            f"{path} is no safetensors file, or was cut short: fetch it again"
-        ) from None
-    return header, 8 + length
-
-
 def rewrite(source: Path, target: Path, dropped: set[str], added: Mapping[str, bytes]) -> None:
     """Copy a safetensors file in blocks without some tensors, and append tensors of bytes.
 
     An added tensor without bytes is an empty float32 tensor.
     """
+    header, start = safetensors_header(source)
     with source.open("rb") as file, target.open("wb") as new:
-        header, start = read_header(source, file)
         entries: dict[str, Any] = {"__metadata__": header.get("__metadata__", {"format": "pt"})}
         kept = [
             (name, one)

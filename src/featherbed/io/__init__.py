@@ -1,3 +1,5 @@
 """Readers: ratings (``records``), texts, matrices and checkpoints (``vectors``), opening of files."""
 
-__all__ = ["find_data", "find_file", "open_compressed", "read_arrays", "read_lines", "write_arrays"]
+from featherbed.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

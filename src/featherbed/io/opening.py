@@ -1,19 +1,21 @@
-"""Finding and opening files: plain or compressed, decoded, as lines or as blocks of whole lines."""
+"""Finding and opening files: plain or compressed, decoded, as text, lines or blocks of lines."""
 
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from featherbed.errors import DataError
+from featherbed.errors import ArgumentError, DataError, FeatherbedError
 
 DATA_VARIABLE = "FEATHERBED_DATA"
 BLOCK = 1 << 26  # bytes read at once
@@ -26,6 +28,13 @@ COMPRESSIONS = {
     b"\xfd7zXZ\x00": "xz",
 }
 WIDE = (b"\xff\xfe", b"\xfe\xff")  # first bytes of UTF-16 and UTF-32 files
+MAX_BYTES = 1 << 28  # bytes that any compressed file may expand to in memory
+MAX_RATIO = 200  # larger files may expand to this many times their size
+FOREIGN = {
+    **dict.fromkeys(WIDE, "UTF-16 text: give --set data.encoding=utf-16, or save it as UTF-8"),
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"PAR1": "a Parquet file: write it as CSV or JSON lines",
+}
 READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)  # of damaged files
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -85,23 +94,87 @@ def open_compressed(raw: IO[bytes]) -> tuple[Any, str]:
     return openers[name](raw) if name else raw, name
 
 
-def read_lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file, compressed or not (``path`` or ``path`` + ".gz")."""
-    found, name = find_file(path), ""
+@contextmanager
+def open_stream(path: Path) -> Iterator[tuple[Any, str]]:
+    """Open a file for reading bytes, decompressed; yield the stream and the compression.
+
+    Damaged files raise ``DataError``, also while the stream is read.
+    """
+    name = ""
     try:
-        with found.open("rb") as raw:
+        with path.open("rb") as raw:
             stream, name = open_compressed(raw)
-            with io.TextIOWrapper(stream, encoding) as lines:
-                yield from lines
-    except UnicodeDecodeError as error:
-        raise DataError(f"{found} is not {encoding} text: {error}") from None
+            yield stream, name
+    except (FeatherbedError, UnicodeDecodeError):
+        raise
     except READ_ERRORS as error:
-        raise _unreadable(found, name, error) from None
+        if getattr(error, "errno", None) == errno.ENOSPC:  # of a file written meanwhile
+            raise
+        raise _unreadable(path, name, error) from None
 
 
 def _unreadable(path: Path, compression: str, error: Exception) -> DataError:
-    kind = f"a complete {compression} file" if compression else "readable"
-    return DataError(f"{path} is not {kind}: {str(error)[:100]}")
+    problem = f"is not a complete {compression} file" if compression else "cannot be read"
+    return DataError(f"{path} {problem} ({str(error)[:100]}): download it again")
+
+
+def read_lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
+    """Yield the lines of a text file, compressed or not (``path`` or ``path`` + ".gz")."""
+    found = find_file(path)
+    try:
+        with open_stream(found) as (stream, _), io.TextIOWrapper(stream, encoding) as lines:
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise DataError(f"{found} is not {encoding} text: {error}") from None
+
+
+def read_text(path: Path, encoding: str | None = None) -> str:
+    """Return the text of a file, decompressed and decoded; all line ends become newlines.
+
+    >>> path = getfixture("tmp_path") / "a.txt.gz"
+    >>> _ = path.write_bytes(gzip.compress(b"one\\r\\ntwo\\n"))
+    >>> read_text(path)
+    'one\\ntwo\\n'
+    """
+    try:
+        data = _read_bytes(path)
+        kind = next((kind for magic, kind in FOREIGN.items() if data.startswith(magic)), "")
+        if kind and encoding is None:
+            raise DataError(f"{path} is {kind}")
+        text = data.decode(encoding or "utf-8")
+    except MemoryError:
+        raise DataError(
+            f"{path} does not fit into memory: give a smaller file, or parts of it"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise DataError(
+            f"{path}, line {line}: byte 0x{data[error.start]:02x} at offset {error.start:,} is not "
+            f"{encoding or 'UTF-8'} text: give --set data.encoding=NAME, such as latin-1"
+        ) from None
+    except LookupError:
+        raise ArgumentError(
+            f"encoding={encoding!r} is not known: give a name such as utf-8 or latin-1"
+        ) from None
+    if "\0" in text:
+        line = 1 + text.count("\n", 0, text.index("\0"))
+        raise DataError(
+            f"{path}, line {line}: a zero byte; this is not text: give a text file, or its encoding"
+        )
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read_bytes(path: Path) -> bytearray:
+    data, limit = bytearray(), max(MAX_BYTES, MAX_RATIO * path.stat().st_size)
+    with open_stream(path) as (stream, compression):
+        while block := stream.read(1 << 20):
+            data += block
+            if compression and len(data) > limit:
+                raise DataError(
+                    f"{path} decompresses to more than {limit:,} bytes, {MAX_RATIO} times its "
+                    "size, as no text does: decompress it first if it is text"
+                )
+    return data
 
 
 class TextBlocks:

@@ -3,16 +3,6 @@
 They are optional: without numba, or for a few rows, numpy and torch give the same results.
 """
 
-# Importing this package imports nothing: names are imported from their modules, and these may be
-# used by other packages.
-__all__ = [
-    "choose_levels",
-    "compiled",
-    "cores",
-    "draw_negatives",
-    "ranking_pass",
-    "run",
-    "set_threads",
-    "solve_rows",
-    "threads",
-]
+from featherbed.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

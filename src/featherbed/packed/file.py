@@ -1,12 +1,17 @@
-"""Packed files: written atomically, opened by reading the header, checked in full on demand."""
+"""Packed files and files of named arrays: written atomically, opened by reading the header.
+
+The header of a safetensors file is strict JSON; every entry is checked before it is used.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BufferedReader
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
@@ -14,12 +19,98 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
-from featherbed.packed.container import parse_json, read_header
+from featherbed.files import replacing
 from featherbed.packed.keys import Keys
-from featherbed.packed.schema import VERSION, describe, rebuild, stored_metadata
+from featherbed.packed.schema import Take, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
-from featherbed.packed.writing import replacing
+
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8"), 8),
+}
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, or raise ValueError.
+
+    Texts that JSON readers treat differently are refused: a name that occurs twice in an object,
+    NaN and Infinity, half of a surrogate pair, bytes in another encoding than UTF-8.
+
+    >>> parse_json(b'{"rows": 3}')
+    {'rows': 3}
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            raise ValueError("a name occurs twice in one object")
+        return fields
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    text = text.decode() if isinstance(text, bytes) else text
+    value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    if "\\ud" in text or "\\uD" in text:  # an escape may stand for half of a surrogate pair
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def read_header(text: bytes, size: int, name: str) -> dict[str, Any]:
+    """Return the header of a file with ``size`` bytes of data; ``name`` is the name of the file.
+
+    Every entry has a known dtype, a shape of integers and two offsets that its bytes fill, and
+    the arrays cover the data exactly, each byte once. Anything else is a FormatError.
+    """
+    if not text.startswith(b"{"):
+        raise FormatError(
+            f"{name} is not a valid safetensors file: its header begins with no brace"
+        )
+    try:
+        header: dict[str, Any] = parse_json(text)
+        _check(header, size)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name} is not a valid safetensors file: {str(error)[:300]}") from None
+    return header
+
+
+def _check(header: Any, size: int) -> None:
+    if not isinstance(header, dict):
+        raise ValueError(f"its header must be an object, got {type(header).__name__}")
+    texts = header.get("__metadata__") or {}
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError("the __metadata__ of its header must be an object of strings")
+    ranges = sorted(_range(name, entry) for name, entry in header.items() if name != "__metadata__")
+    for (_, before), (begin, _) in pairwise([(0, 0), *ranges, (size, size)]):
+        if begin != before:
+            raise ValueError(
+                f"its arrays must follow one another up to the end of the file, {size:,} bytes: "
+                f"one ends at byte {str(before)[:40]}, the next begins at {str(begin)[:40]}"
+            )
+
+
+def _range(name: str, entry: Any) -> tuple[int, int]:
+    """Return the offsets of one entry of the header."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"the array {name[:80]!r} needs dtype, shape and data_offsets, no more")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise ValueError(f"the array {name[:80]!r} has an unknown dtype, {str(dtype)[:40]}")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        found = f"shape {str(shape)[:60]}, data_offsets {str(offsets)[:60]}"
+        raise ValueError(f"the array {name[:80]!r} needs integers of at least 0, got {found}")
+    if offsets[1] - offsets[0] != prod(shape) * BITS[dtype] // 8:
+        found = f"{dtype} {str(shape)[:60]} from byte {offsets[0]} to {offsets[1]}"
+        raise ValueError(f"the array {name[:80]!r} does not fill its bytes: {found[:160]}")
+    return offsets[0], offsets[1]
+
+
+def _are_sizes(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 64 for n in numbers)
+
 
 DTYPES: dict[str, type[np.generic]] = {
     "F32": np.float32,
@@ -29,10 +120,12 @@ DTYPES: dict[str, type[np.generic]] = {
     "U64": np.uint64,
 }
 NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+ARRAYS_VERSION = 1  # of files of named arrays
 ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a featherbed file
 MOST_HEADER = 1 << 24
 CACHE_LINE = 64  # bytes
 Buffer = mmap.mmap | memoryview
+Arrays = dict[str, NDArray[np.generic]]
 
 
 @runtime_checkable
@@ -101,7 +194,7 @@ def to_bytes(table: PackedTable) -> bytes:
     PackedTable(5 x 4, DenseTable, 80 bytes)
     """
     refuse_unreadable(table)
-    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table))
+    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table.arrays))
     return b"".join((header_of(table), *arrays))
 
 
@@ -125,13 +218,25 @@ def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTab
         used.add(name)
         return array_of(buffer, header, start, name, kind, shape)
 
-    found = rebuild(metadata_of(header), take)
-    keys = _read_keys(header, take, found.rows) if found.has_keys else None
+    metadata = metadata_of(header)
+    if isinstance(metadata, dict) and isinstance(metadata.get("columns"), list):
+        raise FormatError(
+            f"the file holds a collection of {len(metadata['columns'])} columns: open it with "
+            "fb.PackedCollection.load"
+        )
+    table = table_from(metadata, header, take)
     extra = set(header) - used - {"__metadata__"}
     if extra:
         raise FormatError(
             f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}"
         )
+    return table
+
+
+def table_from(metadata: Any, entries: dict[str, Any], take: Take) -> PackedTable:
+    """Return a table from its metadata, the header entries of its arrays and the arrays."""
+    found = rebuild(metadata, take)
+    keys = _read_keys(entries, take, found.rows) if found.has_keys else None
     return PackedTable(
         found.bands, found.dim, padding_idx=found.padding_idx, keys=keys, made_by=found.made_by
     )
@@ -260,10 +365,15 @@ def header_of(table: PackedTable) -> bytes:
 
     Arrays are in order of falling element size, so that all are aligned.
     """
-    metadata = {"format": "featherbed", ENTRY: _compact(stored_metadata(table))}
+    return header_for(stored_metadata(table), table.arrays)
+
+
+def header_for(fields: dict[str, Any], arrays: Arrays) -> bytes:
+    """Return the header of a file with the given metadata and arrays."""
+    metadata = {"format": "featherbed", ENTRY: _compact(fields)}
     entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
-    for name, array in _in_order(table):
+    for name, array in _in_order(arrays):
         entries[name] = {
             "dtype": NAMES[array.dtype],
             "shape": list(array.shape),
@@ -275,16 +385,21 @@ def header_of(table: PackedTable) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
-    return sorted(table.arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+def _in_order(arrays: Arrays) -> list[tuple[str, NDArray[np.generic]]]:
+    return sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
 
 
 def write(table: PackedTable, path: Path) -> None:
     """Write header and arrays to a new file, which then replaces ``path`` in one step."""
     refuse_unreadable(table)
+    write_arrays(path, stored_metadata(table), table.arrays)
+
+
+def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
+    """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(header_of(table))
-        for _, array in _in_order(table):
+        file.write(header_for(fields, arrays))
+        for _, array in _in_order(arrays):
             flat = np.ascontiguousarray(array).reshape(-1)
             for begin in range(0, len(flat), 1 << 22):
                 file.write(flat[begin : begin + (1 << 22)].tobytes())
@@ -306,4 +421,36 @@ def refuse_unreadable(table: PackedTable) -> None:
         raise ArgumentError(f"this table cannot be stored: {error}") from None
 
 
-__all__ = ["VERSION", "check", "load", "save"]
+def read_arrays(
+    path: Path, kind: str, wanted: Mapping[str, tuple[str, ...]]
+) -> dict[str, NDArray[Any]]:
+    """Return the flat arrays of a file, memory-mapped; ``wanted``: name -> accepted types.
+
+    The metadata of the file are its kind and version.
+
+    >>> path = getfixture("tmp_path") / "seen.safetensors"
+    >>> items = np.array([4, 7], dtype=np.uint32)
+    >>> write_arrays(path, {"seen": ARRAYS_VERSION}, {"items": items})
+    >>> read_arrays(path, "seen", {"items": ("U32",)})["items"].tolist()
+    [4, 7]
+    """
+    header, start, mapped = open_file(path)
+    if metadata_of(header) != {kind: ARRAYS_VERSION}:
+        raise FormatError(
+            f"{path.name} is not what this featherbed reads as {kind!r}, version {ARRAYS_VERSION}"
+        )
+    if set(header) - {"__metadata__"} != set(wanted):
+        raise FormatError(
+            f"{path.name} must hold the arrays {' and '.join(wanted)}, and nothing else"
+        )
+    found = {}
+    for name, kinds in wanted.items():
+        stored, shape = header[name]["dtype"], header[name]["shape"]
+        if stored not in kinds or stored not in DTYPES or len(shape) != 1:
+            actual = f"{stored} {shape}"[:100]
+            raise FormatError(
+                f"{path.name}: the array {name!r} must be flat, of {' or '.join(kinds)}; "
+                f"it is {actual}"
+            )
+        found[name] = array_of(mapped, header, start, name, stored, (int(shape[0]),))
+    return found

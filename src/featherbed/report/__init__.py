@@ -1,3 +1,5 @@
 """Report pages: the only HTML of the package. Pages are single files that load nothing else."""
 
-__all__ = ["language_page", "ratings_page", "text_page"]
+from featherbed.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

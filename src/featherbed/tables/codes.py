@@ -17,6 +17,10 @@ class Codes:
 
     ``indices`` [..., s], None for all atoms; ``values`` [..., s], None for ones; ``dictionary`` [K,
     d], None if the values are the rows; ``then``: the following stages, or None.
+
+    >>> import torch
+    >>> Codes(torch.tensor([[0, 2]]), torch.tensor([[0.5, 2.0]]), torch.eye(3)).rows()
+    tensor([[0.5000, 0.0000, 2.0000]])
     """
 
     indices: Tensor | None

@@ -1,0 +1,9 @@
+from featherbed.interop.disk import DiskRows as DiskRows
+from featherbed.interop.embedding import PackedEmbedding as PackedEmbedding
+from featherbed.interop.folder import compress_folder as compress_folder
+from featherbed.interop.onnx.export import to_onnx as to_onnx
+from featherbed.interop.pretrained import load_model as load_model
+from featherbed.interop.swap import compress_model as compress_model
+from featherbed.interop.swap import restore_model as restore_model
+from featherbed.interop.tuning import measure_model as measure_model
+from featherbed.interop.tuning import tune_model as tune_model

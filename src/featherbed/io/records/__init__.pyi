@@ -1,0 +1,17 @@
+from featherbed.io.records.ratings import POLICIES as POLICIES
+from featherbed.io.records.ratings import ItemTitles as ItemTitles
+from featherbed.io.records.ratings import Ratings as Ratings
+from featherbed.io.records.ratings import RatingsReading as RatingsReading
+from featherbed.io.records.ratings import block_slices as block_slices
+from featherbed.io.records.ratings import count_ids as count_ids
+from featherbed.io.records.ratings import group_by_user as group_by_user
+from featherbed.io.records.ratings import is_constant as is_constant
+from featherbed.io.records.ratings import is_stored as is_stored
+from featherbed.io.records.ratings import make_ratings as make_ratings
+from featherbed.io.records.ratings import new_array as new_array
+from featherbed.io.records.ratings import read_movielens as read_movielens
+from featherbed.io.records.ratings import read_ratings as read_ratings
+from featherbed.io.records.ratings import read_titles as read_titles
+from featherbed.io.records.ratings import resolve_duplicates as resolve_duplicates
+from featherbed.io.records.ratings import select_rows as select_rows
+from featherbed.io.records.ratings import stream_ratings as stream_ratings
