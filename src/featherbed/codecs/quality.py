@@ -172,6 +172,8 @@ def _orthonormal(rows: Floats) -> Any:  # [n, d] -> [n, r]
 
 def nearest_rows(units: RowsOf, count: int, step: int, queries: Ids, k: int) -> Ids:  # -> [n, k]
     """Return the k nearest rows of each query by cosine, itself left out, in blocks of rows."""
+    if k < 1:  # a single row has no neighbors
+        return np.zeros((len(queries), 0), dtype=np.int64)
     query_rows = units(queries)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     ids = np.zeros((len(queries), k), dtype=np.int64)
