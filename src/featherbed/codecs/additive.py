@@ -45,7 +45,10 @@ ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers foll
 ENOUGH = 0.003  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
-PROMISING = 8  # settings whose numbers of bits are considered for these rows
+PROMISING = 16  # settings by estimate among which more bits than usual are considered
+USUAL_BITS = 8  # of additive codes
+GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
+PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
 
@@ -96,8 +99,8 @@ class LayeredCodec(Codec):
         """
         codes, stages = settings["codes"], job.stages(settings["bits"])
         stages.atoms(codes)
-        gain = min(0.6, 0.055 * (codes - 1)) * min(1.0, math.sqrt(64 / job.rank))
-        return float(stages.errors[codes] * 2 ** (block_log_error(settings) - gain))
+        gain = min(MOST_GAIN, GAIN * (codes - 1))
+        return float(stages.errors[codes]) * 2.0 ** (block_log_error(settings) - gain)
 
     def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
         """Return settings by the error that residuals of these rows and their blocks predict.
@@ -106,7 +109,12 @@ class LayeredCodec(Codec):
         """
         found: list[tuple[float, Settings]] = []
         least = math.inf
-        for bits in dict.fromkeys(settings["bits"] for settings in listed[:PROMISING]):
+        likely = dict.fromkeys(settings["bits"] for settings in listed)
+        if USUAL_BITS in likely:  # fewer bits need more stages for the same error
+            likely = dict.fromkeys(
+                (USUAL_BITS, *(s["bits"] for s in listed[:PROMISING] if s["bits"] > USUAL_BITS))
+            )
+        for bits in likely:
             since = 0
             own = sorted((s for s in listed if s["bits"] == bits), key=lambda s: s["codes"])
             for settings in own:
@@ -174,7 +182,8 @@ def block_log_error(settings: Settings) -> float:
         return 0.0
     across, bits = settings["width"] / settings["blocks"], settings["block_bits"]
     rate = bits / across
-    return float(-2 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across)
+    further = PAIRS if across < 3 else 0.0
+    return float(-2 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across + further)
 
 
 @dataclass
