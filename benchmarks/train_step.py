@@ -24,6 +24,7 @@ import featherbed as fb
 from featherbed.kernels.threads import set_threads
 
 RESULTS = Path(__file__).parent / "results"
+THREADS = sorted({1, os.cpu_count()}, reverse=True)
 BATCH, DIM, ANCHORS, SLOTS, SCAN = 65_536, 64, 256, 8, 16
 RNG = np.random.default_rng(0)
 
@@ -151,7 +152,7 @@ def step(page):
     page.line(
         f"{'threads':>8}  {'':<44}{'ms':>8}{'CPU ms':>8}{'ours is faster by':>19}{'in CPU time':>13}"
     )
-    for threads in sorted({1, os.cpu_count()}, reverse=True):
+    for threads in THREADS:
         use(threads)
         contenders = {
             "ours: slots, Yogi, lazy prox, scans": (anchors(rows), SCAN),
@@ -200,7 +201,7 @@ def limit(page, distinct):
 
 def rows(page):
     """Time for each distinct row, by the size of the table."""
-    use(os.cpu_count())
+    use(THREADS[0])
     sizes = (100_000, 1_000_000, 10_000_000)
     made = {size: (anchors(size), Zipf(size)) for size in sizes}
     spent = {size: [] for size in sizes}
@@ -356,7 +357,11 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=THREADS, help="of parts step, rows"
+    )
     given = parser.parse_args()
+    THREADS[:] = given.threads
     stored = RESULTS / "train_step.json"
     results = json.loads(stored.read_text()) if stored.exists() else {}
     versions = f"featherbed {fb.__version__}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import featherbed as fb
+import featherbed.optim.lazy.native as native
 from featherbed.optim.lazy.history import History
 
 V, K, D = 60, 6, 5
@@ -667,3 +668,34 @@ def test_a_pass_without_a_step_does_not_stop_the_next():
     for _ in range(5):
         table(torch.arange(3)).sum().backward()
     assert len(table._slots.collected) <= 1
+
+
+def test_huge_pages_change_no_value():
+    rows = torch.arange(native.LARGE).view(-1, 8)  # int64: eight times as large as needed
+    parameter = nn.Parameter(rows.float())
+    for tensor in (rows, parameter, rows[1:, :3], torch.empty(0), torch.empty(3, device="meta")):
+        native.use_huge_pages(tensor)
+    assert torch.equal(rows.flatten(), torch.arange(native.LARGE))
+    assert torch.equal(parameter.detach(), rows.float())
+
+
+def test_a_gradient_that_was_added_to_is_summed_again():
+    def train(table, twice):
+        optimizer = fb.SGD(table.parameters(), lr=1e-3)
+        for ids in (torch.tensor([1, 2, 1]), torch.tensor([2, 3])):
+            table(ids).square().sum().backward()
+            if twice:
+                table(ids.flip(0)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    ends = []
+    for slots in (K, None):  # as many slots as anchors are the plain table
+        table = fb.AnchorTable(V, D, anchors=K, slots=slots, sparse=True, dtype=torch.float64)
+        with torch.no_grad():
+            table.atoms.copy_(torch.arange(K * D).view(K, D) / 10)
+            table.transform.fill_(0.1)
+        for twice in (False, True):
+            train(table, twice)
+        ends.append(table(torch.arange(V)).detach())
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-9)
