@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.collection import Column, Layout, PackedCollection
+from featherbed.tables.division import Division, divide_budget, measure_importance
 from featherbed.tables.spec import make_table, parse_spec
 from featherbed.tables.table import Table
 
@@ -44,6 +46,8 @@ class Collection(nn.Module):
         self.tables = nn.ModuleList(tables)
         self.layout = Layout(columns, [table.num_embeddings for table in tables])
         self.dims = [tables[column.table].embedding_dim for column in columns]
+        self.on_gradient: Callable[[Tensor, Tensor], None] | None = None  # see ``importance``
+        self.report: Division | None = None  # of the budget, after ``compress``
         self.register_buffer("starts", torch.from_numpy(self.layout.starts), persistent=False)
         self.starts: Tensor
 
@@ -110,23 +114,62 @@ class Collection(nn.Module):
     @property
     def penalized(self) -> tuple[nn.Parameter, ...]:
         """Parameters of all tables whose entries an L1 penalty makes sparse."""
-        return tuple(parameter for table in self._all() for parameter in table.penalized)
+        return tuple(parameter for table in self.all_tables() for parameter in table.penalized)
 
-    def _all(self) -> list[Table]:
+    def all_tables(self) -> list[Table]:
+        """Return the tables that hold the columns."""
         return list(self.tables)  # type: ignore[arg-type]
 
     def forward(self, ids: Batch) -> Tensor:  # [B, columns] -> [B, Σ d]
         """Return the rows of all columns; ids [B, columns], or [B] by the name of the column."""
         batch = self.shifted(ids)
+        rows = self._look_up(batch)
+        if self.on_gradient is not None:
+            rows.register_hook(partial(self.on_gradient, batch))  # type: ignore[no-untyped-call]
+        return rows
+
+    def _look_up(self, batch: Tensor) -> Tensor:  # [B, columns], rows of the tables -> [B, Σ d]
+        if len(self.tables) == 1:
+            whole: Tensor = self.tables[0](batch)
+            return whole.flatten(1)
         found: list[Tensor | None] = [None] * len(self.dims)
         for table, columns in self.layout.groups:
-            whole = len(columns) == len(self.dims)
-            rows: Tensor = self.tables[table](batch if whole else batch[:, columns])
-            if whole:
-                return rows.flatten(1)
+            rows: Tensor = self.tables[table](batch[:, columns])
             for column, part in zip(columns, rows.unbind(1), strict=True):
                 found[column] = part
         return torch.cat([part for part in found if part is not None], dim=1)
+
+    def importance(
+        self, batches: Iterable[Any], loss: Callable[[Any], Tensor]
+    ) -> dict[str, Tensor]:  # name -> float64 [rows]
+        """Measure how sensitive the task is to each row, in one pass over ``batches``.
+
+        ``loss(batch)`` is the mean loss of a batch through this collection. The importance of a row
+        is the mean squared gradient of a sample's loss: changing the row by e adds about
+        ½ importance |e|² to the loss.
+        """
+        return measure_importance(self, batches, loss)
+
+    def compress(self, budget: int | str, importance: dict[str, Tensor]) -> Collection:
+        """Return a collection of graded rows (``fb.GradedTable``) in a file of at most ``budget``.
+
+        Every bit goes where it is expected to save most of the loss, by the ``importance`` of rows
+        and columns: some columns get many bits, rare rows of others none. Ids of a column are
+        sorted by falling frequency. ``report`` says what each column got and what other budgets are
+        expected to cost. Training goes on with straight-through rounding, so that the rows adapt.
+
+        >>> columns = {"site": (500, 8, "dense"), "app": (90, 8, "dense")}
+        >>> collection = Collection.from_spec(columns, generator=torch.Generator().manual_seed(0))
+        >>> ids = torch.stack([torch.arange(90), torch.arange(90)], dim=1)
+        >>> importance = collection.importance([ids], lambda ids: collection(ids)[:, :8].square().mean())
+        >>> small = collection.compress("2KB", importance)
+        >>> small.report.file <= 2000, small.report.bits["site"] > small.report.bits["app"]
+        (True, True)
+        """
+        tables, columns, report = divide_budget(self, budget, importance)
+        small = Collection(tables, columns)
+        small.report = report
+        return small
 
     def shifted(self, ids: Batch) -> Tensor:  # -> int64 [B, columns], rows of the tables
         """Return the checked ids of a batch as rows of the tables."""
@@ -176,7 +219,7 @@ class Collection(nn.Module):
             inside = counts[columns].reshape(-1)
             offsets = torch.from_numpy(np.cumsum(inside) - inside).to(ids.device)
             own = torch.cat([rows[part] for part in parts])
-            pooled = self._all()[number].bag(own, offsets, weights, mode=mode)
+            pooled = self.all_tables()[number].bag(own, offsets, weights, mode=mode)
             for place, column in enumerate(columns):
                 found[column] = pooled[place * bags : (place + 1) * bags]
         return torch.cat([part for part in found if part is not None], dim=1)
@@ -185,7 +228,7 @@ class Collection(nn.Module):
         self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
     ) -> PackedCollection:
         """Return the packed form, see ``fb.Table.pack``."""
-        tables = [table.pack(values, dictionary, layout) for table in self._all()]
+        tables = [table.pack(values, dictionary, layout) for table in self.all_tables()]
         return PackedCollection(tables, self.layout.columns)
 
     def save(self, path: str | Path) -> None:
@@ -196,7 +239,7 @@ class Collection(nn.Module):
         sizes = zip(self.layout.columns, self.dims, strict=True)
         shown = [f"{column.name} {column.rows:,} x {dim}" for column, dim in sizes]
         more = f", {len(shown) - 8} more" if len(shown) > 8 else ""
-        total = sum(table.num_embeddings for table in self._all())
+        total = sum(table.num_embeddings for table in self.all_tables())
         return f"Collection({len(shown)} columns, {total:,} rows: {', '.join(shown[:8])}{more})"
 
 
