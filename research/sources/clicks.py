@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import DataError
 from featherbed.hashing import mixed
-from featherbed.io.opening import DATA_VARIABLE
+from featherbed.io.opening import find_data
 from featherbed.packed.collection import Column
 
 # ids of the categorical columns of Criteo's Kaggle data, as facebookresearch/dlrm counts them
@@ -224,16 +223,18 @@ class ClickData:
 class ClickSource:
     """Opens generated clicks by the settings of a run, or the sample of Criteo's."""
 
-    def __init__(self, data: Path | None) -> None:
-        self.data = data
+    def __init__(self, data: str | Path | None, quick: bool = False) -> None:
+        self.data, self.quick = data, quick
         self._opened: tuple[Any, ClickData] | None = None
 
     def open(self, settings: Mapping[str, Any], seed: int) -> ClickData:
         """Return the data of a run: 80 % of the log for training, the last tenth for the test."""
-        key = (settings.get("criteo"), settings.get("rows"), settings.get("ids"), seed)
+        real = bool(settings.get("criteo")) and not self.quick
+        rows, ids = settings.get("rows", 8000), settings.get("ids", 3000)
+        key = (real, rows, ids, seed)
         if self._opened is None or self._opened[0] != key:
             self._opened = None  # two logs may not fit into memory
-            self._opened = key, self.open_criteo() if key[0] else self._generated(*key[1:])
+            self._opened = key, self.open_criteo() if real else self._generated(rows, ids, seed)
         return self._opened[1]
 
     def _generated(self, rows: int, ids: int, seed: int) -> ClickData:
@@ -242,9 +243,8 @@ class ClickSource:
 
     def open_criteo(self) -> ClickData:
         """Return the sample of Criteo's rows: train and dev for training, test."""
-        if self.data is None:
-            raise DataError(f"Criteo's sample is read from ctr-samples below ${DATA_VARIABLE}")
-        parts = [read_criteo(self.data / f"criteo_{n}.csv.gz") for n in ("train", "dev", "test")]
+        folder = find_data("ctr-samples") if self.data is None else Path(self.data) / "ctr-samples"
+        parts = [read_criteo(folder / f"criteo_{n}.csv.gz") for n in ("train", "dev", "test")]
         words = {word for part in parts for row in part[0] for word in row}
         number = {word: place for place, word in enumerate(sorted(words))}
         found = [
@@ -260,9 +260,14 @@ class ClickSource:
         return ClickData(joined, found[2])
 
 
-def open_clicks(name: str, data: Path | None, quick: bool) -> ClickSource:  # noqa: ARG001
-    """Return the source of click logs."""
-    return ClickSource(None if data is None else data / "ctr-samples")
+def open_clicks(name: str, data: str | Path | None = None, quick: bool = False) -> ClickSource:  # noqa: ARG001
+    """Return the source of click logs; ``quick``: generated ones only.
+
+    >>> settings = {"rows": 2000, "ids": 500}
+    >>> open_clicks("clicks", quick=True).open(settings, 0).train.ids.shape
+    (1600, 26)
+    """
+    return ClickSource(data, quick)
 
 
 def read_criteo(path: Path) -> tuple[list[list[str]], NDArray[np.float32], NDArray[np.float32]]:
