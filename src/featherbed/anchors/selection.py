@@ -17,8 +17,7 @@ from featherbed.anchors.given import documents_for, draw_seed, labels_for
 from featherbed.anchors.objects import ObjectAnchors
 from featherbed.anchors.random import check_scale
 from featherbed.checks import check_integer
-from featherbed.optim.penalties import GroupL1
-from featherbed.optim.yogi import Yogi
+from featherbed.optim import GroupL1, Yogi
 
 Ids = NDArray[np.int64]
 BATCH = 1024  # documents of a step

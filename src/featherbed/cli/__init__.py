@@ -65,6 +65,7 @@ app.command()(compression.compress)
 app.command()(tables.export)
 app.command()(compression.gate)
 app.command()(server.serve)
+app.command()(server.view)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The HTTP server: ``featherbed serve``."""
+"""Looking inside and serving: ``featherbed view | serve``."""
 
 from __future__ import annotations
 
@@ -62,3 +62,37 @@ def serve(
             timeout,
         )
     )
+
+
+def view(
+    file: Annotated[Path, typer.Argument(help="A packed table (.safetensors).", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="HTML page to write.")],
+    original: Annotated[
+        Path | None, typer.Option(help="The matrix before compression, to compare neighbors.")
+    ] = None,
+    columns: Annotated[
+        Path | None,
+        typer.Option(help="A .csv, .tsv or .npz file with columns to color by, one entry per row."),
+    ] = None,
+) -> None:
+    """Write a page to explore a packed table: one HTML file that needs no network."""
+    require("viewing", {"view": ("plotly",), "serve": ("orjson",)})
+    from featherbed.packed.file import load
+    from featherbed.packed.writing import replacing
+    from featherbed.server.explore import offline_page, read_columns
+
+    matrix = None
+    if original is not None:
+        from featherbed.io.vectors import read_matrix
+
+        found = read_matrix(original).matrix
+        matrix = found[0 : len(found)]
+    shown = offline_page(
+        file.stem,
+        load(file),
+        columns=None if columns is None else read_columns(columns),
+        original=matrix,
+    )
+    with replacing(out) as descriptor, os.fdopen(os.dup(descriptor), "wb") as page:
+        page.write(shown.encode())
+    typer.echo(f"{out}: {out.stat().st_size:,} bytes, open it in a browser")

@@ -23,9 +23,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from featherbed.errors import FeatherbedError, FormatError, IdError, UnknownKeyError
+from featherbed.errors import FeatherbedError, FormatError, IdError, MissingExtra, UnknownKeyError
 from featherbed.server.catalog import Catalog, ServedModel
 from featherbed.server.descriptions import ENDPOINTS
+from featherbed.server.explore import describe_row, online_page, plotly_script
 from featherbed.server.guard import Guard, RequestMetrics, error_body
 from featherbed.server.requests import Limits, RequestBody, RequestError
 from featherbed.version import __version__
@@ -55,7 +56,7 @@ def create_app(
     >>> path = getfixture("tmp_path") / "items.safetensors"
     >>> _ = fb.save(fb.DenseTable(5, 4), path)
     >>> sorted(create_app(Catalog([str(path)])).openapi()["paths"])[:3]
-    ['/health', '/metrics', '/ready']
+    ['/', '/health', '/metrics']
     """
     limits, metrics = limits or Limits(), RequestMetrics()
 
@@ -82,6 +83,11 @@ def create_app(
         ("GET", "/metrics", "prometheus"),
         ("GET", "/tables", "tables"),
         ("POST", "/v1/embeddings", "embeddings"),
+        ("GET", "/", "page"),
+        ("GET", "/static/plotly.js", "plotly"),
+        ("GET", "/{name}/points", "points"),
+        ("POST", "/{name}/inspect", "inspect"),
+        ("POST", "/{name}/explain", "explain"),
         ("POST", "/{name}/rows", "rows"),
         ("POST", "/{name}/search", "search"),
         ("POST", "/{name}/recommend", "recommend"),
@@ -230,6 +236,49 @@ class Endpoints:
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return as_json({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+    async def page(self) -> Response:
+        """Return the page to explore what is served."""
+        return Response(online_page(), media_type="text/html")
+
+    async def plotly(self) -> Response:
+        """Return plotly's library, which the page draws with."""
+        try:
+            script = await in_thread(plotly_script)
+        except MissingExtra as error:
+            raise RequestError(404, str(error)) from None
+        headers = {"cache-control": "public, max-age=86400"}
+        return Response(script, headers=headers, media_type="text/javascript")
+
+    async def points(self, name: str) -> Response:
+        """Return the projection of rows that the page draws, computed once."""
+        model = self._model(name)
+        return Response(await in_thread(lambda: model.points), media_type="application/json")
+
+    async def inspect(self, name: str, request: Request) -> Response:
+        """Return key, codes, atoms with weights, bits and nearest rows of one row."""
+        table = self._model(name).table
+        body = await RequestBody.read(request, ("id", "key"), self.limits)
+        id_ = (
+            body.integer("id", 0, 0, table.rows - 1)
+            if body.one_of("id", "key") == "id"
+            else int(table.ids_of(body.string("key")))
+        )
+        return as_json(await in_thread(lambda: describe_row(table, id_)))
+
+    async def explain(self, name: str, request: Request) -> Response:
+        """Return the classes of a text and what each word adds to the first of them."""
+        classifier = self._model(name, "classifier").model
+        body = await RequestBody.read(request, ("text",), self.limits)
+        text = body.string("text")
+
+        def explained() -> dict[str, Any]:
+            classes = [entry._asdict() for entry in classifier.classify(text)]
+            effects = classifier.word_effects(text)
+            words = [{"word": word, "effect": effect} for word, effect in effects]
+            return {"classes": classes, "words": words}
+
+        return as_json(await in_thread(explained))
 
     def _texts(self, body: RequestBody) -> list[str]:
         if body.one_of("text", "texts") == "text":

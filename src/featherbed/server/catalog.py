@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from featherbed.apps.classifier.serve import Classifier
 from featherbed.apps.language.serve import LanguageModel
@@ -16,6 +18,7 @@ from featherbed.apps.recommender.serve import Recommender
 from featherbed.errors import ArgumentError, FeatherbedError, FormatError, MissingFileError
 from featherbed.io.texts import tokenize
 from featherbed.packed import PackedTable, load
+from featherbed.server.explore import explore_data
 
 RESERVED = frozenset(
     {"tables", "health", "ready", "metrics", "v1", "openapi.json", "page", "static"}
@@ -69,6 +72,11 @@ class ServedModel:
             "bytes": table.nbytes,
             "keys": table.keys is not None,
         }
+
+    @cached_property
+    def points(self) -> bytes:
+        """The data of the page as JSON, computed when it is first asked for."""
+        return orjson.dumps(explore_data(self.table))
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of the known words of a text, in order."""

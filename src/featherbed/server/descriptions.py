@@ -62,6 +62,22 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "ready": endpoint("Everything is opened.", {}, {"status": TEXT, "tables": list_of(TEXT)}),
     "prometheus": endpoint("Metrics of this worker in Prometheus' text format.", {}, {}),
     "tables": endpoint("Name, kind, shape and bytes.", {}, {"tables": list_of(TABLE)}),
+    "page": endpoint("The page to explore what is served.", {}, {}),
+    "plotly": endpoint("The library that the page draws with.", {}, {}),
+    "points": endpoint("Places and columns of the points of the page.", {}, {}),
+    "inspect": endpoint(
+        "Key, codes, atoms with weights, bits and nearest rows of one row.",
+        {"id": INTEGER, "key": TEXT},
+        {"id": INTEGER, "key": TEXT, "codes": list_of(INTEGER), "bits": NUMBER},
+    ),
+    "explain": endpoint(
+        "Classes of a text, and what each word adds to the first of them.",
+        {"text": TEXT},
+        {
+            "classes": list_of(CLASS),
+            "words": list_of({"type": "object", "properties": {"word": TEXT, "effect": NUMBER}}),
+        },
+    ),
     "rows": endpoint(
         "Rows by ids or keys; .npy bytes with 'Accept: application/x-npy'.",
         {"ids": list_of(INTEGER), "keys": list_of(TEXT)},

@@ -1,4 +1,4 @@
-"""Objects with similar vectors, by faiss."""
+"""Pairs of objects that have a value in common, and of objects with similar vectors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,85 @@ from numpy.typing import NDArray
 
 from featherbed.checks import check_choice
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.graphs.checks import as_array
+from featherbed.graphs.checks import as_array, object_ids
 from featherbed.graphs.lists import Ids
 
+MOST_PAIRS = 1 << 27  # sixteen bytes each while lists are made: 2 GB
 EXACT = 1 << 16  # objects up to which every vector is compared with every other
 PROBES = 32  # of 4 √V cells, how many are searched above that
 NUMBERS = 1 << 22  # of a block of vectors and of what is found for them
 METRICS = ("cosine", "l2")
 Floats = NDArray[np.float32]
+
+
+def sharing_pairs(
+    objects: int,
+    attributes: Any,
+    largest: int | None,
+    most: int | None,
+    generator: np.random.Generator,
+) -> tuple[Iterator[tuple[Ids, Ids]], int]:
+    """Return pairs of objects that share a value, in pieces, and how many pairs at most.
+
+    The holders of a value stand in a circle, in random order, and each is paired with the next, the
+    next but one and so on, half around: all pairs. With ``most`` no further than gives each that
+    many.
+    """
+    ids, values = _cells(objects, attributes)
+    sizes = np.bincount(values)
+    if largest is not None:
+        few = sizes[values] <= largest
+        ids, values = ids[few], values[few]
+        sizes = np.bincount(values, minlength=len(sizes))
+    reach = sizes // 2 if most is None else np.minimum(sizes // 2, -(-most // 2))
+    pairs = int((sizes * reach).sum())
+    if pairs > MOST_PAIRS:
+        raise ArgumentError(
+            f"the values relate {pairs:,} pairs (one is shared by {sizes.max():,} objects), "
+            f"{MOST_PAIRS:,} are the most: give largest= to leave common values out, or a smaller "
+            "most= to keep some neighbours of each object"
+        )
+    order = np.lexsort((generator.permutation(len(ids)), values))
+    ids, values = ids[order], values[order]
+
+    def pieces() -> Iterator[tuple[Ids, Ids]]:
+        at, first = np.arange(len(ids)), np.cumsum(sizes) - sizes
+        for step in range(1, int(reach.max(initial=0)) + 1):
+            at = at[reach[values[at]] >= step]
+            start = first[values[at]]
+            yield ids[at], ids[start + (at - start + step) % sizes[values[at]]]
+
+    return pieces(), pairs
+
+
+def _cells(objects: int, attributes: Any) -> tuple[Ids, Ids]:
+    """Return which object has which value, values as numbers, each (object, value) once."""
+    if isinstance(attributes, tuple):
+        if len(attributes) != 2:
+            raise ArgumentError(
+                f"a tuple of {len(attributes)} attributes: give (ids [n], values [n]), or a list "
+                "of values"
+            )
+        ids, attributes = object_ids("ids", attributes[0], objects), attributes[1]
+    else:
+        ids = np.arange(objects)
+    values = np.asarray(attributes, dtype=object)
+    if ids.ndim != 1 or values.shape != ids.shape:
+        raise ArgumentError(
+            f"attributes have shape {values.shape}, the ids of their objects {ids.shape}: give one "
+            f"value for each of the {objects} objects, or a tuple (ids [n], values [n])"
+        )
+    # NaN != NaN
+    there = np.array([value is not None and value == value for value in values], dtype=bool)
+    ids, values, numbers = ids[there], values[there], dict[Any, int]()
+    try:
+        columns = [numbers.setdefault(value, len(numbers)) for value in values]
+    except TypeError as error:
+        raise ArgumentError(
+            f"attributes are texts, numbers or other values that can be looked up: {error}"
+        ) from None
+    cells = np.unique(ids * max(len(numbers), 1) + np.array(columns, dtype=np.int64))
+    return np.divmod(cells, max(len(numbers), 1))
 
 
 def nearest_arcs(vectors: Any, k: int, metric: str) -> Iterator[tuple[Ids, Ids, Floats]]:
@@ -40,9 +111,7 @@ def nearest_arcs(vectors: Any, k: int, metric: str) -> Iterator[tuple[Ids, Ids, 
     for own, block in rows.blocks():
         far, found = index.search(block, k + 1)
         other = (found != own[:, None]) & (found >= 0)  # -1: the cells searched held no more
-        other &= (
-            other.cumsum(axis=1) <= k
-        )  # of vectors that are alike the own one may not be among the first
+        other &= other.cumsum(axis=1) <= k  # the own one may be missing among equal vectors
         yield own[np.nonzero(other)[0]], found[other], far[other]
 
 
@@ -68,8 +137,7 @@ class Rows:
             if self.cosine and not block.any(axis=1).all():
                 raise ArgumentError(
                     f"vector {own[(~block.any(axis=1)).argmax()]} is zero and has no angle to "
-                    "others: leave such objects out, "
-                    "or use metric='l2'"
+                    "others: leave such objects out, or use metric='l2'"
                 )
             top = max(top, float(np.abs(block).max()))
         self.top = top or 1.0
@@ -77,9 +145,8 @@ class Rows:
             total += (vectors[own[0] : own[-1] + 1].astype(np.float64) / self.top).sum(axis=0)
         self.mean = total / self.count
 
-    def _ids(self) -> Iterator[Ids]:
-        for start in range(0, self.count, self.step):
-            yield np.arange(start, min(start + self.step, self.count))
+    def _ids(self) -> list[Ids]:
+        return np.split(np.arange(self.count), range(self.step, self.count, self.step))
 
     def ready(self, ids: Ids) -> Floats:  # [n] -> [n, d]
         """Return vectors in their prepared form."""
@@ -118,8 +185,7 @@ def nearest_first(objects: int, arcs: Iterator[tuple[Ids, Ids, Floats]]) -> tupl
     first, second, far = (np.concatenate(part) for part in zip(*arcs, strict=True))
     low, high = np.minimum(first, second), np.maximum(first, second)
     order = np.lexsort((high, low, far))
-    _, once = np.unique(
-        (low * objects + high)[order], return_index=True
-    )  # the first of each pair: its shorter distance
+    # the first of each pair: its shorter distance
+    _, once = np.unique((low * objects + high)[order], return_index=True)
     order = order[np.sort(once)]
     return low[order], high[order]
