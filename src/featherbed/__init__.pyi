@@ -68,7 +68,9 @@ from featherbed.packed.collection import PackedCollection as PackedCollection
 from featherbed.packed.file import check as check
 from featherbed.packed.file import load as load
 from featherbed.packed.file import save as save
+from featherbed.packed.keys import Keys as Keys
 from featherbed.packed.table import PackedTable as PackedTable
+from featherbed.packed.vocabulary import Vocabulary as Vocabulary
 from featherbed.sharing import SSE as SSE
 from featherbed.sharing import share as share
 from featherbed.tables import *

@@ -21,7 +21,7 @@ from featherbed.codecs.target import Target
 from featherbed.codecs.trial import Trial, prepare_job
 from featherbed.errors import ArgumentError, DataError
 from featherbed.extras import COMPRESSING, require
-from featherbed.packed.keys import Keys
+from featherbed.packed.keys import Keys, keys_for
 from featherbed.packed.table import PackedTable
 
 
@@ -82,7 +82,7 @@ def compress(
     padding_idx = own_padding if padding_idx is None else padding_idx
     rows = WeightedRows(matrix, weights)
     target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4, measure)
-    key_index = None if keys is None else Keys.of(keys)
+    key_index = None if keys is None else keys_for(rows.count, keys)
     files = [Path(path) for path in words]
     _check_details(rows, key_index, padding_idx, files)
     codec = None if method == "auto" else codec_of(method)
@@ -105,8 +105,6 @@ def _check_details(
     rows: WeightedRows, keys: Keys | None, padding_idx: int | None, files: list[Path]
 ) -> None:
     """Check keys, the padding id and word files against the matrix."""
-    if keys is not None and len(keys) != rows.count:
-        raise ArgumentError(f"{len(keys)} keys were given for {rows.count} rows: give one for each")
     if padding_idx is not None and not 0 <= padding_idx < rows.count:
         raise ArgumentError(f"padding_idx={padding_idx}: rows go from 0 to {rows.count - 1}")
     if files and keys is None:

@@ -107,7 +107,7 @@ def _word_scores(
     """Return the scores of word files before and after compression."""
     if not files or table.keys is None:
         return None
-    keys = [table.keys[i] for i in range(table.rows)]
+    keys = list(table.keys)
     pairs = zip(
         score_words(rows.take, keys, files), score_words(reconstruct, keys, files), strict=True
     )

@@ -46,6 +46,8 @@ from featherbed.packed.file import save as save
 from featherbed.packed.file import to_bytes as to_bytes
 from featherbed.packed.graded import Graded as Graded
 from featherbed.packed.graded import graded_scales as graded_scales
+from featherbed.packed.hashed_keys import HashedKeys as HashedKeys
+from featherbed.packed.keys import FORMS as FORMS
 from featherbed.packed.keys import IntegerKeys as IntegerKeys
 from featherbed.packed.keys import Keys as Keys
 from featherbed.packed.keys import TextKeys as TextKeys

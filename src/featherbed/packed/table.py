@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.errors import FormatError, IdError, UnknownKeyError
+from featherbed.errors import ArgumentError, FormatError, IdError, UnknownKeyError
 from featherbed.packed import bag, code_search, search
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Ids
@@ -48,6 +48,7 @@ class PackedTable:
         self.made_by = made_by or {}
         self.report: Any = None  # of the compression that made the table; not stored
         self._norms: Floats | None = None
+        self._mean: Floats | None = None
         self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
 
     def replace(self, **changes: Any) -> PackedTable:
@@ -89,17 +90,79 @@ class PackedTable:
     def _as_ids(self, ids: Any) -> Ids:
         return np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
 
-    def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
-        """Return the id of a key, or the ids of several."""
+    def _index(self, keys: Any) -> Keys:
         if self.keys is None:
             raise UnknownKeyError(
-                f"{keys!r}: this table was saved without keys; "
+                f"{str(keys)[:80]!r}: this table was saved without keys; "
                 f"look rows up by id, 0 to {self.rows - 1}"
             )
+        return self.keys
+
+    def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
+        """Return the id of a key, or the ids of several; unknown keys are an UnknownKeyError."""
+        index = self._index(keys)
         if isinstance(keys, str):
-            return int(self.keys.find([keys])[0])
+            id_ = index.id_of(keys)
+            return id_ if id_ >= 0 else int(index.find([keys])[0])
         array = np.asarray(keys, dtype=object)
-        return self.keys.find(array.reshape(-1).tolist()).reshape(array.shape)
+        return index.find(array.reshape(-1).tolist()).reshape(array.shape)
+
+    def ids(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
+        """Return the id of a key, or the ids of several, -1 for unknown keys.
+
+        In a table with shared rows no key is unknown: all others have one of these.
+        """
+        index = self._index(keys)
+        if isinstance(keys, str):
+            return index.id_of(keys)
+        array = np.asarray(keys, dtype=object)
+        return index.ids(array.reshape(-1).tolist()).reshape(array.shape)
+
+    def get(
+        self,
+        keys: str | Sequence[str] | NDArray[np.str_],
+        default: str | ArrayLike = "zeros",
+    ) -> Floats:
+        """Return the rows [..., d] of keys, and ``default`` for unknown ones.
+
+        Args:
+            default: "zeros", "mean" (of all rows) or a row [d].
+
+        >>> import torch, featherbed as fb
+        >>> packed = fb.DenseTable.from_dense(torch.eye(2)).pack()
+        >>> packed = packed.replace(keys=fb.Keys.of(["tea", "rum"]))
+        >>> packed.get(["rum", "ale"]).tolist(), packed.get("ale", default="mean").tolist()
+        ([[0.0, 1.0], [0.0, 0.0]], [0.5, 0.5])
+        """
+        ids = np.asarray(self.ids(keys))
+        unknown = ids < 0
+        if not unknown.any():
+            return self[ids]
+        row = self._default_row(default)
+        rows = self[np.where(unknown, 0, ids)]
+        rows[unknown] = row
+        return rows
+
+    def _default_row(self, default: str | ArrayLike) -> Floats:  # [d]
+        if isinstance(default, str) and default == "zeros":
+            return np.zeros(self.dim, dtype=np.float32)
+        if isinstance(default, str) and default == "mean":
+            if self._mean is None:
+                steps = range(0, self.rows, self._chunk)
+                blocks = (self.block(at, min(at + self._chunk, self.rows)) for at in steps)
+                total = sum(block.sum(0, dtype=np.float64) for block in blocks)
+                self._mean = np.asarray(total / self.rows, dtype=np.float32)
+            return self._mean
+        row = None if isinstance(default, str) else np.asarray(default)
+        if row is None or row.shape != (self.dim,) or row.dtype.kind not in "fiu":
+            raise ArgumentError(
+                f'default={str(default)[:60]!r}: use "zeros", "mean" or a row of {self.dim} numbers'
+            )
+        return row.astype(np.float32)
+
+    def name_of(self, id_: int) -> str | None:
+        """Return the key of a row; None if the file has none, or no text of it."""
+        return None if self.keys is None else self.keys.name(id_)
 
     def block(self, start: int, stop: int) -> Floats:
         """Return rows start to stop - 1."""
