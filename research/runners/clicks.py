@@ -179,7 +179,8 @@ def run_clicks(settings: Mapping[str, Any], seed: int, source: Any, run: Run) ->
     model.tables.pack(**how).save(path)
     packed = fb.PackedCollection.load(path)
     measures = evaluate(model, packed.__getitem__, data.test)
-    measures |= {"file": float(path.stat().st_size), "budget": float(budget)}
+    size = path.stat().st_size
+    measures |= {"bytes": float(size), "ratio": 4 * DIM * sum(data.sizes) / size}
     details = {} if report is None else {"bits": report.bits, "curve": report.curve}
     return Outcome(measures, [], details)
 
