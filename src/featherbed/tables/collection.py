@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.collection import Column, Layout, PackedCollection
+from featherbed.packed.keys import Keys
+from featherbed.packed.vocabulary import Vocabulary
 from featherbed.tables.division import Division, divide_budget, measure_importance
 from featherbed.tables.spec import make_table, parse_spec
 from featherbed.tables.table import Table
 
 Batch = Tensor | Mapping[str, Tensor]
-Spec = tuple[int, int, str] | str
+Spec = tuple[int | Vocabulary, int, str] | str
 
 
 class Collection(nn.Module):
@@ -55,6 +58,8 @@ class Collection(nn.Module):
     def from_spec(cls, columns: Mapping[str, Spec], *, fuse: bool = True, **settings: Any) -> Self:
         """Create a collection from {name: (rows, dim, spec)}, or the name of a column to share.
 
+        In the place of rows an ``fb.Vocabulary`` may stand: the column then has its keys.
+
         Args:
             fuse: one table for all columns of the same dim and spec, where its rows are alike
                 (``Table.rows_alike``); False: a table for each column.
@@ -66,12 +71,15 @@ class Collection(nn.Module):
         if not isinstance(columns, Mapping) or not columns:
             raise ArgumentError(f"columns={columns!r}: give {{name: (rows, dim, spec), ...}}")
         groups: dict[Any, list[tuple[str, int]]] = {}  # (dim, spec) -> its columns
+        vocabularies: dict[str, Vocabulary] = {}
         for name, given in columns.items():
             if isinstance(given, str):
                 continue
             if not isinstance(given, tuple | list) or len(given) != 3:
                 raise ArgumentError(f"column {name!r}: give (rows, dim, spec), not {given!r}")
             rows, dim, spec = given
+            if isinstance(rows, Vocabulary):
+                vocabularies[name], rows = rows, len(rows)
             alike = parse_spec(spec)[0].rows_alike and fuse
             key = (check_integer("dim", dim), spec, None if alike else name)
             groups.setdefault(key, []).append((name, check_integer("rows", rows)))
@@ -79,7 +87,7 @@ class Collection(nn.Module):
         for (dim, spec, _), members in groups.items():
             start = 0
             for name, rows in members:
-                places[name] = Column(name, len(tables), start, rows)
+                places[name] = Column(name, len(tables), start, rows, vocabularies.get(name))
                 start += rows
             tables.append(make_table(spec, start, dim, **settings))
         for name, given in columns.items():
@@ -87,7 +95,7 @@ class Collection(nn.Module):
                 if given not in places or given == name:
                     raise ArgumentError(f"column {name!r} shares {given!r}, which has no table")
                 like = places[given]
-                places[name] = Column(name, like.table, like.start, like.rows)
+                places[name] = replace(like, name=name)
         return cls(tables, [places[name] for name in columns])
 
     @classmethod
@@ -183,6 +191,19 @@ class Collection(nn.Module):
         checked: Tensor = column_ids(ids, counts, "\n".join(self.names))
         return checked + self.starts
 
+    def ids(self, keys: Mapping[str, Any]) -> Tensor:  # -> int64 [B, columns]
+        """Return the ids of a batch of keys, [B] by the name of the column.
+
+        Unseen keys have one of the shared rows of the column's vocabulary.
+
+        >>> import featherbed as fb
+        >>> sites = fb.Vocabulary(["a.org", "b.com"], shared=2)
+        >>> collection = Collection.from_spec({"site": (sites, 4, "dense"), "hour": (24, 4, "dense")})
+        >>> collection.ids({"site": ["b.com", "new.net"], "hour": [7, 23]}).tolist()
+        [[1, 7], [3, 23]]
+        """
+        return torch.from_numpy(self.layout.batch(keys))
+
     def rows(self, name: str, ids: Tensor) -> Tensor:  # [...] -> [..., d]
         """Return the rows of ids of one column."""
         column = self.layout.columns[self.layout.number(name)]
@@ -225,15 +246,26 @@ class Collection(nn.Module):
         return torch.cat([part for part in found if part is not None], dim=1)
 
     def pack(
-        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+        self,
+        values: str = "float32",
+        dictionary: str = "float32",
+        layout: str = "auto",
+        keys: str = "plain",
     ) -> PackedCollection:
-        """Return the packed form, see ``fb.Table.pack``."""
+        """Return the packed form, see ``fb.Table.pack``; ``keys`` is the form of stored keys."""
         tables = [table.pack(values, dictionary, layout) for table in self.all_tables()]
-        return PackedCollection(tables, self.layout.columns)
+        columns = [
+            replace(column, keys=None if column.keys is None else Keys.of(column.keys, keys))
+            for column in self.layout.columns
+        ]
+        return PackedCollection(tables, columns)
 
-    def save(self, path: str | Path) -> None:
-        """Write all tables to one file, atomically; ``fb.PackedCollection.load`` opens it."""
-        self.pack().save(path)
+    def save(self, path: str | Path, keys: str = "plain") -> None:
+        """Write tables and vocabularies to one file, atomically (``fb.PackedCollection.load``).
+
+        ``keys``: the form of stored keys, plain, text, hashed or integer (see ``fb.save``).
+        """
+        self.pack(keys=keys).save(path)
 
     def __repr__(self) -> str:
         sizes = zip(self.layout.columns, self.dims, strict=True)

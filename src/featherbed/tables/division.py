@@ -197,7 +197,7 @@ def _places(collection: Collection, groups: Sequence[Group]) -> list[Column]:
             places[column.table, column.start] = table, start
             start += column.rows
     return [
-        Column(column.name, *places[column.table, column.start], column.rows)
+        Column(column.name, *places[column.table, column.start], column.rows, column.keys)
         for column in collection.layout.columns
     ]
 
