@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,11 @@ class PackedCollection:
     """
 
     def __init__(self, tables: Sequence[PackedTable], columns: Sequence[Column]) -> None:
-        self.tables, self.columns = list(tables), list(columns)
+        self.tables = list(tables)
+        self.columns = [
+            replace(c, keys=Keys.of(c.keys)) if isinstance(c.keys, Vocabulary) else c
+            for c in columns
+        ]
         self.layout = Layout(self.columns, [table.rows for table in self.tables])
         self.dims = [self.tables[column.table].dim for column in self.columns]
 

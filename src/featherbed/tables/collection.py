@@ -161,6 +161,8 @@ class Collection(nn.Module):
     def compress(self, budget: int | str, importance: dict[str, Tensor]) -> Collection:
         """Return a collection of graded rows (``fb.GradedTable``) in a file of at most ``budget``.
 
+        The bytes are those of rows and header; the keys of vocabularies are counted apart.
+
         Every bit goes where it is expected to save most of the loss, by the ``importance`` of rows
         and columns: some columns get many bits, rare rows of others none. Ids of a column are
         sorted by falling frequency. ``report`` says what each column got and what other budgets are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,11 +126,12 @@ def divide_budget(
         for group in groups
     ]
     columns = _places(collection, groups)
+    unnamed = [replace(column, keys=None) for column in columns]  # keys are counted apart
     left, best = 8 * most, None
     for _ in range(ROUNDS):
         widths = allocate_bits(costs, cells, max(0, left), scale_bits=32)
         _set_bits(tables, groups, widths)
-        packed = PackedCollection([table.pack() for table in tables], columns)
+        packed = PackedCollection([table.pack() for table in tables], unnamed)
         file = len(header_for(packed.metadata(), packed.arrays)) + packed.nbytes
         if file <= most and (best is None or file > best[0]):
             best = file, widths
