@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -352,3 +353,123 @@ def test_several_workers(folder):
     with started(folder / "words.safetensors", options=["--workers", "2"]) as (client, _):
         for _ in range(20):
             assert client.post("/words/rows", json={"ids": [3]}).status_code == 200
+
+
+def test_the_client_example(client, capsys):
+    import runpy
+
+    example = runpy.run_path("examples/http_client.py")
+    example["main"](str(client.base_url), "words", "w3", "w4")
+    shown = capsys.readouterr().out
+    assert "2 rows of 8 numbers" in shown
+    assert "w3 is near" in shown
+
+
+def test_rows_are_inspected(client, folder):
+    words = fb.load(folder / "words.safetensors")
+    row = client.post("/words/inspect", json={"key": "w7"}).json()
+    ids, _ = words.search(words["w7"], 9, metric="cosine")
+    assert [other["id"] for other in row["neighbors"]] == [i for i in ids.tolist() if i != 7][:8]
+    assert row["key"] == "w7"
+    codes = client.post("/items/inspect", json={"id": 11}).json()["codes"]
+    assert codes == fb.load(folder / "items.safetensors").codes_of([11])[0].tolist()
+
+
+def test_words_that_move_a_class(client):
+    found = client.post("/news/explain", json={"text": "goal bank"}).json()
+    whole = found["classes"][0]
+    for word, other in (("goal", "bank"), ("bank", "goal")):
+        alone = client.post("/news/classify", json={"text": other}).json()["classes"]
+        left = next(entry["probability"] for entry in alone if entry["label"] == whole["label"])
+        effect = next(entry["effect"] for entry in found["words"] if entry["word"] == word)
+        assert effect == pytest.approx(whole["probability"] - left, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        options = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--use-gl=swiftshader",
+            "--ignore-gpu-blocklist",
+        ]
+        browser = playwright.chromium.launch(executable_path=chromium, args=options)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser, url, **settings):
+    page, errors = browser.new_page(**settings), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    page.goto(url)
+    page.wait_for_selector("body[data-ready]", timeout=60_000)
+    yield page
+    assert not errors
+    page.close()
+
+
+def test_the_page_is_explored(client, browser):
+    with opened(browser, str(client.base_url)) as page:
+        page.fill("#find", "w7")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelector('#detail h2')?.textContent === 'w7'")
+        nearest = client.post("/words/inspect", json={"key": "w7"}).json()["neighbors"][0]["key"]
+        page.click(f"#detail button:text-is('{nearest}')")
+        page.wait_for_function(f"document.querySelector('#detail h2').textContent === '{nearest}'")
+        box = page.locator("#plot .nsewdrag").first.bounding_box()
+        point = page.evaluate(
+            "() => { const f = document.querySelector('#plot')._fullLayout, d = data;"
+            " const x = floats(d.x), y = floats(d.y);"
+            " return [f.xaxis.l2p(x[5]), f.yaxis.l2p(y[5])]; }"
+        )
+        page.mouse.move(box["x"] + point[0], box["y"] + point[1])
+        page.wait_for_timeout(300)
+        page.mouse.click(box["x"] + point[0], box["y"] + point[1])
+        page.wait_for_function(f"document.querySelector('#detail h2').textContent !== '{nearest}'")
+        page.select_option("#table", "films")
+        page.wait_for_selector("body[data-ready=films]")
+        page.fill("#recommend", "ann")
+        page.click("#ask button")
+        page.wait_for_selector("#recommend-answer li")
+        assert "Film" in page.inner_text("#recommend-answer")
+        page.select_option("#table", "news")
+        page.wait_for_selector("body[data-ready=news]")
+        page.fill("#classify", "goal bank")
+        page.click("#ask button")
+        page.wait_for_selector("#classify-answer .word")
+        assert "%" in page.inner_text("#classify-answer")
+
+
+def test_the_offline_page(folder, tmp_path, browser):
+    out = tmp_path / "page.html"
+    rows = fb.load(folder / "items.safetensors")[:]
+    np.save(tmp_path / "before.npy", rows + 0.1)
+    (tmp_path / "columns.csv").write_text(
+        "genre,sold\n" + "".join(f"g{i % 3},{i}\n" for i in range(5_000))
+    )
+    options = {"--out": out, "--original": tmp_path / "before.npy"}
+    options["--columns"] = tmp_path / "columns.csv"
+    words = [str(word) for option in options.items() for word in option]
+    done = subprocess.run(
+        [sys.executable, "-m", "featherbed.cli", "view", str(folder / "items.safetensors"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "http" not in done.stdout
+    phone = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
+    with opened(browser, out.as_uri(), **phone) as page:
+        assert {"genre", "sold", "first code"} <= set(page.inner_text("#color").split("\n"))
+        page.fill("#find", "17")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelector('#detail h2')?.textContent === 'row 17'")
+        assert "Before compression" in page.inner_text("#detail")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390

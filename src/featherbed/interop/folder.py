@@ -19,11 +19,11 @@ from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.codecs.compress import compress
 from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError
+from featherbed.files import remove_stale, temporary_folder
 from featherbed.interop.pretrained import METHOD, model_class, read_config
 from featherbed.interop.swap import CompressedWeight, SharedWeight, find_weights, padding_of
 from featherbed.io.vectors import read_safetensors, safetensors_header
 from featherbed.packed.file import to_bytes
-from featherbed.packed.writing import remove_stale, temporary_folder
 
 BLOCK = 1 << 24  # bytes copied at once
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.packed import bits
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 from featherbed.packed.keys import (
     Arrays,
     IntegerKeys,
@@ -35,6 +35,7 @@ MOST_PREFIX = 255  # bytes a key takes over from the one before it
 DICTIONARY = 1 << 15  # bytes that deflate can look back
 CACHED = 512  # blocks kept in memory
 END = b"\xff"  # no byte of UTF-8
+STRIDE = 16  # keys between two that are kept in memory
 STEP = 1 << 18
 
 
@@ -62,7 +63,7 @@ class FrontCodedKeys(Keys):
     ) -> None:
         self.count, self.heads, self.text, self.ends = count, heads, text, ends
         self.dictionary, self.order, self.blocks = dictionary, order, blocks
-        self._inflated: dict[int, list[bytes]] = {}
+        self._inflated: dict[int, dict[bytes, int]] = {}
 
     @classmethod
     def build(cls, keys: Iterable[str]) -> FrontCodedKeys:
@@ -132,13 +133,13 @@ class FrontCodedKeys(Keys):
     def __getitem__(self, id_: int) -> str:
         at, block = range(self.count)[int(id_)], 0
         if self.order is None or self.blocks is None:
-            return decode_key(self._block(at // BLOCK)[at % BLOCK], id_)
+            return decode_key(self._inflate(at // BLOCK)[at % BLOCK], id_)
         width = bits.width(len(self.ends))
         block = int(bits.unpack(self.blocks, np.array([at * width]), width)[0])
         if block < len(self.ends):
             own = np.flatnonzero(self._rows_of(block) == at)
             if len(own):
-                return decode_key(self._block(block)[int(own[0])], id_)
+                return decode_key(self._inflate(block)[int(own[0])], id_)
         raise FormatError(f"block {block} does not hold the key of row {id_}")
 
     def __iter__(self) -> Iterator[str]:
@@ -154,17 +155,21 @@ class FrontCodedKeys(Keys):
         return places if self.order is None else read_order(self.order, places, self.count)
 
     @cached_property
+    def _dictionary(self) -> bytes:
+        return self.dictionary.tobytes()
+
+    @cached_property
     def _heads(self) -> list[bytes]:
         count = 1 + int(np.count_nonzero(self.heads == END[0]))
         if count != len(self.ends):
             raise FormatError(f"there are {count} first keys for {len(self.ends)} blocks")
         return self.heads.tobytes().split(END)
 
-    def _block(self, block: int) -> list[bytes]:
-        """Return the keys of a block, which stay in memory."""
+    def _block(self, block: int) -> dict[bytes, int]:
+        """Return the keys of a block and their places in rising order, which stay in memory."""
         found = self._inflated.get(block)
         if found is None:
-            found = self._inflate(block)
+            found = {key: place for place, key in enumerate(self._inflate(block), block * BLOCK)}
             if len(self._inflated) >= CACHED:
                 self._inflated = {}
             self._inflated[block] = found
@@ -175,7 +180,7 @@ class FrontCodedKeys(Keys):
         start, end = int(self.ends[block - 1]) if block else 0, int(self.ends[block])
         count = min(BLOCK, self.count - block * BLOCK)
         most = count * (MOST_BYTES + 2)
-        inflater = zlib.decompressobj(-15, zdict=self.dictionary.tobytes())
+        inflater = zlib.decompressobj(-15, zdict=self._dictionary)
         try:
             data = inflater.decompress(self.text[start:end].tobytes(), most)
         except zlib.error as error:
@@ -190,14 +195,23 @@ class FrontCodedKeys(Keys):
 
     def search_one(self, key: bytes) -> int:
         """Return the id of a key given in UTF-8, or -1."""
+        place = self._place(key)
+        if place < 0 or self.order is None:
+            return place
+        return read_row(self.order, place, self.count)
+
+    def search(self, keys: list[bytes]) -> Ids:  # [n] -> [n]
+        """Return the ids of keys given in UTF-8, -1 for those without a row of their own."""
+        found = np.fromiter(map(self._place, keys), dtype=np.int64, count=len(keys))
+        if self.order is not None:
+            known = np.flatnonzero(found >= 0)
+            found[known] = read_order(self.order, found[known], self.count)
+        return found
+
+    def _place(self, key: bytes) -> int:
+        """Return the place of a key in rising order, or -1."""
         block = bisect_right(self._heads, key) - 1
-        if block < 0:
-            return -1
-        keys = self._block(block)
-        if key not in keys:
-            return -1
-        place = block * BLOCK + keys.index(key)
-        return place if self.order is None else read_row(self.order, place, self.count)
+        return -1 if block < 0 else self._block(block).get(key, -1)
 
     def check(self) -> None:
         """Check all keys: every block sound, keys rising, rows named once and in their blocks."""
@@ -348,9 +362,10 @@ class NumberKeys(Keys):
         above = _integer(key, self.low)
         if above is None:
             return -1
-        begin, end = 0, self.count - 1
-        if self.order is None:  # the number of row i is i + 0 .. 2^width - 1
-            begin, end = min(max(above + 1 - (1 << self.width), begin), end), min(above, end)
+        begin = (
+            max(int(np.searchsorted(self._sample, np.uint64(above), side="right")) - 1, 0) * STRIDE
+        )
+        end = min(begin + STRIDE, self.count) - 1
         while begin < end:
             middle = (begin + end) >> 1
             if self._one(middle)[1] < above:
@@ -359,6 +374,11 @@ class NumberKeys(Keys):
                 end = middle
         row, found = self._one(begin)
         return row if found == above else -1
+
+    @cached_property
+    def _sample(self) -> NDArray[np.uint64]:
+        """What every ``STRIDE``-th key in rising order exceeds the lowest by; stays in memory."""
+        return self._ranked(np.arange(0, self.count, STRIDE))
 
     def _one(self, place: int) -> tuple[int, int]:
         """Return the row at a place in rising order, and what its key exceeds the lowest by."""
@@ -371,8 +391,9 @@ class NumberKeys(Keys):
         above = [_integer(key, self.low) for key in keys]
         known = np.array([number is not None for number in above], dtype=bool)
         wanted = np.array([number or 0 for number in above], dtype=np.uint64)
-        begin, end = np.zeros(len(keys), dtype=np.int64), np.full(len(keys), self.count - 1)
-        for _ in range(self.count.bit_length()):
+        begin = np.maximum(np.searchsorted(self._sample, wanted, side="right") - 1, 0) * STRIDE
+        end = np.minimum(begin + STRIDE, self.count) - 1
+        for _ in range(STRIDE.bit_length()):
             middle = (begin + end) >> 1
             less = self._ranked(middle) < wanted
             begin = np.where(less, np.minimum(middle + 1, end), begin)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.hashing import hash_key, hash_keys
 from featherbed.packed import bits
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 from featherbed.packed.keys import (
     Arrays,
     Keys,
@@ -217,10 +217,6 @@ class HashedKeys(Keys):
         return read_row(self.order, found, self.count)
 
     def _slot(self, hash_: int) -> int:
-        if len(self.exceptions):
-            at = int(np.searchsorted(self.exceptions, np.uint64(hash_)))
-            if at < len(self.exceptions) and int(self.exceptions[at]) == hash_:
-                return self.slots + at
         bucket = self.count * (hash_ >> 31) >> 32
         group, place = bucket // GROUP, bucket % GROUP
         before = self.totals.item(group)
@@ -242,7 +238,8 @@ class HashedKeys(Keys):
         for at in range(last - 1, slot - 1, -1):
             if read_field(self.fingerprints, at * self.bits, self.bits) == wanted:
                 return at
-        return -1
+        at = int(np.searchsorted(self.exceptions, np.uint64(hash_)))
+        return self.slots + at if hash_ in self.exceptions[at : at + 1] else -1
 
     def check(self) -> None:
         """Check all buckets: every key counted, fingerprints and exceptions rising, rows named once."""

@@ -24,7 +24,7 @@ from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.hashing import hash_key, hash_keys
 from featherbed.packed import bits
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 
 MOST_KEYS = (1 << 32) - 1  # in all forms but the plain one
 MOST_NAMED = 10  # unknown keys that an error names

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 from featherbed.packed.keys import Keys, encode_key, join_bytes, share_rows
 
 

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featherbed.checks import read_bytes
 from featherbed.codecs.graded import LEFT, allocate_bits, grade_ends
-from featherbed.codecs.target import read_bytes
 from featherbed.errors import ArgumentError
 from featherbed.packed.collection import Column, PackedCollection
 from featherbed.packed.file import header_for
-from featherbed.packed.graded import MOST_GRADES
+from featherbed.packed.matrix import MOST_GRADES
 from featherbed.tables.graded import GradedTable
 from featherbed.tables.rows import to_numpy
 
