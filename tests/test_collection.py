@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,6 +275,14 @@ def test_bad_budgets_are_one_line(budget, change, message):
     change(importance)
     with pytest.raises(fb.ArgumentError, match=message):
         planted()[0].compress(budget, importance)
+
+
+def test_the_golden_collection_gives_its_rows_for_ever():
+    folder = Path(__file__).parent / "golden" / "collections"
+    packed = fb.PackedCollection.load(folder / "columns.safetensors")
+    packed.check()
+    golden = json.loads((folder / "columns.json").read_text())
+    np.testing.assert_allclose(packed[golden["batch"]], golden["rows"], rtol=1e-6, atol=1e-7)
 
 
 LIES = {
