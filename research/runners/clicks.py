@@ -302,7 +302,7 @@ def mixed_dimensions(data: Any, budget: int) -> Any:
     left = budget - HEADER - total // 3 - total // 2  # a number of 4 bits for every id, and places
     if left < 1000:
         raise fb.ArgumentError("the budget holds no number for every id: mixed dimensions cannot")
-    wide, middle = int(0.5 * left / DIM), int(0.5 * left / 1.5)
+    wide, middle = (min(total // 3, int(0.5 * left / size)) for size in (DIM, 1.5))
     spec = {"dims": [DIM, 4, 1], "blocks": [wide, middle, total - wide - middle], "sparse": True}
     return spec, {"values": "int4", "dictionary": "int8"}
 
