@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +155,136 @@ def test_a_collection_is_no_table(tmp_path):
         fb.PackedCollection.load(tmp_path / "t.safetensors")
 
 
+VOCABULARY = fb.Vocabulary(["a.org", "b.com", "c.net"], shared=2)
+KEYED = {"site": (VOCABULARY, 4, "dense"), "hour": (24, 4, "dense"), "referrer": "site"}
+
+
+@pytest.mark.parametrize("form", ["plain", "text", "hashed"])
+def test_vocabularies_are_stored_with_their_columns(form, tmp_path):
+    collection, path = made(KEYED), tmp_path / "keyed.safetensors"
+    batch = {"site": ["c.net", "new.io"], "hour": [7, 0], "referrer": ["a.org", "c.net"]}
+    ids = collection.ids(batch)
+    assert ids[0].tolist() == [2, 7, 0]
+    assert int(ids[1, 0]) in (3, 4)
+    assert ids[1, 1:].tolist() == [0, 2]
+    collection.save(path, keys=form)
+    packed = fb.PackedCollection.load(path)
+    packed.check()
+    np.testing.assert_allclose(packed[batch], collection(ids).detach().numpy(), atol=1e-6)
+    rows = packed.rows("site", ["new.io", "a.org"])
+    np.testing.assert_allclose(rows, packed.rows("site", [int(ids[1, 0]), 0]))
+    with pytest.raises(fb.UnknownKeyError, match="column 'hour' has no keys"):
+        packed.rows("hour", ["noon"])
+
+
+def test_keys_without_shared_rows_are_known_or_refused():
+    specs = {"site": (fb.Vocabulary(["a", "b"]), 4, "dense")}
+    with pytest.raises(fb.UnknownKeyError, match="column 'site' has no key 'c'"):
+        made(specs).ids({"site": ["a", "c"]})
+
+
+def test_a_vocabulary_of_another_table_is_refused():
+    other = Column("site", 0, 0, 9, VOCABULARY)
+    with pytest.raises(fb.ArgumentError, match="has 9 rows, its vocabulary 5"):
+        fb.Collection([fb.DenseTable(9, 4)], [other])
+
+
+def planted(counts=(400, 300, 20), seed=0):
+    """A collection of plain rows and a task in which column 1 plays no part."""
+    specs = {str(c): (n, 8, "dense") for c, n in enumerate(counts)}
+    collection = made(specs)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.stack(
+        [(torch.rand(4000, generator=generator) ** 3 * n).long() for n in counts], dim=1
+    )
+    with torch.no_grad():
+        target = collection(ids)[:, :8] + collection(ids)[:, 16:]
+
+    def loss(batch):
+        rows = collection(ids[batch])
+        return (rows[:, :8] + rows[:, 16:] - target[batch] - 0.1).square().sum(1).mean()
+
+    return collection, ids, loss
+
+
+def test_importance_is_the_mean_squared_gradient_of_a_sample():
+    collection, ids, loss = planted()
+    importance = collection.importance([torch.arange(100)], loss)
+    assert not importance["1"].any()
+    counts = torch.bincount(ids[:100, 0], minlength=400)
+    expected = counts * (2 * 0.1) ** 2 / 100
+    torch.testing.assert_close(importance["0"], expected.double(), rtol=1e-4, atol=1e-9)
+    assert all(parameter.grad is None for parameter in collection.parameters())
+
+
+def test_a_budget_goes_where_the_task_is_sensitive(tmp_path):
+    collection, ids, loss = planted()
+    importance = collection.importance(torch.arange(4000).split(500), loss)
+    small = collection.compress("4KB", importance)
+    small.save(tmp_path / "small.safetensors")
+    size = (tmp_path / "small.safetensors").stat().st_size
+    assert 3900 <= size == small.report.file <= 4000
+    bits = small.report.bits
+    assert bits["1"] == 0 < bits["0"] < bits["2"]
+    even = {name: torch.ones_like(part) for name, part in importance.items()}
+
+    def error(tables):
+        rows, near = collection(ids).detach(), tables(ids).detach()
+        both = rows[:, :8] + rows[:, 16:] - near[:, :8] - near[:, 16:]
+        return float(both.square().sum(1).mean())
+
+    assert error(small) < 0.5 * error(collection.compress("4KB", even))
+    losses = [expected for _, expected in small.report.curve]
+    assert losses == sorted(losses, reverse=True)
+    packed = fb.PackedCollection.load(tmp_path / "small.safetensors")
+    np.testing.assert_allclose(packed[ids[:50].numpy()], small(ids[:50]).detach(), atol=1e-6)
+
+
+def test_compressed_columns_stay_shared_and_train_on():
+    collection = made({"a": (90, 8, "dense"), "b": "a", "c": (40, 4, "dense")})
+    importance = {name: torch.ones(rows) for name, rows in (("a", 90), ("b", 90), ("c", 40))}
+    small = collection.compress(2500, importance)
+    assert len(small.tables) == 2
+    assert small.layout.columns[0].start == small.layout.columns[1].start
+    optimizer = fb.AdamW(small.parameters(), lr=0.05)
+    ids = torch.tensor([[3, 3, 1]])
+    before = small(ids).detach()
+    for _ in range(20):
+        optimizer.zero_grad()
+        small(ids).square().sum().backward()
+        optimizer.step()
+    assert small(ids).detach().square().sum() < before.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("budget", "change", "message"),
+    [
+        (100, lambda _: None, "budget=100: the smallest file of these 3 columns has [0-9,]+ bytes"),
+        ("4KB", lambda found: found.pop("1"), "importance lacks the column '1'"),
+        (
+            "4KB",
+            lambda found: found.update({"1": torch.ones(3)}),
+            "importance of '1' has the shape",
+        ),
+        ("4KB", lambda found: found["1"].fill_(-1), "finite numbers of at least 0"),
+        ("four", lambda _: None, "budget='four'"),
+    ],
+)
+def test_bad_budgets_are_one_line(budget, change, message):
+    importance = {str(c): torch.ones(n) for c, n in enumerate((400, 300, 20))}
+    change(importance)
+    with pytest.raises(fb.ArgumentError, match=message):
+        planted()[0].compress(budget, importance)
+
+
+def test_the_golden_collection_gives_its_rows_for_ever():
+    folder = Path(__file__).parent / "golden" / "collections"
+    packed = fb.PackedCollection.load(folder / "columns.safetensors")
+    packed.check()
+    golden = json.loads((folder / "columns.json").read_text())
+    np.testing.assert_allclose(packed[golden["batch"]], golden["rows"], rtol=1e-6, atol=1e-7)
+
+
 LIES = {
     "version": lambda m: m.update(version=4),
     "no tables": lambda m: m.update(tables=[]),
@@ -171,8 +302,14 @@ LIES = {
     "a name that is none": lambda m: m["columns"][0].update(name=""),
     "a name twice": lambda m: m["columns"][0].update(name="size"),
     "a table no column uses": lambda m: m["columns"][1].update(table=0, rows=9),
-    "an unknown field of a column": lambda m: m["columns"][0].update(keys=True),
+    "an unknown field of a column": lambda m: m["columns"][0].update(more=True),
     "a table of more rows": lambda m: m["tables"][0].update(rows=58),
+    "keys that are not there": lambda m: m["columns"][0].update(keys=True),
+    "keys of no form": lambda m: m["columns"][0].update(keys={"form": "spoken"}),
+    "keys of text": lambda m: m["columns"][0].update(keys="plain"),
+    "more shared rows than rows": lambda m: m["columns"][0].update(
+        keys={"form": "plain", "shared": 50}
+    ),
 }
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import featherbed as fb
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -73,3 +75,18 @@ def test_a_real_encoder_keeps_its_similarities():
     assert 0 < change < 0.02
     best = next(line for line in done.stdout.splitlines() if " -> " in line and "|" in line)
     assert "Friday" in best or "guitar" in best
+
+
+def test_a_click_model_is_one_small_file(tmp_path):
+    given = ["--rows", "6000", "--ratio", "20", "--out", str(tmp_path / "clicks.safetensors")]
+    command = [sys.executable, EXAMPLES / "clicks.py", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    plain, divided = (float(line.split("AUC")[1].split()[0]) for line in lines[:2])
+    assert plain > 0.6
+    assert divided > plain - 0.1
+    assert "(1, 416)" in lines[-1]
+    packed = fb.PackedCollection.load(tmp_path / "clicks.safetensors")
+    packed.check()
+    assert packed.rows("C26", ["never seen"]).shape == (1, 16)

@@ -39,6 +39,8 @@ QUICK = {  # a study for each runner that no paper uses, and rows that differ in
     "anchors/ml1m": "prox-5e-5,penalty-refit,projection-cosine,growth",
     "foundation/ml1m": "dense,anchor-1e-4-scalar",
     "foundation/ptb": "dense,anchor-500",
+    "clicks/generated": "dlrm-budget,deepfm-hashing,dlrm-mixed-dimensions,dlrm-hot-and-tail,"
+    "dlrm-anchors,dlrm-product-codes,dlrm-int4-rows,dlrm-quotient-remainder",
     "codes/ptb": "",
     "sharing/split": "",
     "sharing/few": "plain-10-sse-graph,biases-50-als-laplacian",

@@ -23,6 +23,7 @@ from research.harness.settings import PAPERS, RESULTS, STUDIES, read_experiment
 REPORTS = (
     "papers",
     "anchors",
+    "clicks",
     "codes",
     "foundation",
     "models",

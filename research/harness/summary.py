@@ -43,6 +43,8 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "perplexity": ("test perplexity", 1.0, 1),
     "validation_perplexity": ("validation perplexity", 1.0, 1),
     "gap_percent": ("against dense (%)", 0.01, 1),
+    "auc": ("test AUC", 1.0, 4),
+    "log_loss": ("test log loss", 1.0, 4),
     "tokens_per_second": ("words a second", 1.0, 0),
     "word_anchors": ("anchors", 1.0, 0),
     "times": ("times fewer parameters", 1.0, 1),

@@ -44,6 +44,7 @@ TASKS = {
     "gpt": Task("runners.models:run_gpt", CORPUS),
     "minilm": Task("runners.models:run_minilm", "sources.texts:open_sentences"),
     "search": Task("runners.recommenders:run_trial"),
+    "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
     "final": Task("runners.recommenders:run_final", plan="runners.recommenders:plan_final"),
 }
 

@@ -9,14 +9,17 @@ never had), effects of ids drift, and a quarter of the columns has no effect at 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.hashing import mixed
+from featherbed.io.opening import find_data
+from featherbed.packed.collection import Column
 
 # ids of the categorical columns of Criteo's Kaggle data, as facebookresearch/dlrm counts them
 CRITEO = "1460 583 10131227 2202608 305 24 12517 633 3 93145 5683 8351593 3194 27 14992 5461306 10"
@@ -48,7 +51,7 @@ def scaled_cardinalities(total: int, counts: Sequence[int] = CARDINALITIES) -> t
 
 
 @dataclass
-class Clicks:
+class ClickRows:
     """Rows of a click log: ids [n, columns], numbers [n, 13] and labels [n]."""
 
     ids: Ids
@@ -58,8 +61,8 @@ class Clicks:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, rows: slice) -> Clicks:
-        return Clicks(self.ids[rows], self.numbers[rows], self.labels[rows])
+    def __getitem__(self, rows: slice) -> ClickRows:
+        return ClickRows(self.ids[rows], self.numbers[rows], self.labels[rows])
 
 
 class GeneratedClicks:
@@ -92,7 +95,7 @@ class GeneratedClicks:
         self.scale = 2.0 / float(sample.std())
         self.shift = -1.6 - float(sample.mean()) * self.scale
 
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[Clicks]:
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[ClickRows]:
         """Yield the rows from ``start`` to ``stop``, in blocks."""
         stop = self.rows if stop is None else stop
         for number in range(start // CHUNK, -(-stop // CHUNK)):
@@ -102,13 +105,13 @@ class GeneratedClicks:
             chance = 1 / (1 + np.exp(-self._scores(ids, numbers, times)))
             labels = (rng.random(CHUNK) < chance).astype(np.float32)
             inside = slice(max(0, start - first), min(CHUNK, stop - first))
-            yield Clicks(ids, numbers.astype(np.float32), labels)[inside]
+            yield ClickRows(ids, numbers.astype(np.float32), labels)[inside]
 
-    def read(self, start: int, stop: int) -> Clicks:
+    def read(self, start: int, stop: int) -> ClickRows:
         """Return the rows from ``start`` to ``stop``."""
         parts = list(self.chunks(start, stop))
         ids, numbers, labels = zip(*((c.ids, c.numbers, c.labels) for c in parts), strict=True)
-        return Clicks(np.concatenate(ids), np.concatenate(numbers), np.concatenate(labels))
+        return ClickRows(np.concatenate(ids), np.concatenate(numbers), np.concatenate(labels))
 
     def chances(self, start: int, stop: int) -> Floats:
         """Return the click probabilities of rows: no model can know more."""
@@ -169,6 +172,102 @@ def normals(ids: Ids, seed: int, stream: int) -> Floats:
     second = (mixed(ids + mixed(np.array([seed * 64 + 2 * stream + 1]))) >> 10) * 2.0**-53
     found: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     return found
+
+
+class ClickData:
+    """Rows of a log with the ids of a vocabulary: frequent ids first, all others share a few rows.
+
+    The vocabulary is that of the training rows: ids that occur ``minimum`` times or more, by
+    falling count, then ``shared`` rows for ids that are rarer or unseen, by hash.
+    """
+
+    def __init__(
+        self, train: ClickRows, test: ClickRows, minimum: int = 2, shared: float = 0.01
+    ) -> None:
+        self.counts: list[NDArray[np.int64]] = []
+        columns: list[list[NDArray[np.int32]]] = [[], []]
+        for column in range(train.ids.shape[1]):
+            ids, counts = np.unique(train.ids[:, column], return_counts=True)
+            order = np.argsort(-counts, kind="stable")
+            kept = order[counts[order] >= minimum]
+            few = max(1, int(shared * len(kept)))
+            place = np.full(len(ids), -1)
+            place[kept] = np.arange(len(kept))
+            others = [np.zeros(few, dtype=np.int64)]
+            for number, rows in enumerate((train, test)):
+                at = np.searchsorted(ids, rows.ids[:, column]).clip(max=len(ids) - 1)
+                known = ids[at] == rows.ids[:, column]
+                found = np.where(known, place[at], -1)
+                rest = len(kept) + mixed(rows.ids[:, column]) % few
+                columns[number].append(np.where(found < 0, rest, found).astype(np.int32))
+                if number == 0:
+                    others = [np.bincount(rest[found < 0] - len(kept), minlength=few)]
+            self.counts.append(np.concatenate([counts[kept], *others]))
+        self.sizes = [len(counts) for counts in self.counts]
+        self.train, self.test = (
+            ClickRows(np.stack(own, axis=1), rows.numbers, rows.labels)
+            for own, rows in zip(columns, (train, test), strict=True)
+        )
+
+    def all_counts(self) -> NDArray[np.int64]:
+        """Return the counts of the rows of all columns."""
+        return np.concatenate(self.counts)
+
+    def columns(self) -> list[Column]:
+        """Return the places of the columns in one table of all rows."""
+        starts = np.cumsum([0, *self.sizes[:-1]]).tolist()
+        places = enumerate(zip(starts, self.sizes, strict=True))
+        return [Column(str(number), 0, start, size) for number, (start, size) in places]
+
+
+class ClickSource:
+    """Opens generated clicks by the settings of a run, or the sample of Criteo's."""
+
+    def __init__(self, data: str | Path | None, quick: bool = False) -> None:
+        self.data, self.quick = data, quick
+        self._opened: tuple[Any, ClickData] | None = None
+
+    def open(self, settings: Mapping[str, Any], seed: int) -> ClickData:
+        """Return the data of a run: 80 % of the log for training, the last tenth for the test."""
+        real = bool(settings.get("criteo")) and not self.quick
+        rows, ids = settings.get("rows", 8000), settings.get("ids", 3000)
+        key = (real, rows, ids, seed)
+        if self._opened is None or self._opened[0] != key:
+            self._opened = None  # two logs may not fit into memory
+            self._opened = key, self.open_criteo() if real else self._generated(rows, ids, seed)
+        return self._opened[1]
+
+    def _generated(self, rows: int, ids: int, seed: int) -> ClickData:
+        log = GeneratedClicks(rows, scaled_cardinalities(ids), seed)
+        return ClickData(log.read(0, int(0.8 * rows)), log.read(int(0.9 * rows), rows))
+
+    def open_criteo(self) -> ClickData:
+        """Return the sample of Criteo's rows: train and dev for training, test."""
+        folder = find_data("ctr-samples") if self.data is None else Path(self.data) / "ctr-samples"
+        parts = [read_criteo(folder / f"criteo_{n}.csv.gz") for n in ("train", "dev", "test")]
+        words = {word for part in parts for row in part[0] for word in row}
+        number = {word: place for place, word in enumerate(sorted(words))}
+        found = [
+            ClickRows(np.array([[number[w] for w in row] for row in texts]), numbers, labels)
+            for texts, numbers, labels in parts
+        ]
+        joined = ClickRows(
+            *(
+                np.concatenate([getattr(part, n) for part in found[:2]])
+                for n in ("ids", "numbers", "labels")
+            )
+        )
+        return ClickData(joined, found[2])
+
+
+def open_clicks(name: str, data: str | Path | None = None, quick: bool = False) -> ClickSource:  # noqa: ARG001
+    """Return the source of click logs; ``quick``: generated ones only.
+
+    >>> settings = {"rows": 2000, "ids": 500}
+    >>> open_clicks("clicks", quick=True).open(settings, 0).train.ids.shape
+    (1600, 26)
+    """
+    return ClickSource(data, quick)
 
 
 def read_criteo(path: Path) -> tuple[list[list[str]], NDArray[np.float32], NDArray[np.float32]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.errors import ArgumentError, FormatError, IdError
+from featherbed.errors import ArgumentError, FormatError, IdError, UnknownKeyError
 from featherbed.packed.band import Ids
 from featherbed.packed.file import (
     Buffer,
@@ -21,10 +21,12 @@ from featherbed.packed.file import (
     table_from,
     write_arrays,
 )
+from featherbed.packed.keys import Keys, read_keys
 from featherbed.packed.matrix import Floats
 from featherbed.packed.schema import FieldReader, Take, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
+from featherbed.packed.vocabulary import Vocabulary
 
 COLLECTION_VERSION = 3  # the version of the format that added collections
 MOST_COLUMNS = 1 << 12
@@ -43,6 +45,34 @@ class Column:
     table: int
     start: int
     rows: int
+    keys: Keys | Vocabulary | None = field(default=None, repr=False, compare=False)
+
+    def ids(self, given: Any) -> NDArray[Any]:
+        """Return ids as they are, and the ids of keys: strings, where the column has keys."""
+        array = np.asarray(given, dtype=object if _has_text(given) else None)
+        if array.dtype != object:
+            return array
+        if self.keys is None:
+            raise UnknownKeyError(
+                f"the column {self.name!r} has no keys: give ids from 0 to {self.rows - 1}"
+            )
+        flat = array.reshape(-1).tolist()
+        found = np.asarray(self.keys.ids(flat), dtype=np.int64)
+        if len(found) and int(found.min()) < 0:
+            unknown = flat[int(np.flatnonzero(found < 0)[0])]
+            raise UnknownKeyError(
+                f"the column {self.name!r} has no key {unknown!r}, and no shared rows for others"
+            )
+        return found.reshape(array.shape)
+
+
+def _has_text(given: Any) -> bool:
+    """Return whether a string, or an array or list that begins with one, is given."""
+    if isinstance(given, np.ndarray):
+        return given.dtype.kind in "UTO"
+    while isinstance(given, list | tuple) and len(given):
+        given = given[0]
+    return isinstance(given, str)
 
 
 class PackedCollection:
@@ -58,7 +88,11 @@ class PackedCollection:
     """
 
     def __init__(self, tables: Sequence[PackedTable], columns: Sequence[Column]) -> None:
-        self.tables, self.columns = list(tables), list(columns)
+        self.tables = list(tables)
+        self.columns = [
+            replace(c, keys=Keys.of(c.keys)) if isinstance(c.keys, Vocabulary) else c
+            for c in columns
+        ]
         self.layout = Layout(self.columns, [table.rows for table in self.tables])
         self.dims = [self.tables[column.table].dim for column in self.columns]
 
@@ -70,16 +104,18 @@ class PackedCollection:
         return f"PackedCollection({len(self)} columns, {rows:,} rows, {self.nbytes:,} bytes)"
 
     def rows(self, name: str, ids: ArrayLike) -> Floats:  # [...] -> [..., d]
-        """Return the rows of ids of one column."""
+        """Return the rows of ids, or of keys, of one column."""
         number = self.layout.number(name)
-        given = self.layout.checked(np.asarray(ids).reshape(-1, 1), [number])
-        found = self.tables[self.columns[number].table][given + self.columns[number].start]
-        return found.reshape(*np.shape(ids), -1)
+        column = self.columns[number]
+        given = column.ids(ids)
+        checked = self.layout.checked(given.reshape(-1, 1), [number])
+        found = self.tables[column.table][checked + column.start]
+        return found.reshape(*given.shape, self.dims[number])
 
     def __getitem__(self, ids: ArrayLike | Mapping[str, ArrayLike]) -> Floats:  # [B, C] -> [B, Σ d]
         """Return the rows of a batch of all columns, those of the columns side by side.
 
-        Ids [B, columns], or ids [B] by the name of their column.
+        Ids [B, columns], or ids or keys [B] by the name of their column.
         """
         batch = self.layout.batch(ids)
         out = np.empty((len(batch), sum(self.dims)), dtype=np.float32)
@@ -112,10 +148,10 @@ class PackedCollection:
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Every stored array by the name it has in the file."""
-        tables = enumerate(self.tables)
-        return {
-            f"t{i}.{name}": array for i, table in tables for name, array in table.arrays.items()
-        }
+        parts = {f"t{i}": table.arrays for i, table in enumerate(self.tables)}
+        for i, column in enumerate(self.columns):
+            parts[f"c{i}"] = column.keys.arrays if isinstance(column.keys, Keys) else {}
+        return {f"{own}.{name}": a for own, arrays in parts.items() for name, a in arrays.items()}
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +161,10 @@ class PackedCollection:
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of the file."""
         tables = [stored_metadata(table) for table in self.tables]
-        columns = [asdict(column) for column in self.columns]
+        columns = []
+        for column in self.columns:
+            fields = {name: getattr(column, name) for name in ("name", "table", "start", "rows")}
+            columns.append(fields | ({} if column.keys is None else {"keys": _described(column)}))
         return {"version": COLLECTION_VERSION, "tables": tables, "columns": columns}
 
     def save(self, path: str | Path) -> None:
@@ -143,6 +182,17 @@ class PackedCollection:
         """Check every stored byte; raise FormatError at the first fault."""
         for table in self.tables:
             validate(table)
+        for column in self.columns:
+            if isinstance(column.keys, Keys):
+                column.keys.check()
+
+
+def _described(column: Column) -> Any:
+    assert isinstance(column.keys, Keys)
+    fields = column.keys.describe()
+    if isinstance(fields, dict):
+        fields = {n: v for n, v in fields.items() if v is not None and v is not False}
+    return fields
 
 
 class Layout:
@@ -157,6 +207,14 @@ class Layout:
             inside = 0 <= column.table < len(rows)
             if not inside or not 0 <= column.start <= rows[column.table] - column.rows:
                 raise ArgumentError(f"{column} lies outside of the tables, which have {rows} rows")
+            keys = column.keys
+            count = column.rows if keys is None else len(keys)
+            count += keys.shared if isinstance(keys, Keys) else 0
+            if count != column.rows:
+                raise ArgumentError(
+                    f"the column {column.name!r} has {column.rows} rows, its vocabulary {count}: give "
+                    "the vocabulary it was made with"
+                )
         self.starts = np.array([column.start for column in columns])
         self.counts = np.array([column.rows for column in columns])
         used = sorted({column.table for column in columns})
@@ -188,7 +246,7 @@ class Layout:
         """Return the checked ids of a batch."""
         if isinstance(ids, Mapping):
             self.check_names(ids)
-            parts = [np.asarray(ids[name]) for name in self.names]
+            parts = [column.ids(ids[column.name]) for column in self.columns]
             if len({part.shape for part in parts}) > 1 or parts[0].ndim != 1:
                 shapes = {name: part.shape for name, part in zip(self.names, parts, strict=True)}
                 raise ArgumentError(f"ids have the shapes {shapes}: give [B] for every column")
@@ -270,7 +328,10 @@ def read_collection(header: dict[str, Any], start: int, buffer: Buffer) -> Packe
         table_from(fields, entries.get(f"t{i}", {}), taker(f"t{i}."))
         for i, fields in enumerate(listed)
     ]
-    columns = [_read_column(fields, i, tables) for i, fields in enumerate(described)]
+    columns = [
+        _read_column(fields, i, tables, entries.get(f"c{i}", {}), taker(f"c{i}."))
+        for i, fields in enumerate(described)
+    ]
     extra = set(header) - used - {"__metadata__"}
     if extra:
         raise FormatError(
@@ -282,14 +343,18 @@ def read_collection(header: dict[str, Any], start: int, buffer: Buffer) -> Packe
         raise FormatError(f"metadata.columns: {str(error)[:300]}") from None
 
 
-def _read_column(fields: Any, number: int, tables: list[PackedTable]) -> Column:
-    reader = FieldReader(fields, f"columns[{number}]")
+def _read_column(
+    fields: Any, number: int, tables: list[PackedTable], entries: dict[str, Any], take: Take
+) -> Column:
+    reader = FieldReader(fields, f"columns[{number}]", sparse=True)
     name, table = reader.raw("name"), reader.integer("table", 0, len(tables) - 1)
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise FormatError(
             f"columns[{number}].name must be a text of 1 to {LONGEST_NAME} characters"
         )
     rows = reader.integer("rows", 1, tables[table].rows)
-    column = Column(name, table, reader.integer("start", 0, tables[table].rows - rows), rows)
+    start = reader.integer("start", 0, tables[table].rows - rows)
+    keyed = isinstance(reader.raw("keys"), dict)
+    keys = read_keys(reader.nested("keys") if keyed else reader.flag("keys"), entries, take, rows)
     reader.finish()
-    return column
+    return Column(name, table, start, rows, keys)

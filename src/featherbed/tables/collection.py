@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +15,14 @@ from torch import Tensor, nn
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.collection import Column, Layout, PackedCollection
+from featherbed.packed.keys import Keys
+from featherbed.packed.vocabulary import Vocabulary
+from featherbed.tables.division import Division, divide_budget, measure_importance
 from featherbed.tables.spec import make_table, parse_spec
 from featherbed.tables.table import Table
 
 Batch = Tensor | Mapping[str, Tensor]
-Spec = tuple[int, int, str] | str
+Spec = tuple[int | Vocabulary, int, str] | str
 
 
 class Collection(nn.Module):
@@ -44,12 +49,16 @@ class Collection(nn.Module):
         self.tables = nn.ModuleList(tables)
         self.layout = Layout(columns, [table.num_embeddings for table in tables])
         self.dims = [tables[column.table].embedding_dim for column in columns]
+        self.on_gradient: Callable[[Tensor, Tensor], None] | None = None  # see ``importance``
+        self.report: Division | None = None  # of the budget, after ``compress``
         self.register_buffer("starts", torch.from_numpy(self.layout.starts), persistent=False)
         self.starts: Tensor
 
     @classmethod
     def from_spec(cls, columns: Mapping[str, Spec], *, fuse: bool = True, **settings: Any) -> Self:
         """Create a collection from {name: (rows, dim, spec)}, or the name of a column to share.
+
+        In the place of rows an ``fb.Vocabulary`` may stand: the column then has its keys.
 
         Args:
             fuse: one table for all columns of the same dim and spec, where its rows are alike
@@ -62,12 +71,15 @@ class Collection(nn.Module):
         if not isinstance(columns, Mapping) or not columns:
             raise ArgumentError(f"columns={columns!r}: give {{name: (rows, dim, spec), ...}}")
         groups: dict[Any, list[tuple[str, int]]] = {}  # (dim, spec) -> its columns
+        vocabularies: dict[str, Vocabulary] = {}
         for name, given in columns.items():
             if isinstance(given, str):
                 continue
             if not isinstance(given, tuple | list) or len(given) != 3:
                 raise ArgumentError(f"column {name!r}: give (rows, dim, spec), not {given!r}")
             rows, dim, spec = given
+            if isinstance(rows, Vocabulary):
+                vocabularies[name], rows = rows, len(rows)
             alike = parse_spec(spec)[0].rows_alike and fuse
             key = (check_integer("dim", dim), spec, None if alike else name)
             groups.setdefault(key, []).append((name, check_integer("rows", rows)))
@@ -75,7 +87,7 @@ class Collection(nn.Module):
         for (dim, spec, _), members in groups.items():
             start = 0
             for name, rows in members:
-                places[name] = Column(name, len(tables), start, rows)
+                places[name] = Column(name, len(tables), start, rows, vocabularies.get(name))
                 start += rows
             tables.append(make_table(spec, start, dim, **settings))
         for name, given in columns.items():
@@ -83,7 +95,7 @@ class Collection(nn.Module):
                 if given not in places or given == name:
                     raise ArgumentError(f"column {name!r} shares {given!r}, which has no table")
                 like = places[given]
-                places[name] = Column(name, like.table, like.start, like.rows)
+                places[name] = replace(like, name=name)
         return cls(tables, [places[name] for name in columns])
 
     @classmethod
@@ -110,23 +122,64 @@ class Collection(nn.Module):
     @property
     def penalized(self) -> tuple[nn.Parameter, ...]:
         """Parameters of all tables whose entries an L1 penalty makes sparse."""
-        return tuple(parameter for table in self._all() for parameter in table.penalized)
+        return tuple(parameter for table in self.all_tables() for parameter in table.penalized)
 
-    def _all(self) -> list[Table]:
+    def all_tables(self) -> list[Table]:
+        """Return the tables that hold the columns."""
         return list(self.tables)  # type: ignore[arg-type]
 
     def forward(self, ids: Batch) -> Tensor:  # [B, columns] -> [B, Σ d]
         """Return the rows of all columns; ids [B, columns], or [B] by the name of the column."""
         batch = self.shifted(ids)
+        rows = self._look_up(batch)
+        if self.on_gradient is not None:
+            rows.register_hook(partial(self.on_gradient, batch))  # type: ignore[no-untyped-call]
+        return rows
+
+    def _look_up(self, batch: Tensor) -> Tensor:  # [B, columns], rows of the tables -> [B, Σ d]
+        if len(self.tables) == 1:
+            whole: Tensor = self.tables[0](batch)
+            return whole.flatten(1)
         found: list[Tensor | None] = [None] * len(self.dims)
         for table, columns in self.layout.groups:
-            whole = len(columns) == len(self.dims)
-            rows: Tensor = self.tables[table](batch if whole else batch[:, columns])
-            if whole:
-                return rows.flatten(1)
+            rows: Tensor = self.tables[table](batch[:, columns])
             for column, part in zip(columns, rows.unbind(1), strict=True):
                 found[column] = part
         return torch.cat([part for part in found if part is not None], dim=1)
+
+    def importance(
+        self, batches: Iterable[Any], loss: Callable[[Any], Tensor]
+    ) -> dict[str, Tensor]:  # name -> float64 [rows]
+        """Measure how sensitive the task is to each row, in one pass over ``batches``.
+
+        ``loss(batch)`` is the mean loss of a batch through this collection. The importance of a row
+        is the mean squared gradient of a sample's loss: changing the row by e adds about
+        ½ importance |e|² to the loss.
+        """
+        return measure_importance(self, batches, loss)
+
+    def compress(self, budget: int | str, importance: dict[str, Tensor]) -> Collection:
+        """Return a collection of graded rows (``fb.GradedTable``) in a file of at most ``budget``.
+
+        The bytes are those of rows and header; the keys of vocabularies are counted apart.
+
+        Every bit goes where it is expected to save most of the loss, by the ``importance`` of rows
+        and columns: some columns get many bits, rare rows of others none. Ids of a column are
+        sorted by falling frequency. ``report`` says what each column got and what other budgets are
+        expected to cost. Training goes on with straight-through rounding, so that the rows adapt.
+
+        >>> columns = {"site": (500, 8, "dense"), "app": (90, 8, "dense")}
+        >>> collection = Collection.from_spec(columns, generator=torch.Generator().manual_seed(0))
+        >>> ids = torch.stack([torch.arange(90), torch.arange(90)], dim=1)
+        >>> importance = collection.importance([ids], lambda ids: collection(ids)[:, :8].square().mean())
+        >>> small = collection.compress("2KB", importance)
+        >>> small.report.file <= 2000, small.report.bits["site"] > small.report.bits["app"]
+        (True, True)
+        """
+        tables, columns, report = divide_budget(self, budget, importance)
+        small = Collection(tables, columns)
+        small.report = report
+        return small
 
     def shifted(self, ids: Batch) -> Tensor:  # -> int64 [B, columns], rows of the tables
         """Return the checked ids of a batch as rows of the tables."""
@@ -139,6 +192,19 @@ class Collection(nn.Module):
         counts = self.layout.counts.tolist()
         checked: Tensor = column_ids(ids, counts, "\n".join(self.names))
         return checked + self.starts
+
+    def ids(self, keys: Mapping[str, Any]) -> Tensor:  # -> int64 [B, columns]
+        """Return the ids of a batch of keys, [B] by the name of the column.
+
+        Unseen keys have one of the shared rows of the column's vocabulary.
+
+        >>> import featherbed as fb
+        >>> sites = fb.Vocabulary(["a.org", "b.com"], shared=2)
+        >>> collection = Collection.from_spec({"site": (sites, 4, "dense"), "hour": (24, 4, "dense")})
+        >>> collection.ids({"site": ["b.com", "new.net"], "hour": [7, 23]}).tolist()
+        [[1, 7], [3, 23]]
+        """
+        return torch.from_numpy(self.layout.batch(keys))
 
     def rows(self, name: str, ids: Tensor) -> Tensor:  # [...] -> [..., d]
         """Return the rows of ids of one column."""
@@ -176,27 +242,38 @@ class Collection(nn.Module):
             inside = counts[columns].reshape(-1)
             offsets = torch.from_numpy(np.cumsum(inside) - inside).to(ids.device)
             own = torch.cat([rows[part] for part in parts])
-            pooled = self._all()[number].bag(own, offsets, weights, mode=mode)
+            pooled = self.all_tables()[number].bag(own, offsets, weights, mode=mode)
             for place, column in enumerate(columns):
                 found[column] = pooled[place * bags : (place + 1) * bags]
         return torch.cat([part for part in found if part is not None], dim=1)
 
     def pack(
-        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+        self,
+        values: str = "float32",
+        dictionary: str = "float32",
+        layout: str = "auto",
+        keys: str = "plain",
     ) -> PackedCollection:
-        """Return the packed form, see ``fb.Table.pack``."""
-        tables = [table.pack(values, dictionary, layout) for table in self._all()]
-        return PackedCollection(tables, self.layout.columns)
+        """Return the packed form, see ``fb.Table.pack``; ``keys`` is the form of stored keys."""
+        tables = [table.pack(values, dictionary, layout) for table in self.all_tables()]
+        columns = [
+            replace(column, keys=None if column.keys is None else Keys.of(column.keys, keys))
+            for column in self.layout.columns
+        ]
+        return PackedCollection(tables, columns)
 
-    def save(self, path: str | Path) -> None:
-        """Write all tables to one file, atomically; ``fb.PackedCollection.load`` opens it."""
-        self.pack().save(path)
+    def save(self, path: str | Path, keys: str = "plain") -> None:
+        """Write tables and vocabularies to one file, atomically (``fb.PackedCollection.load``).
+
+        ``keys``: the form of stored keys, plain, text, hashed or integer (see ``fb.save``).
+        """
+        self.pack(keys=keys).save(path)
 
     def __repr__(self) -> str:
         sizes = zip(self.layout.columns, self.dims, strict=True)
         shown = [f"{column.name} {column.rows:,} x {dim}" for column, dim in sizes]
         more = f", {len(shown) - 8} more" if len(shown) > 8 else ""
-        total = sum(table.num_embeddings for table in self._all())
+        total = sum(table.num_embeddings for table in self.all_tables())
         return f"Collection({len(shown)} columns, {total:,} rows: {', '.join(shown[:8])}{more})"
 
 
