@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.codes import NO_VALUES, STEP, decoded, field, half, spanner, value
+from featherbed.kernels.codes import NO_VALUES, STEP, field, half, low_bits, span, value
 from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import floats, matrix, vector, words
-from featherbed.kernels.vectors import copy, half_row, level_row, load_word, prefetch, row_sum
+from featherbed.kernels.vectors import copy, half_row, level_row, prefetch, row_sum
 
 PIECE = 64  # rows whose codes are read at once, and prefetched during the piece before
 AHEAD = 8  # rows between the prefetch of a stored row and its use
@@ -96,63 +96,45 @@ def weigher(fixed: int) -> Any:
 
 
 @cache
-def fixed_reader(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> Any:
-    """Return ``f(source, positions, first, end, levels, indices, values)``, which reads fixed codes.
-
-    It writes the codes of rows ``first`` to ``end - 1`` one after the other, and returns the highest
-    choice. All shifts are constants.
-    """
-    record, values_at = count * (index_bits + value_bits), count * index_bits
-    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
-
-    @compiled
-    def read(
-        source: Any, positions: Any, first: Any, end: Any, levels: Any, indices: Any, values: Any
-    ) -> Any:
-        highest = np.uint32(0)
-        for row in range(first, end):
-            bit, at = positions[row] * record, (row - first) * count
-            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
-            for j in range(count):
-                index = field(begin, rest + j * index_bits, mask)
-                highest = max(highest, index)
-                indices[at + j] = index + np.uint32(j * stride)
-            if kind != NO_VALUES:
-                for j in range(count):
-                    values[at + j] = value(
-                        begin, rest + values_at + j * value_bits, value_bits, kind, levels
-                    )
-        return highest
-
-    return read
-
-
-@cache
-def fixed_rows(
+def fixed_rows(  # noqa: C901 - every branch is decided when compiled
     count: int, index_bits: int, value_bits: int, kind: int, stride: int, width: int, concat: bool
 ) -> Job:
-    """Compile the job that composes rows from fixed codes of one shape.
+    """Compile the job that composes rows from fixed codes of one shape: all shifts are constants.
 
     Atoms of ``width`` floats are added, or stand side by side (``concat``).
     """
-    read = fixed_reader(count, index_bits, value_bits, kind, stride)
-    weigh, size, columns = weigher(width), 4 * width, width * (count if concat else 1)
-    record = count * (index_bits + value_bits)
+    record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
+    weigh, columns = weigher(width), width * (count if concat else 1)
+    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
     last = np.uint64(max(record - 1, 0) // 8)
 
     @Job
-    def rows(address: Any, start: Any, stop: Any) -> Any:
+    def rows(address: Any, start: Any, stop: Any) -> Any:  # noqa: C901 - as above
         block = words(address)
         source, levels, choices = np.uint64(block[0]), vector(block, 2, np.float32), block[4]
         base, positions = np.uint64(block[5]), vector(block, 8, np.int64)
-        target, good = np.uint64(block[10]), True
+        target = np.uint64(block[10])
+        limit, good = np.uint32(min(choices, 2**32 - 1)), True
         indices = np.empty(PIECE * count, np.uint32)
         values = np.ones(PIECE * count, np.float32)
         for row in range(start, min(start + PIECE, stop)):
             prefetch(source + np.uint64((positions[row] * record) >> 3))
         for first in range(start, stop, PIECE):
             end = min(first + PIECE, stop)
-            if read(source, positions, first, end, levels, indices, values) >= choices:
+            highest = np.uint32(0)
+            for row in range(first, end):
+                bit, at = positions[row] * record, (row - first) * count
+                begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+                for j in range(count):
+                    index = field(begin, rest + j * index_bits, mask)
+                    highest = max(highest, index)
+                    indices[at + j] = index + np.uint32(j * stride)
+                if kind != NO_VALUES:
+                    for j in range(count):
+                        values[at + j] = value(
+                            begin, rest + values_at + j * value_bits, value_bits, kind, levels
+                        )
+            if highest >= limit:
                 good, indices[:] = False, np.uint32(0)
             for row in range(first, end):
                 if row + PIECE < stop:
@@ -162,56 +144,24 @@ def fixed_rows(
                 at, place = (row - first) * count, target + np.uint64(4 * row * columns)
                 if not concat:
                     weigh(indices, values, at, count, base, columns, place)
-                for j in range(at, at + count if concat else at):
-                    atom = base + np.uint64(indices[j]) * np.uint64(size)
-                    if kind == NO_VALUES:
-                        copy(place, atom, size)
-                    else:
-                        _set1(place, (atom,), (values[j],), width)
-                    place += np.uint64(size)
+                else:
+                    for j in range(at, at + count):
+                        atom = base + np.uint64(indices[j]) * np.uint64(size)
+                        if kind == NO_VALUES:
+                            copy(place, atom, size)
+                        else:
+                            _set1(place, (atom,), (values[j],), width)
+                        place += np.uint64(size)
         return np.int64(good)
 
     return rows
 
 
 @cache
-def ragged_reader(index_bits: int, value_bits: int, kind: int) -> Any:
-    """Return ``f(source, firsts, counts, rows, levels, indices, values)``, which reads ragged codes.
-
-    It writes the codes of ``rows`` rows, which begin at bits ``firsts``, one after the other, and
-    returns the highest index, -1 if there are no codes.
-    """
-    entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
-    whole, value_mask = entry % 8 == 0, np.uint64((1 << value_bits) - 1)
-
-    @compiled
-    def read(
-        source: Any, firsts: Any, counts: Any, rows: Any, levels: Any, indices: Any, values: Any
-    ) -> Any:
-        highest, at = np.int64(-1), 0
-        for row in range(rows):
-            bit = firsts[row]
-            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
-            for j in range(counts[row]):
-                here = rest + j * entry
-                word = load_word(begin + np.uint64(here >> 3)) >> np.uint64(here & 7)
-                indices[at] = index = np.uint32(word & mask)
-                highest = max(highest, np.int64(index))
-                raw = np.uint32((word >> np.uint64(index_bits)) & value_mask)
-                if entry > 57:  # index and value may not lie in one word
-                    raw = field(begin, here + index_bits, value_mask)
-                values[at] = decoded(raw, kind, levels)
-                at += 1
-        return highest
-
-    return read
-
-
-@cache
 def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, width: int) -> Job:
     """Compile the job that composes rows of ``width`` floats from ragged codes of one shape."""
-    span, read = spanner(size_bits), ragged_reader(index_bits, value_bits, kind)
-    weigh, entry = weigher(width), index_bits + value_bits
+    weigh, entry, mask = weigher(width), index_bits + value_bits, np.uint64((1 << index_bits) - 1)
+    whole = entry % 8 == 0
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -220,11 +170,10 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
         entries, source, levels = block[6], np.uint64(block[7]), vector(block, 12, np.float32)
         held, base, atoms = block[14], np.uint64(block[15]), block[16]
         positions, target = vector(block, 18, np.int64), np.uint64(block[20])
-        far, good = np.uint64(directory.ctypes.data), True
+        far, low = np.uint64(directory.ctypes.data), low_bits(size_bits)
+        good, limit = True, np.uint32(min(atoms, 2**32 - 1))
         firsts, counts = np.empty(PIECE, np.int64), np.empty(PIECE, np.int64)
         indices, values = np.empty(8 * PIECE, np.uint32), np.empty(8 * PIECE, np.float32)
-        for row in range(start, min(start + PIECE, stop)):
-            prefetch(sizes + np.uint64((positions[row] * size_bits) >> 3))
         for first in range(start, stop, PIECE):
             end, total = min(first + PIECE, stop), 0
             for row in range(first, end):
@@ -232,7 +181,9 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
                     soon = positions[row + PIECE]
                     prefetch(sizes + np.uint64((soon * size_bits) >> 3))
                     prefetch(far + np.uint64(soon // STEP * (8 if wide else 4)))
-                number, count = span(sizes, directory, wide, held, entries, positions[row])
+                number, count = span(
+                    sizes, size_bits, low, directory, wide, held, entries, positions[row]
+                )
                 if count < 0:
                     good, number, count = False, np.int64(0), np.int64(0)
                 prefetch(source + np.uint64((number * entry) >> 3))
@@ -241,7 +192,19 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
                 total += count
             if total > len(indices):
                 indices, values = np.empty(total, np.uint32), np.empty(total, np.float32)
-            if read(source, firsts, counts, end - first, levels, indices, values) >= atoms:
+            at, highest = 0, np.uint32(0)
+            for row in range(end - first):
+                bit = firsts[row]
+                begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+                for j in range(counts[row]):
+                    index = field(begin, rest + j * entry, mask)
+                    highest = max(highest, index)
+                    indices[at + j] = index
+                    values[at + j] = value(
+                        begin, rest + j * entry + index_bits, value_bits, kind, levels
+                    )
+                at += counts[row]
+            if total > 0 and highest >= limit:
                 good, indices[:] = False, np.uint32(0)
             at = 0
             for row in range(first, end):
