@@ -26,6 +26,8 @@ AHEAD = 8  # rows between the prefetch of a stored row and its use
 _set8, _add8 = row_sum(8, add=False), row_sum(8, add=True)
 _set4, _add4 = row_sum(4, add=False), row_sum(4, add=True)
 _set1, _add1 = row_sum(1, add=False), row_sum(1, add=True)
+# A closure that holds a compiled function is never found in the cache: loops use these as globals.
+_levels8, _levels4, _levels3, _levels2 = (level_row(bits) for bits in (8, 4, 3, 2))
 
 
 @compiled
@@ -50,49 +52,41 @@ def _values4(values: Any, at: Any) -> Any:
     return values[at], values[at + 1], values[at + 2], values[at + 3]
 
 
-@cache
-def weigher(fixed: int) -> Any:
-    """Return ``f(indices, values, at, count, base, columns, place)``: the sum of a row's atoms.
+@compiled
+def weigh(
+    indices: Any, values: Any, at: Any, count: Any, base: Any, width: Any, place: Any
+) -> None:
+    """Write Σ_j values[at + j] * atoms[indices[at + j]] over ``count`` codes, added in order.
 
-    It writes Σ_j values[at + j] * atoms[indices[at + j]] over ``count`` codes, added in order, eight
-    codes a loop. The atoms begin at the address ``base``, the row at ``place``; both have
-    ``columns`` floats. ``fixed``: their number if it is known when compiled, else 0.
+    The atoms begin at the address ``base``, the row at ``place``; both have ``width`` floats.
     """
-
-    @compiled
-    def weigh(
-        indices: Any, values: Any, at: Any, count: Any, base: Any, columns: Any, place: Any
-    ) -> None:
-        width, j = fixed or columns, 0
-        size = np.uint64(width * 4)
-        while j + 8 <= count:
-            atoms8 = addresses8(base, size, indices, at + j)
-            values8 = _values4(values, at + j) + _values4(values, at + j + 4)
-            if j == 0:
-                _set8(place, atoms8, values8, width)
-            else:
-                _add8(place, atoms8, values8, width)
-            j += 8
-        if j + 4 <= count:
-            atoms4, values4 = addresses4(base, size, indices, at + j), _values4(values, at + j)
-            if j == 0:
-                _set4(place, atoms4, values4, width)
-            else:
-                _add4(place, atoms4, values4, width)
-            j += 4
-        while j < count:
-            atom = base + np.uint64(indices[at + j]) * size
-            if j == 0:
-                _set1(place, (atom,), (values[at + j],), width)
-            else:
-                _add1(place, (atom,), (values[at + j],), width)
-            j += 1
-        if count == 0:
-            row = floats(place, width)
-            for k in range(width):
-                row[k] = np.float32(0)
-
-    return weigh
+    size, j = np.uint64(width * 4), 0
+    while j + 8 <= count:
+        atoms8 = addresses8(base, size, indices, at + j)
+        values8 = _values4(values, at + j) + _values4(values, at + j + 4)
+        if j == 0:
+            _set8(place, atoms8, values8, width)
+        else:
+            _add8(place, atoms8, values8, width)
+        j += 8
+    if j + 4 <= count:
+        atoms4, values4 = addresses4(base, size, indices, at + j), _values4(values, at + j)
+        if j == 0:
+            _set4(place, atoms4, values4, width)
+        else:
+            _add4(place, atoms4, values4, width)
+        j += 4
+    while j < count:
+        atom = base + np.uint64(indices[at + j]) * size
+        if j == 0:
+            _set1(place, (atom,), (values[at + j],), width)
+        else:
+            _add1(place, (atom,), (values[at + j],), width)
+        j += 1
+    if count == 0:
+        row = floats(place, width)
+        for k in range(width):
+            row[k] = np.float32(0)
 
 
 @cache
@@ -104,7 +98,7 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
     Atoms of ``width`` floats are added, or stand side by side (``concat``).
     """
     record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
-    weigh, columns = weigher(width), width * (count if concat else 1)
+    columns = width * (count if concat else 1)
     mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
     last = np.uint64(max(record - 1, 0) // 8)
 
@@ -160,7 +154,7 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
 @cache
 def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, width: int) -> Job:
     """Compile the job that composes rows of ``width`` floats from ragged codes of one shape."""
-    weigh, entry, mask = weigher(width), index_bits + value_bits, np.uint64((1 << index_bits) - 1)
+    entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
     whole = entry % 8 == 0
 
     @Job
@@ -216,9 +210,6 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
     return rows
 
 
-_weigh = weigher(0)
-
-
 @Job
 def gathered_rows(address: Any, start: Any, stop: Any) -> Any:
     """Compose rows from indices [B, s] and values [B, s] that are known (hash, remainder)."""
@@ -228,7 +219,7 @@ def gathered_rows(address: Any, start: Any, stop: Any) -> Any:
     base, target, width = np.uint64(block[6]), np.uint64(block[9]), block[11]
     for row in range(start, stop):
         place = target + np.uint64(4 * row * width)
-        _weigh(indices, values, row * count, count, base, width, place)
+        weigh(indices, values, row * count, count, base, width, place)
     return np.int64(1)
 
 
@@ -284,7 +275,7 @@ def _level(data: Any, p: Any, bits: Any, k: Any) -> Any:
 @cache
 def level_rows(bits: int, axis: int) -> Job:
     """Compile the job that decodes rows of levels: x = scale * (level - (2^bits - 1) / 2)."""
-    middle, decode = np.float32((2**bits - 1) / 2), level_row(bits, by_column=axis == 1)
+    middle, by_column = np.float32((2**bits - 1) / 2), axis == 1
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -302,7 +293,14 @@ def level_rows(bits: int, axis: int) -> Job:
             p, to = np.uint64(positions[row]), np.uint64(row)
             here, there = source + p * length, target + to * np.uint64(4 * width)
             factors = scales + p * np.uint64(4) if axis == 0 else scales
-            done = decode(there, here, middle, factors, width)
+            if bits == 8:
+                done = _levels8(there, here, middle, factors, by_column, width)
+            elif bits == 4:
+                done = _levels4(there, here, middle, factors, by_column, width)
+            elif bits == 3:
+                done = _levels3(there, here, middle, factors, by_column, width)
+            else:
+                done = _levels2(there, here, middle, factors, by_column, width)
             for k in range(done, width):
                 factor = scale[p if axis == 0 else np.uint64(k)]
                 out[to, k] = (_level(data, p, bits, k) - middle) * factor

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import Job, compiled
-from featherbed.kernels.lookup import addresses8, weigher
+from featherbed.kernels.lookup import addresses8, weigh
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.train import AHEAD
 from featherbed.kernels.vectors import eight_dots, prefetch, row_sum
 
-_weigh = weigher(0)
 LANES = 16  # minima kept side by side
 
 
@@ -57,7 +56,7 @@ def compose(kind: Any) -> Job:
             if not _are_below(parts, u, slots, most):
                 good, parts[u] = False, 0
             place = out_at + np.uint64(4 * u * width)
-            _weigh(flat_parts, flat_values, u * slots, slots, atoms_at, width, place)
+            weigh(flat_parts, flat_values, u * slots, slots, atoms_at, width, place)
         return np.int64(good)
 
     return rows
