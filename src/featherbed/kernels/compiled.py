@@ -82,12 +82,6 @@ def compiled(function: F) -> F:
     return _compile(function)
 
 
-def inlined(function: F) -> F:
-    """Compile a function into its callers: for short ones that are called for every row."""
-    made: F = njit(nogil=True, inline="always")(function)
-    return made
-
-
 def fast(function: F) -> F:
     """Compile a function of finite numbers whose sums may be reordered."""
     return _compile(function, fastmath=True)

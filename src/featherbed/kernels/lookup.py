@@ -16,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.codes import NO_VALUES, STEP, decoded, field, half, spanner, value
+from featherbed.kernels.codes import NO_VALUES, STEP, field, half, low_bits, span, value
 from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import floats, matrix, vector, words
-from featherbed.kernels.vectors import copy, half_row, level_row, load_word, prefetch, row_sum
+from featherbed.kernels.vectors import copy, half_row, level_row, prefetch, row_sum
 
 PIECE = 64  # rows whose codes are read at once, and prefetched during the piece before
 AHEAD = 8  # rows between the prefetch of a stored row and its use
 _set8, _add8 = row_sum(8, add=False), row_sum(8, add=True)
 _set4, _add4 = row_sum(4, add=False), row_sum(4, add=True)
 _set1, _add1 = row_sum(1, add=False), row_sum(1, add=True)
+# A closure that holds a compiled function is never found in the cache: loops use these as globals.
+_levels8, _levels4, _levels3, _levels2 = (level_row(bits) for bits in (8, 4, 3, 2))
 
 
 @compiled
@@ -50,109 +52,83 @@ def _values4(values: Any, at: Any) -> Any:
     return values[at], values[at + 1], values[at + 2], values[at + 3]
 
 
-@cache
-def weigher(fixed: int) -> Any:
-    """Return ``f(indices, values, at, count, base, columns, place)``: the sum of a row's atoms.
+@compiled
+def weigh(
+    indices: Any, values: Any, at: Any, count: Any, base: Any, width: Any, place: Any
+) -> None:
+    """Write Σ_j values[at + j] * atoms[indices[at + j]] over ``count`` codes, added in order.
 
-    It writes Σ_j values[at + j] * atoms[indices[at + j]] over ``count`` codes, added in order, eight
-    codes a loop. The atoms begin at the address ``base``, the row at ``place``; both have
-    ``columns`` floats. ``fixed``: their number if it is known when compiled, else 0.
+    The atoms begin at the address ``base``, the row at ``place``; both have ``width`` floats.
     """
-
-    @compiled
-    def weigh(
-        indices: Any, values: Any, at: Any, count: Any, base: Any, columns: Any, place: Any
-    ) -> None:
-        width, j = fixed or columns, 0
-        size = np.uint64(width * 4)
-        while j + 8 <= count:
-            atoms8 = addresses8(base, size, indices, at + j)
-            values8 = _values4(values, at + j) + _values4(values, at + j + 4)
-            if j == 0:
-                _set8(place, atoms8, values8, width)
-            else:
-                _add8(place, atoms8, values8, width)
-            j += 8
-        if j + 4 <= count:
-            atoms4, values4 = addresses4(base, size, indices, at + j), _values4(values, at + j)
-            if j == 0:
-                _set4(place, atoms4, values4, width)
-            else:
-                _add4(place, atoms4, values4, width)
-            j += 4
-        while j < count:
-            atom = base + np.uint64(indices[at + j]) * size
-            if j == 0:
-                _set1(place, (atom,), (values[at + j],), width)
-            else:
-                _add1(place, (atom,), (values[at + j],), width)
-            j += 1
-        if count == 0:
-            row = floats(place, width)
-            for k in range(width):
-                row[k] = np.float32(0)
-
-    return weigh
+    size, j = np.uint64(width * 4), 0
+    while j + 8 <= count:
+        atoms8 = addresses8(base, size, indices, at + j)
+        values8 = _values4(values, at + j) + _values4(values, at + j + 4)
+        if j == 0:
+            _set8(place, atoms8, values8, width)
+        else:
+            _add8(place, atoms8, values8, width)
+        j += 8
+    if j + 4 <= count:
+        atoms4, values4 = addresses4(base, size, indices, at + j), _values4(values, at + j)
+        if j == 0:
+            _set4(place, atoms4, values4, width)
+        else:
+            _add4(place, atoms4, values4, width)
+        j += 4
+    while j < count:
+        atom = base + np.uint64(indices[at + j]) * size
+        if j == 0:
+            _set1(place, (atom,), (values[at + j],), width)
+        else:
+            _add1(place, (atom,), (values[at + j],), width)
+        j += 1
+    if count == 0:
+        row = floats(place, width)
+        for k in range(width):
+            row[k] = np.float32(0)
 
 
 @cache
-def fixed_reader(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> Any:
-    """Return ``f(source, positions, first, end, levels, indices, values)``, which reads fixed codes.
-
-    It writes the codes of rows ``first`` to ``end - 1`` one after the other, and returns the highest
-    choice. All shifts are constants.
-    """
-    record, values_at = count * (index_bits + value_bits), count * index_bits
-    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
-
-    @compiled
-    def read(
-        source: Any, positions: Any, first: Any, end: Any, levels: Any, indices: Any, values: Any
-    ) -> Any:
-        highest = np.uint32(0)
-        for row in range(first, end):
-            bit, at = positions[row] * record, (row - first) * count
-            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
-            for j in range(count):
-                index = field(begin, rest + j * index_bits, mask)
-                highest = max(highest, index)
-                indices[at + j] = index + np.uint32(j * stride)
-            if kind != NO_VALUES:
-                for j in range(count):
-                    values[at + j] = value(
-                        begin, rest + values_at + j * value_bits, value_bits, kind, levels
-                    )
-        return highest
-
-    return read
-
-
-@cache
-def fixed_rows(
+def fixed_rows(  # noqa: C901 - every branch is decided when compiled
     count: int, index_bits: int, value_bits: int, kind: int, stride: int, width: int, concat: bool
 ) -> Job:
-    """Compile the job that composes rows from fixed codes of one shape.
+    """Compile the job that composes rows from fixed codes of one shape: all shifts are constants.
 
     Atoms of ``width`` floats are added, or stand side by side (``concat``).
     """
-    read = fixed_reader(count, index_bits, value_bits, kind, stride)
-    weigh, size, columns = weigher(width), 4 * width, width * (count if concat else 1)
-    record = count * (index_bits + value_bits)
+    record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
+    columns = width * (count if concat else 1)
+    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
     last = np.uint64(max(record - 1, 0) // 8)
 
     @Job
-    def rows(address: Any, start: Any, stop: Any) -> Any:
+    def rows(address: Any, start: Any, stop: Any) -> Any:  # noqa: C901 - as above
         block = words(address)
         source, levels, choices = np.uint64(block[0]), vector(block, 2, np.float32), block[4]
         base, positions = np.uint64(block[5]), vector(block, 8, np.int64)
-        target, good = np.uint64(block[10]), True
+        target = np.uint64(block[10])
+        limit, good = np.uint32(min(choices, 2**32 - 1)), True
         indices = np.empty(PIECE * count, np.uint32)
         values = np.ones(PIECE * count, np.float32)
         for row in range(start, min(start + PIECE, stop)):
             prefetch(source + np.uint64((positions[row] * record) >> 3))
         for first in range(start, stop, PIECE):
             end = min(first + PIECE, stop)
-            if read(source, positions, first, end, levels, indices, values) >= choices:
+            highest = np.uint32(0)
+            for row in range(first, end):
+                bit, at = positions[row] * record, (row - first) * count
+                begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+                for j in range(count):
+                    index = field(begin, rest + j * index_bits, mask)
+                    highest = max(highest, index)
+                    indices[at + j] = index + np.uint32(j * stride)
+                if kind != NO_VALUES:
+                    for j in range(count):
+                        values[at + j] = value(
+                            begin, rest + values_at + j * value_bits, value_bits, kind, levels
+                        )
+            if highest >= limit:
                 good, indices[:] = False, np.uint32(0)
             for row in range(first, end):
                 if row + PIECE < stop:
@@ -162,56 +138,24 @@ def fixed_rows(
                 at, place = (row - first) * count, target + np.uint64(4 * row * columns)
                 if not concat:
                     weigh(indices, values, at, count, base, columns, place)
-                for j in range(at, at + count if concat else at):
-                    atom = base + np.uint64(indices[j]) * np.uint64(size)
-                    if kind == NO_VALUES:
-                        copy(place, atom, size)
-                    else:
-                        _set1(place, (atom,), (values[j],), width)
-                    place += np.uint64(size)
+                else:
+                    for j in range(at, at + count):
+                        atom = base + np.uint64(indices[j]) * np.uint64(size)
+                        if kind == NO_VALUES:
+                            copy(place, atom, size)
+                        else:
+                            _set1(place, (atom,), (values[j],), width)
+                        place += np.uint64(size)
         return np.int64(good)
 
     return rows
 
 
 @cache
-def ragged_reader(index_bits: int, value_bits: int, kind: int) -> Any:
-    """Return ``f(source, firsts, counts, rows, levels, indices, values)``, which reads ragged codes.
-
-    It writes the codes of ``rows`` rows, which begin at bits ``firsts``, one after the other, and
-    returns the highest index, -1 if there are no codes.
-    """
-    entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
-    whole, value_mask = entry % 8 == 0, np.uint64((1 << value_bits) - 1)
-
-    @compiled
-    def read(
-        source: Any, firsts: Any, counts: Any, rows: Any, levels: Any, indices: Any, values: Any
-    ) -> Any:
-        highest, at = np.int64(-1), 0
-        for row in range(rows):
-            bit = firsts[row]
-            begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
-            for j in range(counts[row]):
-                here = rest + j * entry
-                word = load_word(begin + np.uint64(here >> 3)) >> np.uint64(here & 7)
-                indices[at] = index = np.uint32(word & mask)
-                highest = max(highest, np.int64(index))
-                raw = np.uint32((word >> np.uint64(index_bits)) & value_mask)
-                if entry > 57:  # index and value may not lie in one word
-                    raw = field(begin, here + index_bits, value_mask)
-                values[at] = decoded(raw, kind, levels)
-                at += 1
-        return highest
-
-    return read
-
-
-@cache
 def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, width: int) -> Job:
     """Compile the job that composes rows of ``width`` floats from ragged codes of one shape."""
-    span, read = spanner(size_bits), ragged_reader(index_bits, value_bits, kind)
-    weigh, entry = weigher(width), index_bits + value_bits
+    entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
+    whole = entry % 8 == 0
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -220,11 +164,10 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
         entries, source, levels = block[6], np.uint64(block[7]), vector(block, 12, np.float32)
         held, base, atoms = block[14], np.uint64(block[15]), block[16]
         positions, target = vector(block, 18, np.int64), np.uint64(block[20])
-        far, good = np.uint64(directory.ctypes.data), True
+        far, low = np.uint64(directory.ctypes.data), low_bits(size_bits)
+        good, limit = True, np.uint32(min(atoms, 2**32 - 1))
         firsts, counts = np.empty(PIECE, np.int64), np.empty(PIECE, np.int64)
         indices, values = np.empty(8 * PIECE, np.uint32), np.empty(8 * PIECE, np.float32)
-        for row in range(start, min(start + PIECE, stop)):
-            prefetch(sizes + np.uint64((positions[row] * size_bits) >> 3))
         for first in range(start, stop, PIECE):
             end, total = min(first + PIECE, stop), 0
             for row in range(first, end):
@@ -232,7 +175,9 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
                     soon = positions[row + PIECE]
                     prefetch(sizes + np.uint64((soon * size_bits) >> 3))
                     prefetch(far + np.uint64(soon // STEP * (8 if wide else 4)))
-                number, count = span(sizes, directory, wide, held, entries, positions[row])
+                number, count = span(
+                    sizes, size_bits, low, directory, wide, held, entries, positions[row]
+                )
                 if count < 0:
                     good, number, count = False, np.int64(0), np.int64(0)
                 prefetch(source + np.uint64((number * entry) >> 3))
@@ -241,7 +186,19 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
                 total += count
             if total > len(indices):
                 indices, values = np.empty(total, np.uint32), np.empty(total, np.float32)
-            if read(source, firsts, counts, end - first, levels, indices, values) >= atoms:
+            at, highest = 0, np.uint32(0)
+            for row in range(end - first):
+                bit = firsts[row]
+                begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
+                for j in range(counts[row]):
+                    index = field(begin, rest + j * entry, mask)
+                    highest = max(highest, index)
+                    indices[at + j] = index
+                    values[at + j] = value(
+                        begin, rest + j * entry + index_bits, value_bits, kind, levels
+                    )
+                at += counts[row]
+            if total > 0 and highest >= limit:
                 good, indices[:] = False, np.uint32(0)
             at = 0
             for row in range(first, end):
@@ -253,9 +210,6 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
     return rows
 
 
-_weigh = weigher(0)
-
-
 @Job
 def gathered_rows(address: Any, start: Any, stop: Any) -> Any:
     """Compose rows from indices [B, s] and values [B, s] that are known (hash, remainder)."""
@@ -265,7 +219,7 @@ def gathered_rows(address: Any, start: Any, stop: Any) -> Any:
     base, target, width = np.uint64(block[6]), np.uint64(block[9]), block[11]
     for row in range(start, stop):
         place = target + np.uint64(4 * row * width)
-        _weigh(indices, values, row * count, count, base, width, place)
+        weigh(indices, values, row * count, count, base, width, place)
     return np.int64(1)
 
 
@@ -321,7 +275,7 @@ def _level(data: Any, p: Any, bits: Any, k: Any) -> Any:
 @cache
 def level_rows(bits: int, axis: int) -> Job:
     """Compile the job that decodes rows of levels: x = scale * (level - (2^bits - 1) / 2)."""
-    middle, decode = np.float32((2**bits - 1) / 2), level_row(bits, by_column=axis == 1)
+    middle, by_column = np.float32((2**bits - 1) / 2), axis == 1
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -339,7 +293,14 @@ def level_rows(bits: int, axis: int) -> Job:
             p, to = np.uint64(positions[row]), np.uint64(row)
             here, there = source + p * length, target + to * np.uint64(4 * width)
             factors = scales + p * np.uint64(4) if axis == 0 else scales
-            done = decode(there, here, middle, factors, width)
+            if bits == 8:
+                done = _levels8(there, here, middle, factors, by_column, width)
+            elif bits == 4:
+                done = _levels4(there, here, middle, factors, by_column, width)
+            elif bits == 3:
+                done = _levels3(there, here, middle, factors, by_column, width)
+            else:
+                done = _levels2(there, here, middle, factors, by_column, width)
             for k in range(done, width):
                 factor = scale[p if axis == 0 else np.uint64(k)]
                 out[to, k] = (_level(data, p, bits, k) - middle) * factor

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import Job, compiled
-from featherbed.kernels.lookup import addresses8, weigher
+from featherbed.kernels.lookup import addresses8, weigh
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.train import AHEAD
 from featherbed.kernels.vectors import copy, eight_slots, prefetch, row_sum

@@ -163,8 +163,8 @@ def eight_slots(
     return signature, generate
 
 
-def level_row(bits: int, by_column: bool) -> Callable[..., int]:
-    """Return ``f(out, source, middle, scale, width)``: out = scale * (level - middle).
+def level_row(bits: int) -> Callable[..., int]:
+    """Return ``f(out, source, middle, scale, by_column, width)``: out = scale * (level - middle).
 
     Levels have 8, 4, 3 or 2 bits. ``scale`` is the address of a number, or with ``by_column`` of one
     for each element. It returns the number of elements processed, a multiple of eight.
@@ -172,12 +172,20 @@ def level_row(bits: int, by_column: bool) -> Callable[..., int]:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def decode(
-        typing_context: Any, out: Any, source: Any, middle: Any, scale: Any, width: Any
+        typing_context: Any,
+        out: Any,
+        source: Any,
+        middle: Any,
+        scale: Any,
+        by_column: Any,
+        width: Any,
     ) -> Any:
-        signature = types.intp(types.uintp, types.uintp, types.float32, types.uintp, types.intp)
+        signature = types.intp(
+            types.uintp, types.uintp, types.float32, types.uintp, types.boolean, types.intp
+        )
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            target, packed, centre, factors, length = arguments
+            target, packed, centre, factors, columns, length = arguments
             done = counter(builder, length)
             same = builder.load(builder.inttoptr(factors, F32.as_pointer()), align=4)
             for lanes in LANES[:-1]:
@@ -186,12 +194,13 @@ def level_row(bits: int, by_column: bool) -> Callable[..., int]:
                     first = builder.lshr(builder.mul(start, size), ir.Constant(start.type, 3))
                     levels = _levels(builder, bits, builder.add(packed, first), lanes)
                     row = builder.sitofp(levels, ir.VectorType(F32, lanes))
-                    scales = (
-                        load(builder, floats_at(builder, factors, start), lanes)
-                        if by_column
-                        else splat(builder, same, lanes)
+                    scales = cgutils.alloca_once_value(builder, splat(builder, same, lanes))
+                    with builder.if_then(columns):
+                        own = load(builder, floats_at(builder, factors, start), lanes)
+                        builder.store(own, scales)
+                    row = builder.fmul(
+                        builder.fsub(row, splat(builder, centre, lanes)), builder.load(scales)
                     )
-                    row = builder.fmul(builder.fsub(row, splat(builder, centre, lanes)), scales)
                     store(builder, row, floats_at(builder, target, start))
             return builder.load(done)
 

@@ -107,7 +107,7 @@ class Scorer:
         codes, scores = self.band.codes, self.atom_scores
         assert scores is not None
         if isinstance(codes, Ragged):
-            plan = engine.Plan("ragged_scores", *codes.arguments(), shape=codes.shape)
+            plan = engine.Plan("ragged_scores", *codes.arguments())
             return plan, np.ascontiguousarray(scores)
         assert isinstance(codes, Fixed)
         padded = np.pad(np.ascontiguousarray(scores), ((0, 0), (0, 2**codes.index_bits)))
