@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
-from featherbed.files import replacing
 from featherbed.packed.keys import FORMS, Keys, keys_for, read_keys
 from featherbed.packed.schema import Take, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
-from featherbed.packed.validate import validate
 
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -262,6 +260,8 @@ def check(path: str | Path) -> PackedTable:
     >>> len(fb.check(path))
     5
     """
+    from featherbed.packed.validate import validate
+
     table = load(path)
     validate(table)
     return table
@@ -390,6 +390,8 @@ def write(table: PackedTable, path: Path) -> None:
 
 def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
     """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
+    from featherbed.files import replacing  # only writers need it
+
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(header_for(fields, arrays))
         for _, array in _in_order(arrays):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IdError, UnknownKeyError
-from featherbed.packed import code_search, search
+from featherbed.packed import engine
 from featherbed.packed.band import Band, Every, Ids
 from featherbed.packed.engine import WORTH
 from featherbed.packed.matrix import Floats, Graded
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from featherbed.packed.keys import Keys
 
 CHUNK = 1 << 16  # rows composed at once: a large look-up allocates little beyond its result
+CALLS = 1024  # look-ups of one row between two choices of the way they are made
+LOADING = 8  # choices after which rows one by one have cost as much as loading the compiled loops
 HELD = 1 << 23  # gathered floats held at once while rows are composed
 
 
@@ -30,6 +32,8 @@ class PackedTable:
     >>> packed[[2, 0]].shape, packed.search(packed[2], k=1)[0].tolist()
     ((2, 4), [2])
     """
+
+    _read_row: Callable[[int], Floats]
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class PackedTable:
         self.made_by = made_by or {}
         self.report: Any = None  # of the compression that made the table; not stored
         self._norms: Floats | None = None
+        self._calls = 0  # look-ups of one row
         self._mean: Floats | None = None
         self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
 
@@ -55,6 +60,11 @@ class PackedTable:
         """Return a table of the same parts but for ``changes``: bands, padding_idx, keys, made_by."""
         parts = {"padding_idx": self.padding_idx, "keys": self.keys, "made_by": self.made_by}
         return PackedTable(changes.pop("bands", self.bands), self.dim, **parts | changes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the way one row is read out of copies and pickles: it holds addresses."""
+        kept = {name: part for name, part in self.__dict__.items() if name != "_read_row"}
+        return kept | {"_calls": 0}
 
     def __len__(self) -> int:
         return self.rows
@@ -75,6 +85,12 @@ class PackedTable:
 
     def __getitem__(self, ids: Any) -> Floats:
         """Return the rows [..., d] of an id, a key, a slice, or any array of ids or keys."""
+        if isinstance(ids, str):
+            ids = self.ids_of(ids)
+        elif isinstance(ids, np.integer):
+            ids = int(ids)
+        if type(ids) is int and 0 <= ids < self.rows and len(self.bands) == 1:
+            return self._row(ids)
         if isinstance(ids, slice):
             ids = np.arange(*ids.indices(self.rows))
         ids = self._as_ids(ids)
@@ -86,6 +102,16 @@ class PackedTable:
         for start in range(0, len(flat), self._chunk):
             out[start : start + self._chunk] = self._compose(flat[start : start + self._chunk])
         return out.reshape(*ids.shape, self.dim)
+
+    def _row(self, id_: int) -> Floats:  # -> [d]
+        """Return one row; whether compiled loops are worth loading is asked every ``CALLS`` calls."""
+        if self._calls % CALLS == 0:
+            worth = engine.kernels(1 if self._calls < LOADING * CALLS else engine.WORTH)
+            self._read_row = self.bands[0].row_reader(worth)
+        self._calls += 1
+        if id_ == self.padding_idx:
+            return np.zeros(self.dim, dtype=np.float32)
+        return self._read_row(id_)
 
     def _as_ids(self, ids: Any) -> Ids:
         return np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
@@ -205,18 +231,24 @@ class PackedTable:
         include_last_offset: bool = False,
     ) -> Floats:  # [B, d]
         """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not count."""
-        return search.pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
+        from featherbed.packed.search import pool_rows
+
+        return pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
 
     def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
         """Return the dot product of every row with the query, through the atoms where possible."""
-        return search.logits(self, queries)
+        from featherbed.packed.search import logits
+
+        return logits(self, queries)
 
     def search(self, queries: ArrayLike, k: int = 10, *, metric: str = "dot") -> tuple[Ids, Floats]:
         """Return ids and scores of the k best rows by "dot" or "cosine", best first, exactly.
 
         [d] -> [k], [n, d] -> [n, k].
         """
-        return search.top(self, queries, k, metric)
+        from featherbed.packed.search import top
+
+        return top(self, queries, k, metric)
 
     def codes_of(self, ids: Any) -> Ids:
         """Return the codes of rows, [..., s]: of the first layer, each the choice within its part.
@@ -230,7 +262,9 @@ class PackedTable:
         >>> packed.codes_of([2, 0]).tolist(), packed[[2, 0]].tolist()
         ([[0, 0], [0, 1]], [[0.0, 0.0], [0.0, 3.0]])
         """
-        return code_search.codes_of(self, self._as_ids(ids))
+        from featherbed.packed.code_search import codes_of
+
+        return codes_of(self, self._as_ids(ids))
 
     def rows_with(self, code: ArrayLike) -> Ids:
         """Return the ids of all rows whose codes start with ``code`` [j], ascending.
@@ -247,7 +281,9 @@ class PackedTable:
         >>> packed.rows_with([0]).tolist(), packed.rows_with([0, 1]).tolist()
         ([0, 2, 3], [0, 3])
         """
-        return code_search.rows_with(self, code)
+        from featherbed.packed.code_search import rows_with
+
+        return rows_with(self, code)
 
     def near_codes(self, codes: ArrayLike, k: int = 10) -> tuple[Ids, Ids]:
         """Return ids and Hamming distances Σ_j [c_j(i) ≠ codes_j] of the k nearest rows, exactly.
@@ -265,7 +301,9 @@ class PackedTable:
         >>> ids.tolist(), distances.tolist()
         ([1, 0, 3], [0, 1, 1])
         """
-        return code_search.near_codes(self, codes, k)
+        from featherbed.packed.code_search import near_codes
+
+        return near_codes(self, codes, k)
 
     def code_recall(self, ids: Any, k: int = 10, *, metric: str = "cosine") -> float:
         """Return the recall of ``near_codes`` against ``search``.
@@ -281,7 +319,9 @@ class PackedTable:
         >>> packed.code_recall([0, 1, 3], k=1)  # rows 0 and 3 are the same, and so are their codes
         1.0
         """
-        return code_search.code_recall(self, self._as_ids(ids), k, metric)
+        from featherbed.packed.code_search import code_recall
+
+        return code_recall(self, self._as_ids(ids), k, metric)
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
