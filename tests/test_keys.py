@@ -348,6 +348,12 @@ def test_a_vocabulary_is_saved_in_the_file_of_its_table(form, tmp_path):
     assert fb.load(tmp_path / "u").keys.counts.tolist() == vocabulary.counts.tolist()
 
 
+def test_a_vocabulary_finds_rows_of_its_own_only():
+    for keys in (["tea", "rum"], Keys.of(["tea", "rum"], "hashed", shared=2)):
+        vocabulary = fb.Vocabulary(keys, shared=2)
+        assert (vocabulary.find("rum"), vocabulary.find("ale")) == (1, None)
+
+
 def test_a_vocabulary_that_cannot_work_is_refused(tmp_path):
     with pytest.raises(fb.ArgumentError, match="more than one row"):
         fb.Vocabulary(["a", "a"])

@@ -12,7 +12,6 @@ import json
 import lzma
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from featherbed.packed import (
     Keys,
     Matrix,
     PackedTable,
+    Vocabulary,
     load,
     read_arrays,
     write_arrays,
@@ -161,31 +161,6 @@ def read_words(path: Path, count: int) -> list[str]:
     return words
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The words of a table by id, and the id of each; keys stay memory-mapped.
-
-    >>> Vocabulary.of(["tea", "rum"]).find("rum"), Vocabulary.of(["tea", "rum"]).find("ale")
-    (1, None)
-    """
-
-    words: Sequence[str] | Keys
-    ids_of: dict[str, int] | Keys
-
-    @classmethod
-    def of(cls, words: Sequence[str] | Keys) -> Vocabulary:
-        """Index a list of words, or use the index of keys."""
-        if isinstance(words, Keys):
-            return cls(words, words)
-        return cls(words, {word: id_ for id_, word in enumerate(words)})
-
-    def find(self, word: str) -> int | None:
-        """Return the id of a word, or None."""
-        if not isinstance(self.ids_of, Keys):
-            return self.ids_of.get(word)
-        return int(self.ids_of.find([word])[0]) if self.ids_of.has(word) else None
-
-
 def check_words(table: PackedTable, words: Sequence[str] | None) -> Sequence[str] | Keys:
     """Return the words of a table to be stored: its keys, or a list of one word for each row."""
     if words is None:
@@ -289,8 +264,8 @@ def read_table(
             f"width {dim}"
         )
     if vocabulary == "list":
-        return table, Vocabulary.of(read_words(folder / LIST, rows))
-    return table, None if table.keys is None else Vocabulary.of(table.keys)
+        return table, Vocabulary(read_words(folder / LIST, rows))
+    return table, None if table.keys is None else Vocabulary(table.keys)
 
 
 def read_sizes(

@@ -75,3 +75,4 @@ from featherbed.packed.search import score_block as score_block
 from featherbed.packed.table import CHUNK as CHUNK
 from featherbed.packed.table import PackedTable as PackedTable
 from featherbed.packed.table import as_ids as as_ids
+from featherbed.packed.vocabulary import Vocabulary as Vocabulary

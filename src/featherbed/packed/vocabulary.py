@@ -115,6 +115,11 @@ class Vocabulary:
     def __repr__(self) -> str:
         return f"Vocabulary({len(self.keys):,} keys, {self.shared} shared rows)"
 
+    def find(self, key: str) -> int | None:
+        """Return the row of a key, None if it has none of its own."""
+        row = int(self.ids(key))
+        return row if 0 <= row < len(self.keys) else None
+
     def ids(self, keys: Any, default: int = -1) -> Any:
         """Return the row of a key, or the rows [...] of several keys.
 

@@ -26,7 +26,6 @@ from featherbed.apps.bundle import (
     VOCABULARIES,
     WORDS,
     Arrays,
-    Vocabulary,
     check_words,
     decode_weights,
     encode_weights,
@@ -45,7 +44,7 @@ from featherbed.io.texts import (
     WordEncoder,
     open_tokenizer,
 )
-from featherbed.packed import MOST_DIM, MOST_ROWS, PackedTable, as_ids, bag_starts
+from featherbed.packed import MOST_DIM, MOST_ROWS, PackedTable, Vocabulary, as_ids, bag_starts
 from featherbed.packed import check as check_table
 
 VERSION = 1
@@ -180,7 +179,7 @@ class Classifier:
         if vocabulary is None:
             encoder = _open_subwords(folder / TOKENIZER, table.rows, shape.length)
         else:
-            encoder = WordEncoder(vocabulary.ids_of, shape.length)
+            encoder = WordEncoder(vocabulary, shape.length)
         return cls(table, weights, shape, classes, encoder, vocabulary, found.raw("about"))
 
     def __repr__(self) -> str:

@@ -25,7 +25,6 @@ from featherbed.apps.bundle import (
     MODEL,
     PRECISIONS,
     WORDS,
-    Vocabulary,
     check_words,
     decode_weights,
     encode_weights,
@@ -41,6 +40,7 @@ from featherbed.packed import (
     MOST_ROWS,
     Floats,
     PackedTable,
+    Vocabulary,
     as_ids,
     as_loaded,
 )
@@ -182,7 +182,7 @@ class LanguageModel:
                 logits[excluded] = -np.inf
             drawn.append(_draw(logits, temperature, rng))
             hidden = self.step(np.array(drawn[-1:]), state)
-        return [self.vocabulary.words[id_] for id_ in drawn]
+        return [self.vocabulary.keys[id_] for id_ in drawn]
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text's words; words not known as written are tried in lower case."""

@@ -589,10 +589,8 @@ class Recommender:
         ]
 
     def _named(self, id_: int, score: float) -> ScoredItem:
-        assert self.items.keys is not None
-        return ScoredItem(
-            self.items.keys[id_], score, None if self.titles is None else self.titles[id_]
-        )
+        key = self.items.name_of(id_) or f"row {id_}"  # hashed keys have no text
+        return ScoredItem(key, score, None if self.titles is None else self.titles[id_])
 
 
 def parse_history(text: str) -> list[tuple[str, float | None]]:
@@ -664,6 +662,8 @@ def _hint(table: PackedTable, key: str) -> str:
         for word in dict.fromkeys((key.strip(), key.lower(), key.upper(), key.lstrip("0")))
         if word in table
     ]
+    if keys.form == "hashed":
+        return f"is it {near[0]!r}?" if near else f"there are {len(keys):,}, stored without text"
     if not near and len(keys) <= CLOSE:
         from difflib import get_close_matches
 

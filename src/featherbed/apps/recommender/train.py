@@ -40,7 +40,16 @@ from featherbed.apps.recommender.stream import MAX_DIM, StreamedFactorization, S
 from featherbed.checks import TRAINING, read_bytes, require
 from featherbed.errors import ArgumentError
 from featherbed.io.records import ItemTitles, Ratings, count_ids
-from featherbed.packed import Band, Identity, Keys, Matrix, PackedTable, compare_sizes, file_size
+from featherbed.packed import (
+    Band,
+    Identity,
+    IntegerKeys,
+    Keys,
+    Matrix,
+    PackedTable,
+    compare_sizes,
+    file_size,
+)
 from featherbed.progress import show_progress
 from featherbed.report import describe_anchors, describe_cost, error_by_popularity, ratings_page
 from featherbed.tables import parse_spec
@@ -392,7 +401,7 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
                 table.bands,
                 table.dim,
                 padding_idx=table.padding_idx,
-                keys=Keys.of(keys),
+                keys=Keys.of(keys, "integer" if isinstance(keys, IntegerKeys) else "plain"),
                 made_by=table.made_by,
             )
             for table, keys in ((model.users, train.user_keys), (model.items, train.item_keys))

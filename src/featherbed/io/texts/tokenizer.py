@@ -73,14 +73,16 @@ class TextEncoder(Protocol):
 class WordEncoder:
     """Encodes the first ``length`` words of a text by a vocabulary; unknown words have id 1.
 
-    ``ids_of`` maps words to ids: a dictionary, or the keys of a packed table.
+    ``ids_of`` maps words to ids: a dictionary, a vocabulary, or the keys of a packed table.
 
     >>> encoder = WordEncoder({"<pad>": 0, "<unk>": 1, "good": 2}, length=3)
     >>> encoder.ids("Good, GOOD film").tolist(), encoder.tokens("Good, GOOD film")
     ([2, 1, 2], ['good', ',', 'good'])
     """
 
-    def __init__(self, ids_of: Mapping[str, int] | Keys, length: int = MAX_LENGTH) -> None:
+    def __init__(
+        self, ids_of: Mapping[str, int] | Keys | Vocabulary, length: int = MAX_LENGTH
+    ) -> None:
         self.length = check_length(length)
         self._ids_of = ids_of
 
@@ -91,11 +93,11 @@ class WordEncoder:
     def ids(self, text: str) -> NDArray[np.int64]:
         """Return the ids of the first ``length`` words of a text."""
         words = self.tokens(text)
-        if isinstance(self._ids_of, Keys):
-            found = self._ids_of.ids(words)
-            return np.where(found < 0, UNKNOWN_ID, found)
-        get = self._ids_of.get
-        return np.fromiter((get(w, UNKNOWN_ID) for w in words), dtype=np.int64, count=len(words))
+        if isinstance(self._ids_of, Mapping):
+            rows = (self._ids_of.get(word, UNKNOWN_ID) for word in words)
+            return np.fromiter(rows, dtype=np.int64, count=len(words))
+        found = self._ids_of.ids(words)
+        return np.where(found < 0, UNKNOWN_ID, found)
 
 
 class SubwordEncoder:
