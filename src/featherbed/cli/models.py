@@ -207,14 +207,14 @@ def recommend(
         Path, typer.Argument(help="Folder written by `featherbed train ratings`.", metavar="DIR")
     ],
     user: Annotated[str | None, typer.Option(help="Key of a user of the training data.")] = None,
-    history: Annotated[
-        str | None,
-        typer.Option(help="Items of a new user: '12:5,57:3' or '12,57', or a file of such lines."),
-    ] = None,
     k: Annotated[int, typer.Option("-k", help="Number of items.")] = 10,
     all_items: Annotated[
         bool, typer.Option("--all", help="Include items the user rated in training.")
     ] = False,
+    history: Annotated[
+        str | None,
+        typer.Option(help="Items of a new user: '12:5,57:3' or '12,57', or a file of such lines."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print the top items for a user, excluding rated items. torch is not needed."""
