@@ -51,12 +51,18 @@ def compress(
     ] = None,
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
+    effort: Annotated[
+        str, typer.Option(help="quick, normal, or best: how many candidates and rounds.")
+    ] = "normal",
+    minutes: Annotated[
+        float | None, typer.Option(help="Upper limit of the time, about.", min=0)
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
     """Compress a matrix or a model's token table. Give one of --ratio, --budget and --quality."""
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
-    options |= {"method": method, "generator": seed}
+    options |= {"method": method, "generator": seed, "effort": effort, "minutes": minutes}
     if not matrix.is_dir():
         from featherbed.apps import compress_file
 

@@ -206,18 +206,30 @@ def recommend(
     folder: Annotated[
         Path, typer.Argument(help="Folder written by `featherbed train ratings`.", metavar="DIR")
     ],
-    user: Annotated[str, typer.Option(help="Key of the user.")],
+    user: Annotated[str | None, typer.Option(help="Key of a user of the training data.")] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(help="Items of a new user: '12:5,57:3' or '12,57', or a file of such lines."),
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Number of items.")] = 10,
     all_items: Annotated[
         bool, typer.Option("--all", help="Include items the user rated in training.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the best items for a user, without those already rated. torch is not needed."""
-    from featherbed.apps.recommender import Recommender
+    """Print the top items for a user, excluding rated items. torch is not needed."""
+    from featherbed.apps.recommender import Recommender, parse_history
 
+    if (user is None) == (history is None):
+        raise ArgumentError("give either --user or --history")
     recommender = Recommender.open(folder)
-    found = recommender.recommend(user, k, include_rated=all_items)
+    if user is not None:
+        found = recommender.recommend(user, k, include_rated=all_items)
+    else:
+        pairs = parse_history(str(history))
+        found = recommender.recommend_history(pairs, k)
+        if unknown := recommender.unknown_items(pairs):
+            log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")
     typer.echo(_to_json(found) if json else format_items(found))
     if not recommender.factors:
         log_line(

@@ -57,6 +57,8 @@ def compress_folder(
     measure: str = "error",
     weights: Any = None,
     generator: Any = None,
+    effort: str = "normal",
+    minutes: float | None = None,
     tell: ProgressCallback = no_progress,
 ) -> list[CompressedWeight]:
     """Compress the token table of a saved ``transformers`` model into a new folder.
@@ -104,6 +106,8 @@ def compress_folder(
         weights=weights,
         padding_idx=padding_of(place, matrix),
         generator=generator,
+        effort=effort,
+        minutes=minutes,
         name=place.name,
         tell=tell,
     )

@@ -17,6 +17,7 @@ from featherbed.apps.recommender.serve import Recommender as Recommender
 from featherbed.apps.recommender.serve import ScoredItem as ScoredItem
 from featherbed.apps.recommender.serve import check_recommender as check_recommender
 from featherbed.apps.recommender.serve import collect_rated as collect_rated
+from featherbed.apps.recommender.serve import parse_history as parse_history
 from featherbed.apps.recommender.serve import write_recommender as write_recommender
 from featherbed.apps.recommender.settings import RecommenderSettings as RecommenderSettings
 from featherbed.apps.recommender.stream import StreamedFactorization as StreamedFactorization

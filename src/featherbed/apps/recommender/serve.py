@@ -262,6 +262,8 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 FEW = 1 << 16  # rows that numpy scores before compiled loops are even loaded
+PRIOR_USERS = 20_000  # users whose rows give the prior of a new one
+MAX_PATH = 1_000
 CLOSE = 20_000  # maximum number of keys compared with an unknown one
 
 
@@ -377,6 +379,100 @@ class Recommender:
         scores[excluded] = -np.inf
         return self._best(scores, min(k, self.about.items - len(excluded)))
 
+    def recommend_history(
+        self, history: Sequence[tuple[str, float | None]], k: int = 10
+    ) -> list[ScoredItem]:
+        """Return the k best items for a user who is not in the training data, best first.
+
+        ``history`` are (item, rating) pairs; the row of the user is computed by ``fold_in``. Items
+        of the history are left out.
+        """
+        check_count(k)
+        known, row = self._folded(history)
+        scores = self._scores(*self._query_of(row))
+        excluded = np.unique([id_ for id_, _ in known])
+        if self.items.padding_idx is not None:
+            excluded = np.union1d(excluded, [self.items.padding_idx])
+        scores[excluded] = -np.inf
+        return self._best(scores, min(k, self.about.items - len(excluded)))
+
+    def fold_in(self, history: Sequence[tuple[str, float | None]]) -> Floats:  # [d]
+        """Return the row of a new user in closed form from the stored rows of rated items.
+
+        With rows u ~ N(m, diag(s)) of the stored users as prior, ratings r_i of items with rows
+        v_i, and the model's error as noise,
+
+            u = m + (X'X / noise + diag(1 / s))^-1 X' (r - mean - b - X m) / noise
+
+        X holds the rows v_i (with a column of ones for the bias of the user), b the biases of
+        items. Items that are not known are skipped; ``unknown_items`` names them. Ratings of None
+        mean that the item was liked: they count as the mean plus one standard deviation of the
+        model's error.
+        """
+        return self._folded(history)[1]
+
+    def unknown_items(self, history: Sequence[tuple[str, float | None]]) -> list[str]:
+        """Return the items of a history that the recommender does not know."""
+        return [item for item, _ in history if item not in self.items]
+
+    def _folded(
+        self, history: Sequence[tuple[str, float | None]]
+    ) -> tuple[list[tuple[int, float]], Floats]:
+        liked = self.about.mean + math.sqrt(self._noise)
+        known = [
+            (self._item(item), liked if rating is None else float(rating))
+            for item, rating in history
+            if item in self.items
+        ]
+        if not known:
+            names = ", ".join(repr(item) for item, _ in history[:3])
+            raise ArgumentError(
+                f"no item of the history is known ({names or 'it is empty'}): give at least one "
+                f"of the {self.about.items:,} items"
+            )
+        ids = np.array([id_ for id_, _ in known])
+        ratings = np.array([rating for _, rating in known])
+        if not (np.abs(ratings) < 1e30).all():
+            raise ArgumentError("a rating of the history is not a finite number")
+        x = self.items[ids].astype(np.float64)
+        residuals = ratings - self.about.mean
+        if self.about.biases == "column":
+            residuals -= x[:, 0]
+            x[:, 0] = 1
+        elif self._apart is not None:
+            residuals -= self._apart[1][ids]
+            x = np.column_stack([np.ones(len(x)), x])
+        center, variance = self._user_prior
+        # a column of no variance has no weight: scaling by its root keeps the system regular
+        root = np.sqrt(variance)
+        scaled = x * root
+        gram = scaled.T @ scaled / self._noise + np.eye(len(root))
+        row = center + root * np.linalg.solve(
+            gram, scaled.T @ (residuals - x @ center) / self._noise
+        )
+        return known, row.astype(np.float32)
+
+    @property
+    def _noise(self) -> float:
+        """The variance of ratings around predictions: the test error of training."""
+        error = self.about.about.get("test_mse")
+        if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1e30:
+            raise ArgumentError(
+                "this recommender stores no error of its predictions, which folding in needs: "
+                "train it again"
+            )
+        return float(error)
+
+    @cached_property
+    def _user_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and variance of the columns of the stored users; with biases apart, theirs first."""
+        count = min(self.about.users, PRIOR_USERS)
+        ids = np.linspace(0, self.about.users - 1, count).astype(np.int64)
+        rows = self.users[ids].astype(np.float64)
+        if self._apart is not None:
+            rows = np.column_stack([self._apart[0][ids], rows])
+        return rows.mean(0), rows.var(0)
+
     def score(self, user: str, items: Sequence[str]) -> Floats:  # [n]
         """Return the predicted ratings of a user for items, given by their keys."""
         wanted = np.array([self._item(key) for key in items], dtype=np.int64)
@@ -436,12 +532,21 @@ class Recommender:
 
     def _query(self, user: int) -> tuple[Floats, float]:
         """Return the query vector of a user, and the constant of every score."""
-        query, base = self.users[user].copy(), self.about.mean
-        if self.about.biases == "column":
-            base += float(query[0])
-            query[0] = 1
-        elif self._apart is not None:
-            base += float(self._apart[0][user])
+        row = self.users[user].copy()
+        if self._apart is not None:
+            row = np.append(self._apart[0][user], row)
+        return self._query_of(row)
+
+    def _query_of(self, row: Floats) -> tuple[Floats, float]:
+        """Return the query vector of a user's row (with biases apart, the bias comes first)."""
+        base = self.about.mean
+        if self.about.biases == "none":
+            return row, base
+        base += float(row[0])
+        if self._apart is not None:
+            return row[1:], base
+        query = row.copy()
+        query[0] = 1
         return query, base
 
     def _scores(self, query: Floats, base: float) -> Floats:  # [items]
@@ -488,6 +593,27 @@ class Recommender:
         return ScoredItem(
             self.items.keys[id_], score, None if self.titles is None else self.titles[id_]
         )
+
+
+def parse_history(text: str) -> list[tuple[str, float | None]]:
+    """Return the (item, rating or None) pairs of a text, or of a file: ``12:5,57`` or such lines.
+
+    >>> parse_history("12:5, 57:3.5,tt:99,80")
+    [('12', 5.0), ('57', 3.5), ('tt', 99.0), ('80', None)]
+    """
+    path = Path(text)
+    if len(text) < MAX_PATH and path.is_file():
+        text = path.read_text(encoding="utf-8").replace("\n", ",")
+    pairs: list[tuple[str, float | None]] = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        item, colon, rating = entry.rpartition(":")
+        try:
+            pairs.append((item, float(rating)) if colon else (entry, None))
+        except ValueError:
+            raise ArgumentError(
+                f"{entry[:60]!r} in the history: write item:rating or item, separated by commas"
+            ) from None
+    return pairs
 
 
 def check_recommender(folder: str | Path) -> Recommender:
