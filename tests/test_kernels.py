@@ -423,10 +423,10 @@ def test_numpy_adds_codes_in_order(engine):
 def test_threads_follow_the_setting(monkeypatch):
     monkeypatch.setenv("FEATHERBED_THREADS", "5")
     threads.set_threads(None)
-    assert threads.threads() == 5
+    assert threads.thread_count() == 5
     monkeypatch.delenv("FEATHERBED_THREADS")
     threads.set_threads(None)
-    assert threads.threads() == len(os.sched_getaffinity(0))
+    assert threads.thread_count() == len(os.sched_getaffinity(0))
 
 
 def test_workers_end(engine):
@@ -486,7 +486,7 @@ def test_a_bad_number_of_threads_is_refused(monkeypatch):
     monkeypatch.setenv("FEATHERBED_THREADS", "zero")
     monkeypatch.setattr(threads, "_threads", None)  # as before anyone has asked
     with pytest.raises(fb.ArgumentError, match="'zero'"):
-        threads.threads()
+        threads.thread_count()
 
 
 def test_an_unknown_engine_is_refused(engine):

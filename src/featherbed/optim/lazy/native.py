@@ -267,7 +267,7 @@ def slot_gradients(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [U, s], [K, d], [U, d]
     """Return the gradients of values and atoms and, if ``keep``, those of the distinct rows."""
-    count, threads = len(values), pool.threads()
+    count, threads = len(values), pool.thread_count()
     order, starts = _groups(index, count)
     pieces = PIECES * threads if threads > 1 else 1
     borders = np.searchsorted(starts.numpy(), np.linspace(0, len(order), pieces + 1))
