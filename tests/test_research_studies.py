@@ -16,7 +16,7 @@ from research.harness import command
 from research.harness.legacy import converted, is_legacy
 from research.harness.records import load_record
 from research.harness.report import REPORTS, fill_blocks
-from research.harness.run import planned, read_results, with_planned_rows
+from research.harness.run import planned, read_results, with_planned_rows, with_records
 from research.harness.settings import (
     RESULTS,
     ROOT,
@@ -115,7 +115,7 @@ def test_every_result_belongs_to_a_row():
     for name in experiment_names():
         for size in read_experiment(name).sizes or (None,):
             experiment = with_planned_rows(read_experiment(name, size=size), RESULTS)
-            for row, seed in planned(experiment):
+            for row, seed in with_records(experiment):
                 kept.discard(f"{row.home}/{row.name}-seed-{seed}.json")
     assert not kept
 

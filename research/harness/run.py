@@ -55,6 +55,12 @@ def planned(experiment: Experiment) -> Iterator[tuple[Row, int]]:
     yield from _rows_and_seeds(experiment, replaced=False)
 
 
+def with_records(experiment: Experiment) -> Iterator[tuple[Row, int]]:
+    """Yield rows and seeds that may have records: those to run, then replaced ones."""
+    yield from planned(experiment)
+    yield from _rows_and_seeds(experiment, replaced=True)
+
+
 def _rows_and_seeds(experiment: Experiment, replaced: bool) -> Iterator[tuple[Row, int]]:
     seeds = dict.fromkeys(experiment.seeds)
     seeds |= dict.fromkeys(seed for row in experiment.rows for seed in row.seeds)
@@ -68,7 +74,7 @@ def _rows_and_seeds(experiment: Experiment, replaced: bool) -> Iterator[tuple[Ro
 def read_results(experiment: Experiment, folder: Path) -> Results:
     """Return the results that are in ``folder``."""
     records: dict[str, dict[int, Record]] = {}
-    for row, seed in (*planned(experiment), *_rows_and_seeds(experiment, replaced=True)):
+    for row, seed in with_records(experiment):
         path = record_path(folder, row, seed)
         if path.exists():
             records.setdefault(row.name, {})[seed] = read_record(path, row)
