@@ -46,7 +46,13 @@ def compress(
     ] = None,
     words: Annotated[
         list[Path] | None,
-        typer.Option(help="Similarity or analogy file to evaluate before and after."),
+        typer.Option(help="Similarity or analogy file, for a model sentences, to evaluate by."),
+    ] = None,
+    rest: Annotated[
+        str, typer.Option(help="Type of a model's other weights: float32, float16 or int8.")
+    ] = "float32",
+    folder_budget: Annotated[
+        str | None, typer.Option(help="Maximum size of a model's whole folder, such as 18MB.")
     ] = None,
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
@@ -57,14 +63,19 @@ def compress(
     check_packages(matrix, method, report)
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
     options |= {"method": method, "weights": weights, "generator": seed}
+    if not matrix.is_dir() and (rest != "float32" or folder_budget is not None):
+        raise ArgumentError(
+            f"{matrix} is a matrix: --rest and --folder-budget apply to models only"
+        )
     if not matrix.is_dir():
         details = {"padding_idx": padding, "words": words or []}
         compress_file(matrix, out, options | details, array, report, quiet)
-    elif report is None and not words and array is None and padding is None:
-        compress_model_folder(matrix, out, options, quiet)
+    elif report is None and array is None and padding is None:
+        options |= {"rest": rest, "folder_budget": folder_budget}
+        compress_model_folder(matrix, out, options, words or [], quiet)
     else:
         raise ArgumentError(
-            f"{matrix} is the folder of a model: --report, --words, --array and --padding "
+            f"{matrix} is the folder of a model: --report, --array and --padding "
             "apply to matrices only"
         )
 
@@ -97,15 +108,23 @@ def compress_file(
     typer.echo(f"{table.report}\nwritten     {out}")
 
 
-def compress_model_folder(folder: Path, out: Path, options: dict[str, Any], quiet: bool) -> None:
-    """Compress the token table of a saved model into a new folder."""
-    from featherbed.interop.folder import compress_folder
+def compress_model_folder(
+    folder: Path, out: Path, options: dict[str, Any], words: list[Path], quiet: bool
+) -> None:
+    """Compress a saved model into a new folder; print its bytes and what was lost."""
+    from featherbed.interop.folder import compress_folder, describe_sizes
+    from featherbed.interop.loss import measure_loss
+    from featherbed.io import read_lines
     from featherbed.progress import show_share
 
+    sentences = [line.strip() for file in words for line in read_lines(file) if line.strip()]
     options |= {"weights": read_frequencies(options["weights"])}
     with show_share("reading", shown=not quiet) as tell:
         (result,) = compress_folder(folder, out, **options, tell=tell)
-    typer.echo(f"{result.table.report}\n{result}\nwritten     {out}")
+        tell("measuring what was lost", 1.0)
+        loss = measure_loss(folder, out, sentences)
+    typer.echo(f"{result.table.report}\n{result}\n{describe_sizes(folder, out, result)}")
+    typer.echo(f"lost        {loss}\nwritten     {out}")
 
 
 def read_frequencies(path: Path | None) -> Any:
