@@ -12,12 +12,16 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.anchors.basis import RandomBasis
-from featherbed.anchors.clusters import FrequencyThenClusters, KMeansPlusPlus, more_seeds
-from featherbed.anchors.coreset import Coreset, lightweight
-from featherbed.anchors.objects import Frequency
+from featherbed.anchors.clusters import (
+    Coreset,
+    FrequencyThenClusters,
+    KMeansPlusPlus,
+    lightweight,
+    more_seeds,
+)
+from featherbed.anchors.objects import Frequency, TfIdf
+from featherbed.anchors.random import RandomBasis
 from featherbed.anchors.selection import BagClassifier, GroupLasso, VocabularyDropout, kl
-from featherbed.anchors.tfidf import TfIdf
 from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.io.opening import find_data
 

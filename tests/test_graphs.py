@@ -25,7 +25,7 @@ from featherbed.graphs import (
     cooccurrence_counts,
     edge_file,
     lists,
-    nearest,
+    sources,
     wordnet,
 )
 from featherbed.io.opening import read_lines
@@ -836,7 +836,7 @@ def brute_nearest(vectors, k, metric):
 @pytest.mark.parametrize("k", [1, 3, 10, 59])
 @pytest.mark.parametrize("block", [1, 400, 1 << 22])
 def test_nearest_against_brute_force(metric, k, block, monkeypatch):
-    monkeypatch.setattr(nearest, "NUMBERS", block)
+    monkeypatch.setattr(sources, "NUMBERS", block)
     rng = np.random.default_rng(k)
     vectors = rng.standard_normal((60, 5)) * rng.uniform(0.1, 10, size=(60, 1))
     expected, far = brute_nearest(vectors, k, metric)
@@ -882,13 +882,13 @@ def test_nearest_among_many_by_cells(monkeypatch, tmp_path):
         np.float16
     )
     exact = Graph.nearest(vectors, 5, symmetric=False)
-    monkeypatch.setattr(nearest, "EXACT", 2999)
+    monkeypatch.setattr(sources, "EXACT", 2999)
     np.save(tmp_path / "vectors.npy", vectors)
     cells = Graph.nearest(np.load(tmp_path / "vectors.npy", mmap_mode="r"), 5, symmetric=False)
     same = exact.matrix.multiply(cells.matrix).nnz / exact.matrix.nnz
     assert same > 0.98
     assert cells.degrees.max() == 5
-    monkeypatch.setattr(nearest, "PROBES", 1)
+    monkeypatch.setattr(sources, "PROBES", 1)
     few = Graph.nearest(vectors, 5, symmetric=False)
     assert exact.matrix.multiply(few.matrix).nnz / exact.matrix.nnz < same
 

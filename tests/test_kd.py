@@ -9,7 +9,7 @@ import torch
 
 import featherbed as fb
 from featherbed.tables.coded import balanced, free_code
-from featherbed.tables.relax import harden
+from featherbed.tables.parts.relaxations import harden
 from featherbed.testing import check_table
 
 COMPOSERS = ("linear", "mlp", "recurrent", "lstm")

@@ -22,7 +22,7 @@ from featherbed.apps.language.settings import DropoutSettings, LanguageSettings
 from featherbed.apps.pipeline import RunOptions
 from featherbed.apps.words.table import build_word_table
 from featherbed.io.texts import Corpus
-from featherbed.optim.averaged import Averaged, penalties_of
+from featherbed.optim.wrappers import Averaged, penalties_of
 
 WORDS = 12
 SPECS = [

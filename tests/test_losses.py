@@ -460,7 +460,7 @@ def whole(hidden, weight, bias, targets):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("block", [1, 100, 10_000])
 def test_the_tied_loss_in_blocks_is_the_whole_one(monkeypatch, block, biased):
-    monkeypatch.setattr("featherbed.losses.tied.BLOCK", block)
+    monkeypatch.setattr("featherbed.losses.full.BLOCK", block)
     made = seeded(3)
     parts = [
         torch.randn(*shape, generator=made, dtype=torch.float64).requires_grad_()

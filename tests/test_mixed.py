@@ -59,8 +59,8 @@ def test_blocks_by_counts_have_equal_shares():
 def test_training_moves_the_rows_looked_up_alone():
     table = MixedTable(40, 8, dims=[8, 2], blocks=[10, 30])
     table(torch.tensor([3, 25])).sum().backward()
-    assert torch.flatten(table.rows0.grad.abs().sum(1).nonzero()).tolist() == [3]
-    assert torch.flatten(table.rows1.grad.abs().sum(1).nonzero()).tolist() == [15]
+    assert torch.flatten(table.tables[0].weight.grad.abs().sum(1).nonzero()).tolist() == [3]
+    assert torch.flatten(table.tables[1].coefficients.grad.abs().sum(1).nonzero()).tolist() == [15]
 
 
 def test_low_rank_blocks_are_fitted_exactly():

@@ -15,11 +15,10 @@ import torch
 from featherbed.codecs.half import HalfCodec
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
-from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, encode
+from featherbed.tables.table import Table
 
 
 class HalfTable(Table):
@@ -42,7 +41,7 @@ class HalfTable(Table):
         return Codes(ids[..., None], None, self.scale * self.atoms)
 
     def bands(self, values, dictionary, layout):
-        rows = Matrix.encode(to_numpy(self.scale * self.atoms), dictionary)
+        rows = encode(self.scale * self.atoms, dictionary)
         return [Band(self.num_embeddings, Identity(), dictionary=rows)]
 
     def parameter_count(self):
@@ -81,6 +80,40 @@ class HalfCodec(Codec):
 
 CODECS = (HalfCodec(),)
 '''
+PAGE = """
+# Half precision: `fb.HalfTable`
+
+## What
+
+Every row is stored in half precision.
+
+## Formula
+
+```text
+row(i) = scale E[i]
+```
+
+## When
+
+A first step before anything else is tried.
+
+## Example
+
+```python
+import torch
+import featherbed as fb
+
+assert fb.HalfTable(100, 8, scale=2.0)(torch.tensor([3])).shape == (1, 8)
+```
+
+## Size
+
+V d numbers.
+
+## Reference
+
+None: a method that tests the house.
+"""
 USE = """
 import numpy as np, torch
 import featherbed as fb
@@ -108,23 +141,36 @@ except fb.ArgumentError as error:
 
 
 def test_a_new_method_touches_four_files(tmp_path):
-    package = tmp_path / "featherbed"
-    shutil.copytree(
-        ROOT / "src" / "featherbed", package, ignore=shutil.ignore_patterns("__pycache__", "*.nb*")
-    )
-    before = {path: path.read_bytes() for path in package.rglob("*.py*")}
+    for part in ("src/featherbed", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.nb*")
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=ignored)
+    for part in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/test_docs.py"):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / part, tmp_path / part)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    package = tmp_path / "src" / "featherbed"
     (package / "tables" / "half.py").write_text(TABLE.lstrip())
     (package / "codecs" / "half.py").write_text(CODEC.lstrip())
-    public = package / "tables" / "__init__.pyi"
-    first, line = (
-        "from featherbed.tables.anchor",
-        "from featherbed.tables.half import HalfTable as HalfTable",
-    )
-    public.write_text(public.read_text().replace(first, f"{line}\n{first}", 1))
-    changed = {path for path in package.rglob("*.py*") if path.read_bytes() != before.get(path)}
-    assert len(changed) == 3, "the fourth is docs/tables/half.md"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FEATHERBED_KERNELS": "numpy"}
-    done = subprocess.run(
-        [sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "docs" / "tables" / "half.md").write_text(PAGE.lstrip())
+    with (package / "tables" / "__init__.pyi").open("a") as public:
+        public.write("from featherbed.tables.half import HalfTable as HalfTable\n")
+    after = {path for path in tmp_path.rglob("*.*") if path.is_file()}
+    changed = {str(p.relative_to(tmp_path)) for p in after if p.read_bytes() != before.get(p)}
+    assert changed == {
+        "src/featherbed/tables/half.py",
+        "src/featherbed/codecs/half.py",
+        "src/featherbed/tables/__init__.pyi",
+        "docs/tables/half.md",
+    }
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "FEATHERBED_KERNELS": "numpy"}
+    pages = ["tests/test_docs.py", "-k", "half or behaviour or public_name"]
+    for command in (["-c", USE], ["-m", "pytest", "-q", "-c", os.devnull, "--rootdir=.", *pages]):
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

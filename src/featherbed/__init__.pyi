@@ -67,6 +67,7 @@ from featherbed.packed.anchor_weights import largest_pairs as largest_pairs
 from featherbed.packed.anchor_weights import objects_of as objects_of
 from featherbed.packed.anchor_weights import purity as purity
 from featherbed.packed.anchor_weights import zero_rows as zero_rows
+from featherbed.packed.collection import PackedCollection as PackedCollection
 from featherbed.packed.file import check as check
 from featherbed.packed.file import load as load
 from featherbed.packed.file import save as save

@@ -14,7 +14,11 @@ TRAINING: Packages = {
     "view": ("plotly",),
 }
 COMPRESSING: Packages = {"compress": ("faiss", "numba", "scipy")}
-NAMES = {"sklearn": "scikit-learn"}  # of packages whose module has another name
+SERVING: Packages = {"serve": ("fastapi", "uvicorn", "orjson", "prometheus_client")}
+NAMES = {
+    "prometheus_client": "prometheus-client",
+    "sklearn": "scikit-learn",
+}  # of packages whose module has another name
 
 
 def require(purpose: str, *packages: Packages) -> None:

@@ -1,12 +1,9 @@
 """Initializations of an AnchorTable's atoms and transform, random or with objects as anchors."""
 
-from featherbed.anchors.basis import RandomBasis
-from featherbed.anchors.clusters import FrequencyThenClusters, KMeansPlusPlus
-from featherbed.anchors.coreset import Coreset
-from featherbed.anchors.objects import Frequency, ObjectAnchors
-from featherbed.anchors.random import HalfNormal, Xavier
+from featherbed.anchors.clusters import Coreset, FrequencyThenClusters, KMeansPlusPlus
+from featherbed.anchors.objects import Frequency, ObjectAnchors, TfIdf
+from featherbed.anchors.random import HalfNormal, RandomBasis, Xavier
 from featherbed.anchors.selection import GroupLasso, VocabularyDropout
-from featherbed.anchors.tfidf import TfIdf
 
 __all__ = [
     "Coreset",

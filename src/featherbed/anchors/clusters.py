@@ -1,4 +1,4 @@
-"""Anchors by clustering: k-means++ seeds in a feature space."""
+"""Anchors by clustering: k-means++ seeds in a feature space or a coreset of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from featherbed.checks import check_integer, is_number
 from featherbed.errors import ArgumentError
 
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class FeatureAnchors(ObjectAnchors):
@@ -35,11 +36,9 @@ class FeatureAnchors(ObjectAnchors):
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # [K] -> [K, d]
         """Return the features if they have the width of the atoms."""
-        return (
-            torch.from_numpy(dense_rows(self.features, ids.numpy()))
-            if self.features.shape[1] == width
-            else None
-        )
+        if self.features.shape[1] != width:
+            return None
+        return torch.from_numpy(dense_rows(self.features, ids.numpy()))
 
 
 class KMeansPlusPlus(FeatureAnchors):
@@ -79,8 +78,7 @@ class KMeansPlusPlus(FeatureAnchors):
 
 
 class FrequencyThenClusters(FeatureAnchors):
-    """The most frequent objects, then k-means++ seeds among the others (Liang et al. 2021, figure
-    2).
+    """The most frequent objects, then k-means++ seeds among the others (Liang et al., figure 2).
 
     The frequent objects are the initial centers: every further anchor is drawn with P(x) = D(x)² /
     Σ_y D(y)², where D(x) is the distance to the nearest anchor.
@@ -118,20 +116,65 @@ class FrequencyThenClusters(FeatureAnchors):
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
         """Return the most frequent objects, then the seeds in order of selection."""
         features = self.features_of(objects)
-        first = highest(
-            scores_for("counts", self.counts, objects), round(self.frequent * count)
-        ).numpy()
-        return torch.from_numpy(
-            more_seeds(features, first, count, np.random.default_rng(draw_seed(generator)))
-        )
+        counts = scores_for("counts", self.counts, objects)
+        first = highest(counts, round(self.frequent * count)).numpy()
+        rng = np.random.default_rng(draw_seed(generator))
+        return torch.from_numpy(more_seeds(features, first, count, rng))
+
+
+class Coreset(FeatureAnchors):
+    """The anchors are k-means++ seeds of a lightweight coreset, a weighted sample of the objects.
+
+        q(x) = 1/2 · 1/V + 1/2 · ||x - mean||² / Σ_y ||y - mean||²,   weight 1 / (m q(x)) per draw
+
+    Bachem, Lucic and Krause 2018: for any centers the weighted sum of squared distances over the m
+    draws is an unbiased estimate of that over all objects. Draws are with replacement, and weights
+    of repeated draws add up. Seeds are drawn from the weighted sample, so one pass over the V
+    features suffices, instead of K passes by ``fb.KMeansPlusPlus``.
+
+    After selection ``points`` [n] and ``weights`` [n] are the objects of the coreset and their
+    weights.
+
+    Args:
+        features: [V, f], as in ``fb.KMeansPlusPlus``.
+        size: number of draws m; None: 20 per anchor. With m >= V the coreset is all objects with
+            weight 1.
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
+
+    >>> import featherbed as fb, numpy as np
+    >>> features = np.random.default_rng(0).normal(size=(1000, 4))
+    >>> coreset = Coreset(features)
+    >>> table = fb.AnchorTable(1000, 4, anchors=8, init=coreset)
+    >>> len(table.anchor_ids), len(coreset.points) <= 160
+    (8, True)
+    """
+
+    points: Tensor | None = None
+    weights: Tensor | None = None
+
+    def __init__(
+        self, features: Any, *, size: int | None = None, transform_std: float | None = None
+    ) -> None:
+        super().__init__(features, transform_std)
+        self.size = None if size is None else check_integer("size", size)
+
+    def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:
+        """Draw the coreset and return its seeds in order of selection."""
+        features, seed = self.features_of(objects), draw_seed(generator)
+        size = 20 * count if self.size is None else self.size
+        points, weights = lightweight(features, size, np.random.default_rng(seed))
+        if len(points) < count:
+            raise ArgumentError(
+                f"size={size}: the coreset holds {len(points)} objects, fewer than {count} "
+                "anchors; draw more"
+            )
+        self.points, self.weights = torch.from_numpy(points), torch.from_numpy(weights)
+        return torch.from_numpy(points[seeds(features[points], count, seed, weights=weights)])
 
 
 def seeds(
-    features: Any,
-    count: int,
-    seed: int,
-    trials: int | None = None,
-    weights: NDArray[np.float64] | None = None,
+    features: Any, count: int, seed: int, trials: int | None = None, weights: Floats | None = None
 ) -> Ids:
     """Return k-means++ seeds among the rows of ``features`` [V, f] with weights."""
     settings = {"random_state": seed, "n_local_trials": trials, "sample_weight": weights}
@@ -140,9 +183,7 @@ def seeds(
     return ids
 
 
-def more_seeds(
-    features: Any, first: Ids, count: int, rng: np.random.Generator
-) -> Ids:  # [V, f], [F] -> [K]
+def more_seeds(features: Any, first: Ids, count: int, rng: np.random.Generator) -> Ids:  # [K]
     """Return ``first`` and further k-means++ seeds, ``count`` in all.
 
     scikit-learn's seeding cannot start from given centers.
@@ -155,20 +196,17 @@ def more_seeds(
         if total == 0:
             raise _too_few(len(ids), count)
         ids.append(int(rng.choice(len(nearest), p=nearest / total)))
-        nearest = np.minimum(
-            nearest, squared_distances(features, dense_rows(features, np.array(ids[-1:])))[:, 0]
-        )
+        new = squared_distances(features, dense_rows(features, np.array(ids[-1:])))[:, 0]
+        nearest = np.minimum(nearest, new)
     found: Ids = np.array(ids, dtype=np.int64)
     _check_distinct(features, found, len(first))
     return found
 
 
-def squared_distances(
-    features: Any, centres: NDArray[Any]
-) -> NDArray[np.float64]:  # [V, f], [K, f] -> [V, K]
+def squared_distances(features: Any, centres: NDArray[Any]) -> Floats:  # [V, f], [K, f] -> [V, K]
     """Return the squared Euclidean distances of rows to centres."""
     found = sklearn("metrics").pairwise.euclidean_distances(features, centres, squared=True)
-    distances: NDArray[np.float64] = found.astype(np.float64)
+    distances: Floats = found.astype(np.float64)
     return distances
 
 
@@ -185,3 +223,14 @@ def _too_few(found: int, count: int) -> ArgumentError:
         f"the features tell only {found} anchors apart, of {count}: too many rows are equal; ask "
         "for fewer anchors"
     )
+
+
+def lightweight(features: Any, size: int, rng: np.random.Generator) -> tuple[Ids, Floats]:
+    """Return the objects of a lightweight coreset of ``size`` draws, and their weights."""
+    rows = features.shape[0]
+    if size >= rows:
+        return np.arange(rows), np.ones(rows)
+    away = squared_distances(features, np.asarray(features.mean(axis=0)).reshape(1, -1))[:, 0]
+    chance = np.full(rows, 1 / rows) if away.sum() == 0 else 0.5 / rows + 0.5 * away / away.sum()
+    points, times = np.unique(rng.choice(rows, size=size, p=chance), return_counts=True)
+    return points, times / (size * chance[points])

@@ -16,18 +16,14 @@ from featherbed.errors import ArgumentError, MissingExtra
 
 def sklearn(module: str) -> Any:
     """Return a module of scikit-learn, or raise ``MissingExtra``."""
-    try:
-        return import_module(f"sklearn.{module}")
-    except ModuleNotFoundError:
-        raise MissingExtra("scikit-learn", "train", "choosing these anchors") from None
+    return _imported(f"sklearn.{module}", "scikit-learn")
 
 
-def sparse() -> Any:
-    """Return scipy.sparse, or raise ``MissingExtra``."""
+def _imported(module: str, package: str) -> Any:
     try:
-        return import_module("scipy.sparse")
+        return import_module(module)
     except ModuleNotFoundError:
-        raise MissingExtra("scipy", "train", "choosing these anchors") from None
+        raise MissingExtra(package, "train", "choosing these anchors") from None
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -38,33 +34,33 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 def documents_for(documents: Any, objects: int) -> Any:  # -> scipy CSR float64 [n, V]
     """Return the count of each object in each document."""
-    if sparse().issparse(documents):
+    sparse = _imported("scipy.sparse", "scipy")
+    if sparse.issparse(documents):
         counts = documents.tocsr().astype(np.float64)
         if counts.ndim != 2 or counts.shape[1] != objects:
             raise ArgumentError(
                 f"documents have shape {counts.shape}; give counts [documents, {objects}], a "
                 "column an object"
             )
-        counts.sum_duplicates()
     elif isinstance(documents, str | np.ndarray | Tensor) or not isinstance(documents, Iterable):
         raise ArgumentError(
             f"documents are {type(documents).__name__}: give counts (scipy.sparse, [documents, V]) "
             "or a list of id arrays"
         )
     else:
-        counts = _counted(
-            [_ids(number, document, objects) for number, document in enumerate(documents)], objects
-        )
+        lists = [_ids(number, document, objects) for number, document in enumerate(documents)]
+        ids = np.concatenate([np.empty(0, dtype=np.int64), *lists])
+        starts = np.cumsum([0, *map(len, lists)])
+        counts = sparse.csr_array((np.ones(len(ids)), ids, starts), shape=(len(lists), objects))
+    counts.sum_duplicates()
     if not bool(np.isfinite(counts.data).all()) or bool((counts.data < 0).any()):
         raise ArgumentError(
             "documents hold NaN, infinity or negative counts: give how often each object occurs"
         )
     counts.eliminate_zeros()
     if counts.nnz == 0:
-        raise ArgumentError(
-            f"none of the {counts.shape[0]} documents holds an object: there is nothing to choose "
-            "by"
-        )
+        none = f"none of the {counts.shape[0]} documents holds an object"
+        raise ArgumentError(f"{none}: there is nothing to choose by")
     return counts
 
 
@@ -84,14 +80,6 @@ def _ids(number: int, document: Any, objects: int) -> NDArray[np.int64]:
         )
     found: NDArray[np.int64] = ids.astype(np.int64)
     return found
-
-
-def _counted(documents: list[NDArray[np.int64]], objects: int) -> Any:
-    ids = np.concatenate([np.empty(0, dtype=np.int64), *documents])
-    starts = np.cumsum([0, *map(len, documents)])
-    counts = sparse().csr_array((np.ones(len(ids)), ids, starts), shape=(len(documents), objects))
-    counts.sum_duplicates()
-    return counts
 
 
 def labels_for(labels: Any, documents: int) -> tuple[NDArray[np.int64], int]:  # -> [n], classes
@@ -123,9 +111,8 @@ def as_features(features: Any) -> Any:  # -> floats [V, f], an array or scipy CS
     if found.dtype not in (np.float32, np.float64):
         found = found.astype(np.float32 if found.dtype == np.float16 else np.float64)
     values = found if isinstance(found, np.ndarray) else found.data
-    largest = (
-        np.sqrt(np.finfo(values.dtype).max / found.shape[1]) / 4
-    )  # the squares of distances must be numbers
+    # the squares of distances must be numbers
+    largest = np.sqrt(np.finfo(values.dtype).max / found.shape[1]) / 4
     if values.size and not bool(np.abs(values).max() < largest):
         raise ArgumentError(
             f"features hold NaN, infinity or numbers beyond {largest:.0e}, whose squares overflow: "

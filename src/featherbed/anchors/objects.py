@@ -6,16 +6,17 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from featherbed.anchors.given import documents_for, sklearn
 from featherbed.anchors.random import HalfNormal
 from featherbed.errors import ArgumentError
 
 
 class ObjectAnchors(ABC):
-    """Selects K of the V objects of a table as anchors: ``choose`` selects, ``vectors`` gives
-    atoms.
+    """Selects K of the V objects as anchors: ``choose`` selects, ``vectors`` gives atoms.
 
     An anchor object initially has weight 1 for itself and 0 for other anchors; other rows, and
     atoms without known vectors, are initialized as by ``fb.HalfNormal``, with ``transform_std``.
@@ -40,17 +41,14 @@ class ObjectAnchors(ABC):
         """Fill atoms and transform; return the ids of the anchors [K]."""
         objects, count = len(transform), len(atoms)
         if count > objects:
-            raise ArgumentError(
-                f"anchors={count}: there are only {objects} objects that could be anchors; ask for "
-                "fewer"
-            )
+            few = f"there are only {objects} objects that could be anchors"
+            raise ArgumentError(f"anchors={count}: {few}; ask for fewer")
         HalfNormal(self.transform_std).fill(atoms, transform, nonnegative, generator)
         ids = self.choose(objects, count, generator)
         known = self.vectors(ids, atoms.shape[1])
         if known is not None:
-            there = known.any(dim=1).to(
-                atoms.device
-            )  # an atom of zeros would give its weights no gradient
+            # an atom of zeros would give its weights no gradient
+            there = known.any(dim=1).to(atoms.device)
             atoms[there] = known.to(atoms)[there]
         return ids
 
@@ -113,3 +111,36 @@ class Frequency(ObjectAnchors):
     def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002 - nothing is drawn
         """Return the most frequent objects, in decreasing order."""
         return highest(scores_for("counts", self.counts, objects), count)
+
+
+class TfIdf(ObjectAnchors):
+    """The objects with the largest total TF-IDF are the anchors (Liang et al. 2021, section 2.1).
+
+        score(w) = Σ_D c_Dw idf_w / ||c_D idf||_2,    idf_w = 1 + log((1 + n) / (1 + n_w))
+
+    with the count c_Dw of w in document D, n documents and n_w documents with w: scikit-learn's
+    TF-IDF with documents of length 1. Ties are broken by the lower id; objects in no document have
+    score 0.
+
+    Args:
+        documents: counts as a scipy.sparse matrix [documents, V], or a list with an array of ids
+            per document.
+        transform_std: standard deviation of the other rows' initial weights, as in
+            ``fb.HalfNormal``.
+
+    >>> import featherbed as fb
+    >>> documents = [[0, 1, 1], [0, 1, 1], [0, 2], [0, 3]]  # 1 is not everywhere
+    >>> fb.AnchorTable(5, 4, anchors=3, init=TfIdf(documents)).anchor_ids
+    tensor([1, 0, 2])
+    """
+
+    def __init__(self, documents: Any, *, transform_std: float | None = None) -> None:
+        super().__init__(transform_std)
+        self.documents = documents
+
+    def choose(self, objects: int, count: int, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002 - nothing is drawn
+        """Return the highest scores in decreasing order."""
+        counts = documents_for(self.documents, objects)
+        weighted = sklearn("feature_extraction.text").TfidfTransformer().fit_transform(counts)
+        scores = np.asarray(weighted.sum(axis=0), dtype=np.float64).reshape(-1)
+        return highest(torch.from_numpy(scores), count)

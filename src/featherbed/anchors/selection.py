@@ -17,9 +17,9 @@ from featherbed.anchors.given import documents_for, draw_seed, labels_for
 from featherbed.anchors.objects import ObjectAnchors
 from featherbed.anchors.random import check_scale
 from featherbed.checks import check_integer
-from featherbed.optim.penalties import GroupL1
-from featherbed.optim.yogi import Yogi
+from featherbed.optim import GroupL1, Yogi
 
+Ids = NDArray[np.int64]
 BATCH = 1024  # documents of a step
 RATE = 0.05
 START = 1.5  # of log alpha: the middle of the range that Chen et al. draw it from
@@ -28,53 +28,42 @@ DROPPED = 3.0
 
 
 class BagClassifier:
-    """A document classifier on bags of embeddings: logits = b + Σ_w x_w e_w, with x counts of norm
-    1.
+    """A document classifier on bags of embeddings: logits = b + Σ_w x_w e_w, counts x of norm 1.
 
     An embedding has one number per class and no further weights, which could grow and evade a
     penalty on embeddings. Embeddings are initialized to 0, b to the log of the class frequencies.
     """
 
-    def __init__(
-        self, counts: Any, labels: NDArray[np.int64], classes: int, seed: int
-    ) -> None:  # [n, V], [n]
+    def __init__(self, counts: Any, labels: Ids, classes: int, seed: int) -> None:  # [n, V], [n]
         self.bags, self.labels = counts, torch.from_numpy(labels)
         lengths = np.sqrt(np.asarray(counts.multiply(counts).sum(axis=1)).reshape(-1))
         self.bags.data /= np.repeat(lengths, np.diff(counts.indptr))
         self.rows = nn.Parameter(torch.zeros(counts.shape[1], classes))  # e, [V, C]
-        self.bias = nn.Parameter(
-            torch.from_numpy(np.log(np.bincount(labels) / len(labels))).float()
-        )  # b, [C]
+        share = torch.from_numpy(np.log(np.bincount(labels) / len(labels)))
+        self.bias = nn.Parameter(share.float())  # b, [C]
         self.order = np.random.default_rng(seed)
         self.noise = torch.Generator().manual_seed(seed)
 
-    def loss(
-        self, documents: NDArray[np.int64], log_alpha: Tensor | None = None
-    ) -> Tensor:  # [B], [V] -> scalar
+    def loss(self, documents: Ids, log_alpha: Tensor | None = None) -> Tensor:  # [B], [V]
         """Return the cross-entropy summed over all documents, estimated from a batch.
 
         With ``log_alpha`` every word of a document is multiplied by its own draw from N(1, alpha).
         """
         bags = self.bags[documents]
-        ids, starts = (
-            torch.from_numpy(bags.indices).long(),
-            torch.from_numpy(bags.indptr[:-1]).long(),
-        )
-        weights = torch.from_numpy(bags.data).float()
+        ids = torch.from_numpy(bags.indices).long()
+        starts = torch.from_numpy(bags.indptr[:-1]).long()
+        words = torch.from_numpy(bags.data).float()
         if log_alpha is not None:
-            weights = weights * (
-                1 + torch.exp(0.5 * log_alpha[ids]) * torch.randn(len(ids), generator=self.noise)
-            )
-        logits = self.bias + F.embedding_bag(
-            ids, self.rows, starts, mode="sum", per_sample_weights=weights
-        )
-        return len(self.labels) * F.cross_entropy(logits, self.labels[torch.from_numpy(documents)])
+            noise = torch.randn(len(ids), generator=self.noise)
+            words = words * (1 + torch.exp(0.5 * log_alpha[ids]) * noise)
+        total = F.embedding_bag(ids, self.rows, starts, mode="sum", per_sample_weights=words)
+        labels = self.labels[torch.from_numpy(documents)]
+        return len(self.labels) * F.cross_entropy(self.bias + total, labels)
 
     def slopes(self) -> tuple[Tensor, Tensor]:  # -> [V, C], [C]
         """Return the gradients over all documents."""
-        rows, bias = torch.autograd.grad(
-            self.loss(np.arange(len(self.labels))), (self.rows, self.bias)
-        )
+        loss = self.loss(np.arange(len(self.labels)))
+        rows, bias = torch.autograd.grad(loss, (self.rows, self.bias))
         return rows, bias
 
     def safe_steps(self) -> tuple[Tensor, float]:  # -> [V, 1], scalar
@@ -88,7 +77,7 @@ class BagClassifier:
         steps = np.divide(1, curvature, out=np.zeros_like(curvature), where=curvature > 0)
         return torch.from_numpy(steps).float()[:, None], 2 / float(sums.sum())
 
-    def batches(self, steps: int) -> Iterator[NDArray[np.int64]]:
+    def batches(self, steps: int) -> Iterator[Ids]:
         """Yield the documents of each step, without repeats."""
         for _ in range(steps):
             yield self.order.choice(len(self.labels), min(BATCH, len(self.labels)), replace=False)
@@ -105,12 +94,8 @@ class LabelledAnchors(ObjectAnchors):
     ) -> None:
         super().__init__(transform_std)
         check_scale("strength", strength)
-        self.documents, self.labels, self.strength, self.steps = (
-            documents,
-            labels,
-            strength,
-            check_integer("steps", steps),
-        )
+        self.documents, self.labels, self.strength = documents, labels, strength
+        self.steps = check_integer("steps", steps)
         self._seed = 0
 
     @abstractmethod
@@ -130,9 +115,7 @@ class LabelledAnchors(ObjectAnchors):
         return torch.from_numpy(np.lexsort((-common, -scores.numpy()))[:count].copy())
 
     def vectors(self, ids: Tensor, width: int) -> Tensor | None:  # [K] -> [K, d]
-        """Return the embeddings, rotated at random into ``width`` dimensions; None if they do not
-        fit.
-        """
+        """Return the embeddings, rotated at random into ``width`` dimensions, if they fit."""
         if self.embeddings is None or self.embeddings.shape[1] > width:
             return None
         rows = self.embeddings[ids]
@@ -190,10 +173,8 @@ class GroupLasso(LabelledAnchors):
         at, momentum = (rows.detach().clone(), bias.detach().clone()), 1.0
         for _ in range(self.steps):
             row_slope, bias_slope = classifier.slopes()
-            to = (
-                penalty.prox(rows.detach() - row_step * row_slope, row_step),
-                bias.detach() - bias_step * bias_slope,
-            )
+            moved = penalty.prox(rows.detach() - row_step * row_slope, row_step)
+            to = (moved, bias.detach() - bias_step * bias_slope)
             ahead = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
             rows.data, bias.data = (
                 new + (momentum - 1) / ahead * (new - old) for new, old in zip(to, at, strict=True)
@@ -255,7 +236,5 @@ class VocabularyDropout(LabelledAnchors):
 
 
 def kl(log_alpha: Tensor) -> Tensor:  # [V] -> [V]
-    """Return the KL of N(w, alpha w²) from the log-uniform prior (approximation of Molchanov et al.
-    2017).
-    """
+    """Return the KL of N(w, alpha w²) from the log-uniform prior (Molchanov et al. 2017)."""
     return 0.63576 * torch.sigmoid(-1.8732 - 1.48695 * log_alpha) + 0.5 * F.softplus(-log_alpha)

@@ -15,8 +15,8 @@ from featherbed.apps.checkpoints import Checkpoints
 from featherbed.apps.results import Result
 from featherbed.errors import TrainingError
 from featherbed.optim import Penalty
-from featherbed.optim.averaged import penalties_of
 from featherbed.optim.lazy.rows import settle
+from featherbed.optim.wrappers import penalties_of
 
 
 def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:

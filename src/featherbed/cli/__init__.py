@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 import featherbed.cli.compress as compression
+import featherbed.cli.models as models
 import featherbed.cli.ratings as recommenders
+import featherbed.cli.serve as server
 import featherbed.cli.tables as tables
 import featherbed.cli.texts as texts
 from featherbed.cli.options import Json, show_settings
@@ -61,8 +63,12 @@ app.command(context_settings=_SIGNED)(tables.lookup)
 app.command(context_settings=_SIGNED)(tables.search)
 app.command()(tables.check)
 app.command()(compression.compress)
-app.command()(tables.export)
+app.command()(models.export)
+app.command()(models.distill)
+app.command()(models.encode)
 app.command()(compression.gate)
+app.command()(server.serve)
+app.command()(server.view)
 
 
 @app.command()

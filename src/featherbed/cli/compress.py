@@ -70,6 +70,8 @@ def compress(
     if not matrix.is_dir():
         details = {"padding_idx": padding, "words": words or []}
         compress_file(matrix, out, options | details, array, report, quiet)
+    elif report is None and array is None and padding is None and is_static_encoder(matrix):
+        compress_static(matrix, out, options, quiet)
     elif report is None and array is None and padding is None:
         options |= {"rest": rest, "folder_budget": folder_budget}
         compress_model_folder(matrix, out, options, words or [], quiet)
@@ -125,6 +127,25 @@ def compress_model_folder(
         loss = measure_loss(folder, out, sentences)
     typer.echo(f"{result.table.report}\n{result}\n{describe_sizes(folder, out, result)}")
     typer.echo(f"lost        {loss}\nwritten     {out}")
+
+
+def is_static_encoder(folder: Path) -> bool:
+    """Whether a folder holds a static encoder."""
+    from featherbed.interop.encoder import is_static
+
+    return is_static(folder)
+
+
+def compress_static(folder: Path, out: Path, options: dict[str, Any], quiet: bool) -> None:
+    """Compress a static encoder, such as a model2vec folder, into a new folder."""
+    from featherbed.interop.encoder import compress_encoder
+    from featherbed.progress import show_share
+
+    options |= {"weights": read_frequencies(options["weights"])}
+    with show_share("reading", shown=not quiet) as tell:
+        table = compress_encoder(folder, out, **options, tell=tell)
+    total = sum(path.stat().st_size for path in out.iterdir())
+    typer.echo(f"{table.report}\nwritten     {out}, {total:,} bytes with its tokenizer")
 
 
 def read_frequencies(path: Path | None) -> Any:

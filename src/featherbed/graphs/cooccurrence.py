@@ -63,8 +63,7 @@ def cooccurrence(
     if min_count == 1 and pmi is None and top is None:
         raise ArgumentError(
             "min_count=1 would relate everything that ever met: give a min_count of at least 2, or "
-            "pmi, or top; "
-            "cooccurrence_counts returns the counts of all pairs"
+            "pmi, or top; cooccurrence_counts returns the counts of all pairs"
         )
     keys, counts = _count(tokens, objects, window)
     often = counts >= min_count
@@ -106,7 +105,8 @@ def cooccurrence_counts(
     objects, window, min_count = _checked(objects, window, min_count)
     keys, counts = _count(tokens, objects, window)
     if min_count > 1:
-        keys, counts = keys[counts >= min_count], counts[counts >= min_count]
+        often = counts >= min_count
+        keys, counts = keys[often], counts[often]
     kind = np.int32 if max(2 * len(keys), objects) < 1 << 31 else np.int64
     starts = np.searchsorted(keys, np.arange(objects, dtype=keys.dtype) * keys.dtype.type(objects))
     starts = np.append(starts, len(keys)).astype(kind)
@@ -171,9 +171,7 @@ def _pairs(chunks: Iterator[tuple[Array, Array]], objects: Any, window: int) -> 
     """Yield the keys of pairs of different objects within ``window``, at most 2 CHUNK at a time."""
     ids, text = np.empty(0, dtype=objects.dtype), np.empty(0, dtype=np.int64)
     for fresh, fresh_text in chunks:
-        known = len(
-            ids
-        )  # the end of a text that goes on: paired with what follows, not again with itself
+        known = len(ids)  # the end of a text that goes on: not paired again with itself
         ids = np.concatenate([ids, fresh.astype(objects.dtype)])
         text = np.concatenate([text, fresh_text])
         longest = int(np.bincount(text - text[0]).max())
@@ -191,9 +189,7 @@ def _merge(keys: Array, counts: Array, block: Array, seen: int) -> tuple[Array, 
     ``seen``.
     """
     block.sort()
-    first = np.flatnonzero(
-        np.diff(block, prepend=~block[:1])
-    )  # ~x is never x: the first key starts a run too
+    first = np.flatnonzero(np.diff(block, prepend=~block[:1]))  # the first key starts a run too
     found, runs = block[first], np.diff(first, append=len(block))
     if seen >= 1 << 31:
         counts = counts.astype(np.int64, copy=False)
@@ -201,18 +197,8 @@ def _merge(keys: Array, counts: Array, block: Array, seen: int) -> tuple[Array, 
     known = at < len(keys)
     known[known] = keys[at[known]] == found[known]
     counts[at[known]] += runs[known].astype(counts.dtype)
-    at, found, runs = at[~known], found[~known], runs[~known]
-    at += np.arange(len(at))
-    old = np.ones(len(keys) + len(at), dtype=bool)
-    old[at] = False
-    return _between(keys, found, at, old), _between(counts, runs, at, old)
-
-
-def _between(held: Array, new: Array, at: Array, old: NDArray[np.bool_]) -> Array:
-    """Return the merged array: new entries at ``at``, earlier ones at ``old``."""
-    made = np.empty(len(old), dtype=held.dtype)
-    made[at], made[old] = new, held
-    return made
+    at = at[~known]
+    return np.insert(keys, at, found[~known]), np.insert(counts, at, runs[~known])
 
 
 def _ends(keys: Array, objects: int) -> tuple[Array, Array]:

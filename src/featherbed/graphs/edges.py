@@ -70,36 +70,26 @@ def edge_file(
         )
     known = places(keys, lambda key: key.lower().replace(" ", "_") if conceptnet else key)
     read = _conceptnet(relations, language, min_weight) if conceptnet else _two_columns(first[1])
-    pairs = array(
-        "i"
-    )  # both ends of one edge after the other: as little memory as a long file allows
+    wanted = "URI, relation, start, end and JSON between tabs" if conceptnet else "two names"
+    pairs = array("i")  # both ends of one edge after the other: little memory for a long file
     for number, line in chain([first], lines):
         try:
             ends = read(line)
         except (ValueError, KeyError, TypeError):
-            wanted = (
-                "URI, relation, start, end and JSON between tabs" if conceptnet else "two names"
-            )
-            raise DataError(
-                f"{path}, line {number}: expected {wanted}, found {line[:80]!r}"
-            ) from None
+            found = f"expected {wanted}, found {line[:80]!r}"
+            raise DataError(f"{path}, line {number}: {found}") from None
         if unknown is not None:
             unknown.update(name for name in ends if name not in known)
         if ends:
-            pairs.extend(
-                chain.from_iterable(product(known.get(ends[0], ()), known.get(ends[1], ())))
-            )
+            pairs.extend(chain.from_iterable(product(*(known.get(end, ()) for end in ends))))
     return Graph.from_edges(len(keys), np.asarray(pairs).reshape(-1, 2))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the numbers and texts of lines that are neither empty nor comments."""
+    read = gzip.open if path.suffix == ".gz" else open
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8") as file
-        ):
+        with read(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(iter(partial(file.readline, MOST_LINE), ""), 1):
                 if len(line) == MOST_LINE:
                     raise DataError(

@@ -11,28 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, issparse
 
+import featherbed.graphs.lists as lists
 from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError
-from featherbed.graphs.attributes import sharing_pairs
-from featherbed.graphs.checks import (
-    as_array,
-    at_most,
-    drawn_from,
-    flag,
-    object_count,
-    object_ids,
-)
-from featherbed.graphs.lists import (
-    Ids,
-    Lists,
-    blocks,
-    is_symmetric,
-    neighbour_lists,
-    slices,
-    within,
-)
-from featherbed.graphs.nearest import checked_vectors, nearest_arcs, nearest_first
-from featherbed.graphs.stored import read, write
+from featherbed.graphs.checks import as_array, at_most, drawn_from, flag, object_count, object_ids
+from featherbed.graphs.lists import Ids, Lists, neighbour_lists, slices, within
+from featherbed.graphs.sources import checked_vectors, nearest_arcs, nearest_first, sharing_pairs
 from featherbed.hashing import mixed
 
 Seed = int | np.random.Generator
@@ -65,8 +49,7 @@ class Graph:
         if not issparse(matrix) or matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ArgumentError(
                 f"matrix is {type(matrix).__name__} of shape {getattr(matrix, 'shape', None)}: "
-                "give a square sparse matrix of "
-                "scipy, or call Graph.from_edges(V, pairs)"
+                "give a square sparse matrix of scipy, or call Graph.from_edges(V, pairs)"
             )
         objects, entries = object_count(matrix.shape[0]), coo_array(matrix)
         ends, there = (entries.row, entries.col), entries.data != 0
@@ -102,12 +85,8 @@ class Graph:
         >>> Graph.from_edges(3, [[2, 0], [0, 2], [1, 1]]).pairs()
         array([[0, 2]])
         """
-        objects, symmetric, most = (
-            object_count(objects),
-            flag("symmetric", symmetric),
-            at_most("most", most, 1),
-        )
-        found = as_array("pairs", pairs)
+        objects, symmetric = object_count(objects), flag("symmetric", symmetric)
+        most, found = at_most("most", most, 1), as_array("pairs", pairs)
         if found.size == 0:
             found = np.empty((0, 2), dtype=np.int64)
         if found.ndim != 2 or found.shape[1] != 2:
@@ -115,9 +94,8 @@ class Graph:
                 f"pairs have shape {found.shape}: give one row of two ids for each edge, [n, 2]"
             )
         pieces = (tuple(object_ids("pairs", found[here], objects).T) for here in slices(len(found)))
-        return cls._of(
-            neighbour_lists(objects, pieces, len(found), symmetric), symmetric or None
-        )._kept(most, seed, symmetric)
+        made = neighbour_lists(objects, pieces, len(found), symmetric)
+        return cls._of(made, symmetric or None)._kept(most, seed, symmetric)
 
     @classmethod
     def from_attributes(
@@ -130,8 +108,7 @@ class Graph:
         seed: Seed = 0,
     ) -> Graph:
         """Relate objects that share an attribute value: G = [B Bᵀ > 0], B_ia = 1 if object i has
-        value
-        a.
+        value a.
 
         Movies with a common actor, users of an age group, tokens of an entity type. None and NaN
         are no values. n objects with one value make n (n - 1) / 2 pairs, which carry little
@@ -159,9 +136,8 @@ class Graph:
         objects, generator = object_count(objects), drawn_from(seed)
         largest, most = at_most("largest", largest, 2), at_most("most", most, 1)
         pairs, count = sharing_pairs(objects, attributes, largest, most, generator)
-        return cls._of(neighbour_lists(objects, pairs, count, symmetric=True), True)._kept(
-            most, generator
-        )
+        made = neighbour_lists(objects, pairs, count, symmetric=True)
+        return cls._of(made, True)._kept(most, generator)
 
     @classmethod
     def nearest(
@@ -192,12 +168,8 @@ class Graph:
         >>> Graph.nearest(vectors, 1).pairs().tolist()
         [[0, 1], [2, 3]]
         """
-        found, k, symmetric = (
-            checked_vectors(vectors, metric),
-            check_integer("k", k, 1),
-            flag("symmetric", symmetric),
-        )
-        most = at_most("most", most, 1)
+        found, k = checked_vectors(vectors, metric), check_integer("k", k, 1)
+        symmetric, most = flag("symmetric", symmetric), at_most("most", most, 1)
         objects = object_count(len(found))
         if k >= objects:
             raise ArgumentError(
@@ -222,10 +194,10 @@ class Graph:
             path: the file; a damaged one raises FormatError.
             mmap: False reads the lists into memory.
         """
-        lists = read(Path(path))
+        starts, neighbours = lists.read(Path(path))
         if not flag("mmap", mmap):
-            lists = lists[0].copy(), lists[1].copy()
-        return cls._of(lists)
+            starts, neighbours = starts.copy(), neighbours.copy()
+        return cls._of((starts, neighbours))
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file atomically: ``starts`` [V + 1] and ``neighbours`` [arcs], 4
@@ -236,22 +208,22 @@ class Graph:
         >>> Graph.load(path)
         Graph(objects=4, edges=2)
         """
-        write(self._lists, Path(path))
+        lists.write(self._lists, Path(path))
 
     @classmethod
-    def _of(cls, lists: Lists, symmetric: bool | None = None) -> Graph:
+    def _of(cls, held: Lists, symmetric: bool | None = None) -> Graph:
         """Return the graph of valid neighbor lists."""
         graph = cls.__new__(cls)
-        graph._hold(lists, symmetric)
+        graph._hold(held, symmetric)
         return graph
 
-    def _hold(self, lists: Lists, symmetric: bool | None = None) -> None:
-        starts, neighbours = lists
+    def _hold(self, held: Lists, symmetric: bool | None = None) -> None:
+        starts, neighbours = held
         objects = len(starts) - 1
         every = np.broadcast_to(np.True_, len(neighbours))  # one byte that stands for all entries
         self._matrix = csr_array((every, neighbours, starts), shape=(objects, objects), copy=False)
         self._matrix.has_canonical_format = True
-        self._symmetric = is_symmetric(lists) if symmetric is None else symmetric
+        self._symmetric = lists.is_symmetric(held) if symmetric is None else symmetric
 
     def __reduce__(self) -> tuple[Callable[..., Graph], tuple[Any, ...]]:
         return Graph._of, (self._lists, self._symmetric)
@@ -293,9 +265,8 @@ class Graph:
                 f"neighbours({i!r}): give the id of one of the {self.objects} objects, "
                 f"0..{self.objects - 1}"
             )
-        ids: NDArray[np.int64] = self._matrix.indices[
-            self._matrix.indptr[i] : self._matrix.indptr[i + 1]
-        ].astype(np.int64)
+        starts, neighbours = self._lists
+        ids: NDArray[np.int64] = neighbours[starts[i] : starts[i + 1]].astype(np.int64)
         return ids
 
     def pairs(self) -> NDArray[np.int64]:  # -> [edges, 2]
@@ -305,7 +276,7 @@ class Graph:
     def _arcs(self, once: bool) -> NDArray[np.int64]:  # -> [n, 2]
         """Return every arc, or one of i -> j and j -> i."""
         found, filled = np.empty((self._matrix.nnz // (1 + once), 2), dtype=np.int64), 0
-        for i, j in blocks(self._lists):
+        for i, j in lists.blocks(self._lists):
             keep = i < j if once else slice(None)
             fresh = np.stack([i[keep], j[keep]], axis=1)
             found[filled : filled + len(fresh)] = fresh

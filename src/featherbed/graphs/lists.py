@@ -1,20 +1,31 @@
-"""Neighbor lists: the sorted neighbors of object i are neighbours[starts[i] : starts[i + 1]]."""
+"""Neighbor lists: the sorted neighbors of object i are neighbours[starts[i] : starts[i + 1]].
+
+Their file is a safetensors container of the two arrays, memory-mapped and checked on opening.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.errors import FormatError
+from featherbed.graphs.checks import MOST_OBJECTS
 from featherbed.hashing import mixed
+from featherbed.packed.file import ENTRY, array_of, metadata_of, open_file
+from featherbed.packed.writing import replacing
 
 BLOCK = 1 << 20  # arcs handled at a time
 Ids = NDArray[np.int64]
-Lists = tuple[
-    NDArray[Any], NDArray[Any]
-]  # starts [V + 1], neighbours [arcs]: int32, or int64 from 2³¹ arcs on
+Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbours [arcs]; int64 from 2³¹ on
+ABOUT = {"graph": 1}  # what the file is, and the version of its form
+KINDS = {4: "U32", 8: "U64"}
+NAMES = ("starts", "neighbours")
 
 
 def neighbour_lists(
@@ -70,10 +81,7 @@ def blocks(lists: Lists) -> Iterator[tuple[Ids, Ids]]:
         low = int(np.searchsorted(starts, here.start, side="right")) - 1
         high = int(np.searchsorted(starts, here.stop, side="left"))
         bounds: Ids = np.clip(starts[low : high + 1].astype(np.int64), here.start, here.stop)
-        yield (
-            np.repeat(np.arange(low, high), bounds[1:] - bounds[:-1]),
-            neighbours[here].astype(np.int64),
-        )
+        yield np.repeat(np.arange(low, high), np.diff(bounds)), neighbours[here].astype(np.int64)
 
 
 def is_symmetric(lists: Lists) -> bool:
@@ -104,3 +112,72 @@ def within(most: int, objects: int, first: Ids, second: Ids, order: Ids) -> NDAr
             taken.append(fits)
         keep[order[here]] = taken
     return keep
+
+
+def write(lists: Lists, path: Path) -> None:
+    """Write neighbor lists to a temporary file, then rename it to ``path``."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps(ABOUT)}}
+    offset = 0
+    for name, array in zip(NAMES, lists, strict=True):
+        place = {"data_offsets": [offset, offset := offset + array.nbytes]}
+        entries[name] = {"dtype": KINDS[array.itemsize], "shape": list(array.shape), **place}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in lists:
+            for here in slices(len(array)):
+                file.write(array[here].astype(array.dtype.newbyteorder("<")).tobytes())
+
+
+def read(path: Path) -> Lists:
+    """Return the neighbour lists of a file, memory-mapped; raise FormatError where they are none."""
+    header, start, mapped = open_file(path)
+    if metadata_of(header) != ABOUT:
+        raise FormatError(
+            f"{path.name} holds no graph that this featherbed reads: graphs are written by "
+            "graph.save(path)"
+        )
+    if set(header) - {"__metadata__"} != set(NAMES):
+        raise FormatError(
+            f"{path.name} must hold the arrays starts and neighbours, and nothing else"
+        )
+    kind, shapes = header["starts"]["dtype"], [header[name]["shape"] for name in NAMES]
+    vectors = kind in KINDS.values() and all(len(shape) == 1 for shape in shapes)
+    if not vectors or not 2 <= shapes[0][0] <= MOST_OBJECTS + 1:
+        found = f"{kind} of shapes {shapes}"[:100]
+        raise FormatError(
+            f"{path.name}: starts [V + 1] and neighbours [arcs] must be U32 or U64 with V from 1; "
+            f"found {found}"
+        )
+    pairs = zip(NAMES, shapes, strict=True)
+    arrays = (array_of(mapped, header, start, name, kind, tuple(shape)) for name, shape in pairs)
+    starts, neighbours = (array.view(array.dtype.str.replace("u", "i")) for array in arrays)
+    problem = _problem(starts, neighbours)
+    if problem:
+        raise FormatError(f"{path.name} is broken: {problem}")
+    return starts, neighbours
+
+
+def _problem(starts: NDArray[Any], neighbours: NDArray[Any]) -> str | None:
+    """Return why two arrays are no neighbor lists, or None."""
+    objects = len(starts) - 1
+    if starts[0] != 0 or starts[-1] != len(neighbours):
+        span = f"starts go from {starts[0]} to {starts[-1]}"
+        return f"{span}, not from 0 to the number of neighbours, {len(neighbours)}"
+    falling = np.flatnonzero(starts[1:] < starts[:-1])
+    if len(falling):
+        return f"object {falling[0]} has a negative number of neighbours, starts must not fall"
+    last = -1
+    for i, j in blocks((starts, neighbours)):
+        wrong = (j < 0) | (j >= objects) | (i == j)
+        if wrong.any():
+            at = int(wrong.argmax())
+            wrong = f"object {i[at]} has the neighbour {j[at]}"
+            return f"{wrong}: neighbours are others of the {objects} objects"
+        keys = i * objects + j
+        wrong = np.diff(keys, prepend=last) <= 0
+        if wrong.any():
+            return f"the neighbours of object {i[wrong.argmax()]} are not sorted, each once"
+        last = int(keys[-1])
+    return None

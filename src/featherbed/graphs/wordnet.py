@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -20,6 +20,7 @@ from featherbed.graphs.graph import Graph
 POINTERS = {"synonyms": (), "antonyms": ("!",), "hypernyms": ("@", "@i"), "hyponyms": ("~", "~i")}
 FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
 MOST_BYTES = 1 << 28  # of a data file in an archive
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 _MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand: "galore(ip)"
 Synset = list[list[int]]  # the objects behind each of its words, in order
 
@@ -30,8 +31,7 @@ def wordnet(
     relations: Sequence[str] = ("synonyms", "antonyms", "hypernyms", "hyponyms"),
 ) -> Graph:
     """Relate words that WordNet relates directly, in any sense (Miller 1995; Liang et al. 2021,
-    app.
-    H).
+    appendix H).
 
     Synonyms share a synset; words of a synset are related to those of its hypernyms (more general)
     and hyponyms, including instances; antonyms are pairs of words. A graph has no direction, so
@@ -65,24 +65,21 @@ def wordnet(
     pointers: list[tuple[str, str, int, int]] = []
     for name, lines in _read(_find(folder)):
         for number, line in enumerate(lines, 1):
-            if line.strip() and not line.startswith(
-                "  "
-            ):  # the licence stands on lines that start with two blanks
-                try:
-                    _parse(line, known, symbols, synsets, pointers)
-                except (ValueError, IndexError):
-                    raise DataError(
-                        f"{name}, line {number} is no WordNet synset: {line.strip()[:60]!r}"
-                    ) from None
-    pairs: set[tuple[int, int]] = set()
+            if not line.strip() or line.startswith("  "):  # lines of the licence
+                continue
+            try:
+                _parse(line, known, symbols, synsets, pointers)
+            except (ValueError, IndexError):
+                raise DataError(
+                    f"{name}, line {number} is no WordNet synset: {line.strip()[:60]!r}"
+                ) from None
+    pairs: set[tuple[int, ...]] = set()
     if "synonyms" in relations:
         for synset in synsets.values():
-            pairs.update(combinations([place for word in synset for place in word], 2))
+            pairs.update(combinations(chain.from_iterable(synset), 2))
     for source, target, from_word, to_word in pointers:
-        if target in synsets:
-            pairs.update(
-                product(_chosen(synsets[source], from_word), _chosen(synsets[target], to_word))
-            )
+        ends = (synsets[source], from_word), (synsets.get(target, []), to_word)
+        pairs.update(product(*(_chosen(synset, word) for synset, word in ends)))
     return Graph.from_edges(len(words), list(pairs))
 
 
@@ -121,26 +118,19 @@ def _key(offset: str, kind: str) -> str:
 
 def _chosen(synset: Synset, word: int) -> list[int]:
     """Return the objects of a pointer: word 1, 2, ..., or the whole synset for 0."""
-    return [
-        place for places_ in (synset if word == 0 else synset[word - 1 : word]) for place in places_
-    ]
+    return [*chain.from_iterable(synset if word == 0 else synset[word - 1 : word])]
 
 
 def _find(folder: str | Path | None) -> Path:
     """Return the folder or archive with the data files."""
     looked = [Path(folder), Path(folder) / "dict"] if folder is not None else _usual_places()
     for place in looked:
-        if all((place / name).is_file() for name in FILES) or (place.is_file() and _archive(place)):
+        if all((place / name).is_file() for name in FILES) or _archive(place):
             return place
-        if place.is_dir():
-            inside = sorted(
-                path for path in place.glob("wordnet*") if path.is_file() and _archive(path)
-            )
-            if inside:
-                return inside[0]
-        zipped = place.with_name(place.name + ".zip")
-        if zipped.is_file():  # as NLTK leaves it
-            return zipped
+        inside = sorted(path for path in place.glob("wordnet*") if _archive(path))
+        zipped = place.with_name(place.name + ".zip")  # as NLTK leaves it
+        for path in [*inside, *([zipped] if zipped.is_file() else [])]:
+            return path
     raise DataError(
         f"WordNet was not found: no {', '.join(FILES)} in {', '.join(map(str, looked))}; give its "
         "folder, tar or zip file"
@@ -148,21 +138,16 @@ def _find(folder: str | Path | None) -> Path:
 
 
 def _usual_places() -> list[Path]:
-    given = os.environ
-    found = [Path(given["WNSEARCHDIR"])] if given.get("WNSEARCHDIR") else []
-    found += [Path(given["WNHOME"]) / "dict"] if given.get("WNHOME") else []
-    found += [Path(given["FEATHERBED_DATA"]) / "wordnet"] if given.get("FEATHERBED_DATA") else []
-    nltk = [
-        *filter(None, given.get("NLTK_DATA", "").split(os.pathsep)),
-        "~/nltk_data",
-        "/usr/share/nltk_data",
-    ]
+    folders = (("WNSEARCHDIR", ""), ("WNHOME", "dict"), ("FEATHERBED_DATA", "wordnet"))
+    found = [Path(os.environ[name]) / inner for name, inner in folders if os.environ.get(name)]
+    nltk = [*filter(None, os.environ.get("NLTK_DATA", "").split(os.pathsep))]
+    nltk += ["~/nltk_data", "/usr/share/nltk_data"]
     found += [Path(place).expanduser() / "corpora" / "wordnet" for place in nltk]
     return [*found, Path("/usr/share/wordnet"), Path("/usr/local/WordNet-3.0/dict")]
 
 
 def _archive(path: Path) -> bool:
-    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
+    return path.is_file() and (tarfile.is_tarfile(path) or zipfile.is_zipfile(path))
 
 
 def _read(place: Path) -> Iterator[tuple[str, list[str]]]:
@@ -172,15 +157,7 @@ def _read(place: Path) -> Iterator[tuple[str, list[str]]]:
         for name, content in _contents(place):
             found.add(name)
             yield f"{place}: {name}", content.decode("utf-8").split("\n")
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        lzma.LZMAError,
-        zlib.error,
-        EOFError,
-        OSError,
-        UnicodeDecodeError,
-    ) as error:
+    except (*BROKEN, EOFError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{place} cannot be read as WordNet: {error}") from None
     if len(found) < len(FILES):
         raise DataError(
@@ -201,11 +178,10 @@ def _contents(place: Path) -> Iterable[tuple[str, bytes]]:
     else:
         with tarfile.open(place) as tar:
             for member in tar:
-                content = (
-                    tar.extractfile(member) if PurePosixPath(member.name).name in FILES else None
-                )
+                name = PurePosixPath(member.name).name
+                content = tar.extractfile(member) if name in FILES else None
                 if content is not None:
-                    yield PurePosixPath(member.name).name, _limited(place, content)
+                    yield name, _limited(place, content)
 
 
 def _limited(place: Path, file: IO[bytes]) -> bytes:

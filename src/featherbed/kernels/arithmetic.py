@@ -1,4 +1,4 @@
-"""Vector arithmetic on float32 rows given by address: scores, sums, optimizer steps.
+"""Vector arithmetic on rows given by address: scores, sums, optimizer steps.
 
 The compiler would vectorize plain loops over rows of a known width too, but only after checking that
 no two rows overlap, which costs as much as the row. Products may be fused with sums, lanes are added
@@ -16,25 +16,26 @@ from numba.extending import intrinsic
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FUSED = ("contract",)
-LANES = (16, 4, 1)  # elements updated at once; the narrower ones finish a row
-NONE, NONNEGATIVE, L1 = 0, 1, 2
-YOGI, ADAM = 0, 2
+LANES = (16, 8, 4, 1)  # elements updated at once; the narrower ones finish a row
+NONE, NONNEGATIVE, L1 = 0, 1, 2  # penalties
+YOGI, SGD, ADAM, ADAGRAD, PLAIN = range(5)  # rules; PLAIN is SGD without momentum
+HELD, PENALIZED, EXEMPT = range(3)  # flags of entries; HELD ones stay zero
 
 
-def _kind(width: int) -> Any:
-    return ir.VectorType(_F32, width)
+def _kind(width: int, real: Any = _F32) -> Any:
+    return ir.VectorType(real, width)
 
 
-def _load(builder: Any, address: Any, width: int) -> Any:
-    return builder.load(builder.inttoptr(address, _kind(width).as_pointer()), align=4)
+def _load(builder: Any, address: Any, width: int, real: Any = _F32) -> Any:
+    return builder.load(builder.inttoptr(address, _kind(width, real).as_pointer()), align=4)
 
 
-def _store(builder: Any, value: Any, address: Any, width: int) -> None:
-    builder.store(value, builder.inttoptr(address, _kind(width).as_pointer()), align=4)
+def _store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
 
 
 def _splat(builder: Any, value: Any, width: int) -> Any:
-    vector = ir.Constant(_kind(width), ir.Undefined)
+    vector = ir.Constant(_kind(width, value.type), ir.Undefined)
     first = builder.insert_element(vector, value, ir.Constant(_I32, 0))
     return builder.shuffle_vector(
         first, vector, ir.Constant(ir.VectorType(_I32, width), [0] * width)
@@ -45,13 +46,12 @@ def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FUSED), c, flags=_FUSED)
 
 
-def _call(builder: Any, name: str, width: int, *values: Any) -> Any:
+def _call(builder: Any, name: str, *values: Any) -> Any:
     """Call an LLVM intrinsic on vectors."""
-    kind = _kind(width)
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(kind, [kind] * len(values)), f"llvm.{name}.v{width}f32"
-    )
-    return builder.call(function, values)
+    kind = values[0].type
+    name = f"llvm.{name}.v{kind.count}f{32 if kind.element == _F32 else 64}"
+    signature = ir.FunctionType(kind, [kind] * len(values))
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
 
 
 def _total(builder: Any, vector: Any, width: int) -> Any:
@@ -71,8 +71,8 @@ def _first(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, ir.Constant(_I32, 0))
 
 
-def _zeros(width: int) -> Any:
-    return ir.Constant(_kind(width), [0.0] * width)
+def _filled(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
 
 
 def _number(builder: Any, row: Any, index: Any) -> Any:
@@ -116,7 +116,7 @@ def add_scaled(
         if ones:
             values = _replace_first(builder, values, ir.Constant(_F32, 1.0))
         total = _fused(builder, _splat(builder, number, wide), values, _load(builder, target, wide))
-        _store(builder, total, target, wide)
+        _store(builder, total, target)
         return context.get_dummy_value()
 
     return types.void(width, column, types.int64, types.int64, types.float32), generate
@@ -137,15 +137,15 @@ def combine(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length, distance = arguments[1:]
-        total = cgutils.alloca_once_value(builder, _zeros(wide))
-        builder.store(_zeros(wide), total)
+        total = cgutils.alloca_once_value(builder, _filled(_kind(wide), 0.0))
+        builder.store(_filled(_kind(wide), 0.0), total)
         with cgutils.for_range(builder, length) as loop:
             weight = _number(builder, weight_row, loop.index)
             row = _load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
             builder.store(
                 _fused(builder, _splat(builder, weight, wide), row, builder.load(total)), total
             )
-        _store(builder, builder.load(total), target, wide)
+        _store(builder, builder.load(total), target)
         return context.get_dummy_value()
 
     return types.void(
@@ -164,9 +164,7 @@ def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any,
         with cgutils.for_range(builder, length) as loop:
             weight = _splat(builder, _number(builder, weight_row, loop.index), wide)
             there = builder.add(target, builder.mul(loop.index, ir.Constant(_I64, 4 * wide)))
-            _store(
-                builder, _fused(builder, weight, values, _load(builder, there, wide)), there, wide
-            )
+            _store(builder, _fused(builder, weight, values, _load(builder, there, wide)), there)
         return context.get_dummy_value()
 
     return types.void(width, types.int64, types.int64, types.int64, types.int64), generate
@@ -201,7 +199,7 @@ def descend(
         for address, row, other, keep, move in zip(places, rows, added, keeps, moves, strict=True):
             moved = builder.fmul(_splat(builder, move, wide), other, flags=_FUSED)
             kept = builder.fmul(_splat(builder, keep, wide), row, flags=_FUSED)
-            _store(builder, builder.fadd(kept, moved, flags=_FUSED), address, wide)
+            _store(builder, builder.fadd(kept, moved, flags=_FUSED), address)
         return context.get_dummy_value()
 
     pair = types.UniTuple(types.float32, 2)
@@ -218,52 +216,44 @@ def step(
     m: Any,
     v: Any,
     g: Any,
-    kept: Any,
+    flags: Any,
     count: Any,
     c: Any,
 ) -> Any:
-    """Update ``count`` elements by a step of Yogi or Adam and the proximal step, in place.
+    """Update ``count`` elements by a step of a rule and the proximal step, in place.
 
-    c: weight decay factor, learning rate, factors of the momentum and of the gradient in the new
-    momentum, 1 - beta2, eps, correction, threshold, weight decay added to the gradient. ``kept``:
-    the address of a byte for each element, 0 if the element stays at zero; or 0.
+    c, whose type is that of the elements: weight decay factor, learning rate, factors of the
+    momentum and of the gradient in the new momentum, 1 - beta2, eps, correction, threshold, weight
+    decay added to the gradient. ``flags``: the address of a byte for each element (HELD, PENALIZED,
+    EXEMPT); 0: all are penalized. The reference are the rules of ``featherbed.optim.rules``.
     """
     variant = (rule.literal_value, kind.literal_value, metric.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *places, kept_bytes, length, numbers = arguments[3:]
+        *places, flag_bytes, length, numbers = arguments[3:]
         c = cgutils.unpack_tuple(builder, numbers, 9)
         done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
         builder.store(ir.Constant(length.type, 0), done)
         for lanes in LANES:
-            _step_lanes(
-                builder,
-                lanes,
-                length,
-                done,
-                places,
-                kept_bytes,
-                [_splat(builder, x, lanes) for x in c],
-                variant,
-            )
+            wide = [_splat(builder, x, lanes) for x in c]
+            _step_lanes(builder, length, done, places, flag_bytes, wide, variant)
         return context.get_dummy_value()
 
-    return types.void(
-        rule, kind, metric, *[types.int64] * 6, types.UniTuple(types.float32, 9)
-    ), generate
+    real = types.UniTuple(c.dtype, 9)
+    return types.void(rule, kind, metric, *[types.int64] * 6, real), generate
 
 
 def _step_lanes(
     builder: Any,
-    lanes: int,
     length: Any,
     done: Any,
     places: list[Any],
-    kept: Any,
+    flags: Any,
     c: list[Any],
     variant: tuple[int, int, int],
 ) -> None:
-    """Emit the loop that updates ``lanes`` elements at a time while that many are left."""
+    """Emit the loop that updates as many elements at a time as ``c`` has, while they are left."""
+    lanes, real = c[0].type.count, c[0].type.element
     test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
     builder.branch(test)
     builder.position_at_end(test)
@@ -271,57 +261,68 @@ def _step_lanes(
     stop = builder.add(start, ir.Constant(length.type, lanes))
     builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
     builder.position_at_end(body)
-    here = [builder.add(place, builder.mul(start, ir.Constant(start.type, 4))) for place in places]
-    p, m, v = _step_vectors(
-        builder, lanes, variant, [_load(builder, address, lanes) for address in here], c
+    offset = builder.mul(start, ir.Constant(start.type, 4 if real == _F32 else 8))
+    p_place, *moments, g_place = (builder.add(place, offset) for place in places)
+    rule, kind, metric = variant
+    held = (rule not in (ADAGRAD, PLAIN), rule not in (SGD, PLAIN))  # moments the rule keeps
+    m, v = (
+        _load(builder, place, lanes, real) if there else None
+        for place, there in zip(moments, held, strict=True)
     )
-    _store(builder, m, here[1], lanes)
-    _store(builder, v, here[2], lanes)
-    masked = builder.icmp_unsigned("!=", kept, ir.Constant(kept.type, 0))
-    with builder.if_else(masked) as (some, every):
+    p, g = (_load(builder, place, lanes, real) for place in (p_place, g_place))
+    p, m, v, share = _advance(builder, rule, p, m, v, g, c)
+    for value, place, there in zip((m, v), moments, held, strict=True):
+        if there:
+            _store(builder, value, place)
+    threshold = builder.fmul(c[7], share) if metric else c[7]
+    marked = builder.icmp_unsigned("!=", flags, ir.Constant(flags.type, 0))
+    with builder.if_else(marked) as (some, every):
         with some:
-            mask = ir.VectorType(_I8, lanes)
-            flags = builder.load(
-                builder.inttoptr(builder.add(kept, start), mask.as_pointer()), align=1
-            )
-            free = builder.icmp_unsigned("!=", flags, ir.Constant(mask, [0] * lanes))
-            _store(builder, builder.select(free, p, _zeros(lanes)), here[0], lanes)
+            bytes_ = ir.VectorType(_I8, lanes)
+            place = builder.inttoptr(builder.add(flags, start), bytes_.as_pointer())
+            flag, zero = builder.load(place, align=1), _filled(p.type, 0.0)
+            exempt = builder.icmp_unsigned("==", flag, _filled(bytes_, EXEMPT))
+            own = _shrink(builder, kind, p, builder.select(exempt, zero, threshold))
+            free = builder.icmp_unsigned("!=", flag, _filled(bytes_, HELD))
+            _store(builder, builder.select(free, own, zero), p_place)
         with every:
-            _store(builder, p, here[0], lanes)
+            _store(builder, _shrink(builder, kind, p, threshold), p_place)
     builder.store(stop, done)
     builder.branch(test)
     builder.position_at_end(leave)
 
 
-def _step_vectors(
-    builder: Any, width: int, variant: tuple[int, int, int], values: list[Any], c: list[Any]
-) -> list[Any]:
-    """Emit the step; return p, m and v after it."""
-    (rule, kind, metric), (p, m, v, g) = variant, values
+def _advance(builder: Any, rule: int, p: Any, m: Any, v: Any, g: Any, c: list[Any]) -> Any:
+    """Emit a step; return p, m and v after it, and one over the preconditioner."""
+    one = share = _filled(p.type, 1.0)
     g = _fused(builder, c[8], p, g)
-    m = builder.fadd(builder.fmul(c[2], m), builder.fmul(c[3], g))
-    square, one = builder.fmul(g, g), ir.Constant(_kind(width), [1.0] * width)
-    if rule == YOGI:
-        change = builder.fmul(c[4], square)
-        less, more = builder.fsub(v, change), builder.fadd(v, change)
-        above, below = (builder.fcmp_ordered(sign, v, square) for sign in (">", "<"))
-        v = builder.select(above, less, builder.select(below, more, v))
-        scale = builder.fadd(_call(builder, "sqrt", width, v), c[5])
-    else:
-        v = builder.fadd(v, builder.fmul(c[4], builder.fsub(square, v)))
-        scale = builder.fadd(builder.fdiv(_call(builder, "sqrt", width, v), c[6]), c[5])
-    share = builder.fdiv(one, scale)
-    p = builder.fsub(builder.fmul(c[0], p), builder.fmul(builder.fmul(c[1], m), share))
-    threshold = builder.fmul(c[7], share) if metric else c[7]
-    return [_shrink(builder, width, kind, p, threshold), m, v]
+    m = g if m is None else builder.fadd(builder.fmul(c[2], m), builder.fmul(c[3], g))
+    p, moved = builder.fmul(c[0], p), builder.fmul(c[1], m)
+    if v is not None:
+        square = builder.fmul(g, g)
+        if rule == YOGI:
+            change = builder.fmul(c[4], square)
+            less, more = builder.fsub(v, change), builder.fadd(v, change)
+            above, below = (builder.fcmp_ordered(sign, v, square) for sign in (">", "<"))
+            v = builder.select(above, less, builder.select(below, more, v))
+        elif rule == ADAM:
+            v = builder.fadd(v, builder.fmul(c[4], builder.fsub(square, v)))
+        else:
+            v = builder.fadd(v, square)
+        root = _call(builder, "sqrt", v)
+        scale = builder.fadd(builder.fdiv(root, c[6]) if rule == ADAM else root, c[5])
+        share = builder.fdiv(one, scale)
+        moved = builder.fmul(moved, share)
+    return builder.fsub(p, moved), m, v, share
 
 
-def _shrink(builder: Any, width: int, kind: int, p: Any, threshold: Any) -> Any:
+def _shrink(builder: Any, kind: int, p: Any, threshold: Any) -> Any:
+    zero = _filled(p.type, 0.0)
     if kind == NONNEGATIVE:
         less = builder.fsub(p, threshold)
-        return builder.select(builder.fcmp_ordered("<=", less, _zeros(width)), _zeros(width), less)
+        return builder.select(builder.fcmp_ordered("<=", less, zero), zero, less)
     if kind == L1:
-        less = builder.fsub(_call(builder, "fabs", width, p), threshold)
-        size = builder.select(builder.fcmp_ordered("<=", less, _zeros(width)), _zeros(width), less)
-        return _call(builder, "copysign", width, size, p)
+        less = builder.fsub(_call(builder, "fabs", p), threshold)
+        size = builder.select(builder.fcmp_ordered("<=", less, zero), zero, less)
+        return _call(builder, "copysign", size, p)
     return p

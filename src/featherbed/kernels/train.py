@@ -7,17 +7,27 @@ the same result for the same number of threads.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from featherbed.kernels.arithmetic import (
+    ADAGRAD,
+    ADAM,
+    EXEMPT,
+    HELD,
+    L1,
+    NONE,
+    NONNEGATIVE,
+    PENALIZED,
+    YOGI,
+    step,
+)
 from featherbed.kernels.compiled import compiled, job
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.vectors import prefetch
 
 AHEAD = 16  # rows between the prefetch of a row and its use
-NONE, NONNEGATIVE, L1 = 0, 1, 2
-YOGI, SGD, ADAM, ADAGRAD = 0, 1, 2, 3
 DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 
 
@@ -79,48 +89,88 @@ def _shrink(kind: Any, x: Any, threshold: Any) -> Any:
 
 @compiled
 def _step_by_step(
-    p: Any,
-    m: Any,
-    divisor: Any,
-    measure: Any,
-    kind: Any,
-    at: Any,
-    end: Any,
-    reach: Any,
-    past: Any,
-    powers: Any,
+    p: Any, m: Any, scales: Any, kind: Any, at: Any, end: Any, past: Any, powers: Any
 ) -> Any:
-    """Replay the steps from place ``at`` on one by one while momentum matters; the rest at once."""
-    x, stop = np.float64(p), min(end, at + reach)
+    """Replay the steps from place ``at`` on one by one while momentum matters; the rest at once.
+
+    ``scales``: the divisors of momentum and of thresholds, and a factor of thresholds.
+    """
+    x, stop, (divisor, measure, free) = np.float64(p), min(end, at + len(powers) - 1), scales
     for i in range(at + 1, stop + 1):
         x = past[i, DECAY] * x - past[i, MOVE] * powers[i - at] * m / divisor
-        x = _shrink(kind, x, past[i, THRESHOLD] / measure)
+        x = _shrink(kind, x, past[i, THRESHOLD] / measure * free)
     if stop < end:
         fallen = np.exp(past[end, FALL] - past[stop, FALL])
-        x = _shrink(kind, x * fallen, (past[end, DEBT] - past[stop, DEBT] * fallen) / measure)
+        owed = past[end, DEBT] - past[stop, DEBT] * fallen
+        x = _shrink(kind, x * fallen, owed / measure * free)
     return x
 
 
-@cache
-def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> Any:
-    """Return ``f(p, m, v, eps, at, end, reach, past, powers, out)``: a row after the steps it missed.
+@compiled
+def _at(rows: Any, r: Any) -> Any:
+    """Return the address of a row."""
+    return np.int64(rows.ctypes.data) + np.int64(r) * np.int64(rows.shape[1] * rows.itemsize)
 
-    They are applied at once where that is exact. ``fixed``: the width of rows if it is known when
-    compiled, so that a row is one vector; 0 for any width. A one-sided shrinkage clips at zero at
-    every step. Applied at once it clips only at the end, which is the same if the row rises before
-    it falls, but not the other way round: ``ODD`` counts the steps that could make it so.
+
+@compiled
+def _scale(row: Any, factor: Any, width: Any) -> None:
+    for j in range(width):
+        row[j] *= factor
+
+
+@compiled
+def _mark(flags: Any, r: Any, kept: Any, starts: Any, columns: Any, support: Any) -> None:
+    """Write the flags of the entries of row r: HELD, PENALIZED or EXEMPT.
+
+    ``columns[starts[r] : starts[r + 1]]`` are the exempt anchors of a row, ``support`` [V, s] the
+    anchors of its entries (empty: entry k belongs to anchor k).
     """
-    one, nought = real(1), real(0)
+    for j in range(len(flags)):
+        flags[j] = kept[r, j] if len(kept) > 0 else PENALIZED
+    if len(starts) == 0:
+        return
+    for anchor in columns[starts[r] : starts[r + 1]]:
+        if len(support) == 0:
+            flags[anchor] = EXEMPT if flags[anchor] != HELD else HELD
+        else:
+            for j in range(len(flags)):
+                if support[r, j] == anchor and flags[j] != HELD:
+                    flags[j] = EXEMPT
+
+
+class Variant(NamedTuple):
+    """What a loop over rows is compiled for."""
+
+    real: Any  # type of the elements
+    width: int  # of rows, so that a row is one vector; 0: any
+    rule: int | None  # of the optimizer; None: rows are settled only
+    kind: int  # of the penalty
+    moving: bool  # rows without a gradient move by their momentum
+    scaled: bool  # divided by sqrt(v) + eps
+    metric: bool  # and so are thresholds
+    support: Any = None  # type of the support, if there are flags of entries; None: there are none
+
+
+@cache
+def catch_up(variant: Variant) -> Any:
+    """Return ``f(p, m, v, flags, eps, at, end, past, powers, out)``: a row after the steps it missed.
+
+    They are applied at once where that is exact. A one-sided shrinkage clips at zero at every step.
+    Applied at once it clips only at the end, which is the same if the row rises before it falls,
+    but not the other way round: ``ODD`` counts the steps that could make it so.
+    """
+    real, fixed, _, kind, moving, scaled, metric, support = variant
+    one, nought, marked = real(1), real(0), support is not None
 
     @compiled
     def row(
         p: Any,
         m: Any,
         v: Any,
+        flags: Any,
         eps: Any,
         at: Any,
         end: Any,
-        reach: Any,
         past: Any,
         powers: Any,
         out: Any,
@@ -137,116 +187,54 @@ def catch_up(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metri
         if moving and apart:
             for j in range(width):
                 s = np.sqrt(v[j]) + eps if scaled else one
-                out[j] = _step_by_step(
-                    p[j], m[j], s, s if metric else one, kind, at, end, reach, past, powers
-                )
-            return
-        for j in range(width):
-            share = one / (np.sqrt(v[j]) + eps) if scaled else one
-            moved = p[j] * keep
-            if moving:
-                moved -= drift * m[j] * share
-            out[j] = _shrink(kind, moved, owed * share if metric else owed)
+                free = one if not marked or flags[j] == PENALIZED else nought
+                scales = s, s if metric else one, free
+                out[j] = _step_by_step(p[j], m[j], scales, kind, at, end, past, powers)
+        else:
+            for j in range(width):
+                share = one / (np.sqrt(v[j]) + eps) if scaled else one
+                moved = p[j] * keep
+                if moving:
+                    moved -= drift * m[j] * share
+                threshold = owed * share if metric else owed
+                if marked:
+                    threshold = threshold if flags[j] == PENALIZED else nought
+                out[j] = _shrink(kind, moved, threshold)
+        if marked:
+            for j in range(width):
+                out[j] = out[j] if flags[j] != HELD else nought
 
     return row
 
 
 @cache
-def settle(real: Any, fixed: int, kind: int, moving: bool, scaled: bool, metric: bool) -> int:
-    """Compile the job that settles rows (applies the steps they missed), in place or in ``out``."""
-    row_of, nought = catch_up(real, fixed, kind, moving, scaled, metric), real(0)
-    size = real(0).itemsize
+def _fetch(first: bool, second: bool) -> Any:
+    """Return ``f(weight, m, v, stamps, r)``, which prefetches a row and the moments it has."""
 
-    @job
-    def rows(address: Any, start: Any, stop: Any) -> Any:
-        block = words(address)
-        weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
-        stamps = vector(block, 5, np.int32)
-        momentum, second = matrix(block, 7, real), matrix(block, 10, real)
-        out, past = matrix(block, 13, real), matrix(block, 16, np.float64)
-        powers = vector(block, 19, np.float64)
-        eps, write, begin = real(vector(block, 21, np.float64)[0]), block[23], block[24]
-        now = block[25]
-        width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
-        for u in range(start, stop):
-            if u + AHEAD < stop:
-                soon = np.uint64(ids[u + AHEAD])
-                prefetch(np.uint64(weight.ctypes.data) + soon * np.uint64(size * width))
-                prefetch(np.uint64(stamps.ctypes.data) + soon * np.uint64(4))
-                if moving:
-                    prefetch(
-                        np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1])
-                    )
-                if scaled:
-                    prefetch(
-                        np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1])
-                    )
-            r = ids[u]
-            at = stamps[r] - begin
-            if write:
-                if at < end:
-                    row_of(
-                        weight[r],
-                        momentum[r],
-                        second[r],
-                        eps,
-                        at,
-                        end,
-                        reach,
-                        past,
-                        powers,
-                        weight[r],
-                    )
-                    if moving:
-                        left = real(powers[end - at]) if end - at <= reach else nought
-                        for j in range(width):
-                            momentum[r, j] *= left
-                    stamps[r] = now
-            elif at < end:
-                row_of(weight[r], momentum[r], second[r], eps, at, end, reach, past, powers, out[u])
-            else:
-                for j in range(width):
-                    out[u, j] = weight[r, j]
-        return np.int64(1)
+    @compiled
+    def fetch(weight: Any, m: Any, v: Any, stamps: Any, r: Any) -> None:
+        prefetch(np.uint64(_at(weight, r)))
+        prefetch(np.uint64(stamps.ctypes.data) + np.uint64(r) * np.uint64(4))
+        if first:
+            prefetch(np.uint64(_at(m, r)))
+        if second:
+            prefetch(np.uint64(_at(v, r)))
 
-    return rows
-
-
-@compiled
-def _advance(rule: Any, p: Any, m: Any, v: Any, g: Any, c: Any) -> Any:
-    """Return an element after a step, its moments and one over its preconditioner.
-
-    c: weight decay factor, learning rate, factors of the momentum and of the gradient in the new
-    momentum, 1 - beta2, eps, correction.
-    """
-    if rule == YOGI:
-        m = c[2] * m + c[3] * g
-        square = g * g
-        if v > square:
-            v -= c[4] * square
-        elif v < square:
-            v += c[4] * square
-        share = c[6] / (np.sqrt(v) + c[5])
-        return c[0] * p - c[1] * m * share, m, v, share
-    if rule == ADAM:
-        m = c[2] * m + c[3] * g
-        v += c[4] * (g * g - v)
-        share = np.float32(1) / (np.sqrt(v) / c[6] + c[5])
-        return c[0] * p - c[1] * m * share, m, v, share
-    if rule == ADAGRAD:
-        v += g * g
-        share = c[6] / (np.sqrt(v) + c[5])
-        return c[0] * p - c[1] * g * share, m, v, share
-    m = c[2] * m + c[3] * g
-    return c[0] * p - c[1] * m, m, v, c[6]
+    return fetch
 
 
 @cache
-def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bool) -> int:
-    """Compile the job that settles rows, updates them by their gradients and shrinks them."""
-    scaled, holds_m = rule != SGD, rule in (YOGI, ADAM) or moving
-    row_of, nought = catch_up(real, fixed, kind, moving, rule == YOGI, metric), real(0)
-    size = real(0).itemsize
+def update(variant: Variant) -> int:
+    """Compile the job that settles rows (applies the steps they missed) and updates them.
+
+    With a rule rows are stepped by their gradients and shrunk. Without one they are settled in
+    place or, if ``out`` is given, there.
+    """
+    real, fixed, rule, kind, moving, scaled, metric, support = variant
+    row_of, nought = catch_up(variant), real(0)
+    fetch = _fetch(moving or rule == ADAM, scaled or rule in (YOGI, ADAM, ADAGRAD))
+    marked, steps, measured = support is not None, rule is not None, int(metric)
+    number, slot_type = rule if steps else NONE, support or np.int32
 
     @job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -254,48 +242,41 @@ def update(real: Any, fixed: int, rule: int, kind: int, moving: bool, metric: bo
         weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
         stamps = vector(block, 5, np.int32)
         momentum, second = matrix(block, 7, real), matrix(block, 10, real)
-        gradient, past = matrix(block, 13, real), matrix(block, 16, np.float64)
-        powers = vector(block, 19, np.float64)
-        numbers, begin, now, stamp = vector(block, 21, np.float64), block[23], block[24], block[25]
-        width, end, reach = fixed or weight.shape[1], now - begin, len(powers) - 1
+        given, past = matrix(block, 13, real), matrix(block, 16, np.float64)  # gradients, or out
+        powers, numbers = vector(block, 19, np.float64), vector(block, 21, np.float64)
+        begin, now, stamp = block[23], block[24], block[25]
+        kept, starts = matrix(block, 26, np.uint8), vector(block, 29, np.int64)
+        columns, slots = vector(block, 31, np.int64), matrix(block, 33, slot_type)
+        width, end, reading = fixed or weight.shape[1], now - begin, not steps and len(given) > 0
         c = (
-            real(numbers[0]), real(numbers[1]), real(numbers[2]), real(numbers[3]),
-            real(numbers[4]), real(numbers[5]), real(numbers[6]),
+            real(numbers[0]), real(numbers[1]), real(numbers[2]), real(numbers[3]), real(numbers[4]),
+            real(numbers[5]), real(numbers[6]), real(numbers[7]), real(numbers[8]),
         )  # fmt: skip
-        threshold = real(numbers[7])
+        flags, marks = np.empty(width if marked else 1, np.uint8), np.int64(0)
+        if marked:
+            marks = np.int64(flags.ctypes.data)
         for u in range(start, stop):
             if u + AHEAD < stop:
-                soon = np.uint64(ids[u + AHEAD])
-                prefetch(np.uint64(weight.ctypes.data) + soon * np.uint64(size * width))
-                prefetch(np.uint64(stamps.ctypes.data) + soon * np.uint64(4))
-                if holds_m:
-                    prefetch(
-                        np.uint64(momentum.ctypes.data) + soon * np.uint64(size * momentum.shape[1])
-                    )
-                if scaled:
-                    prefetch(
-                        np.uint64(second.ctypes.data) + soon * np.uint64(size * second.shape[1])
-                    )
+                fetch(weight, momentum, second, stamps, ids[u + AHEAD])
             r = ids[u]
-            at = stamps[r] - begin
+            at, into = stamps[r] - begin, given[u] if reading else weight[r]
+            if marked:
+                _mark(flags, r, kept, starts, columns, slots)
             if at < end:
-                row_of(
-                    weight[r], momentum[r], second[r], c[5], at, end, reach, past, powers, weight[r]
-                )
-                if moving:
-                    left = real(powers[end - at]) if end - at <= reach else nought
-                    for j in range(width):
-                        momentum[r, j] *= left
-            for j in range(width):
-                m = momentum[r, j] if holds_m else nought
-                v = second[r, j] if scaled else nought
-                p, m, v, share = _advance(rule, weight[r, j], m, v, gradient[u, j], c)
-                if holds_m:
-                    momentum[r, j] = m
-                if scaled:
-                    second[r, j] = v
-                weight[r, j] = _shrink(kind, p, threshold * share if metric else threshold)
-            stamps[r] = stamp
+                m, v = momentum[r], second[r]
+                row_of(weight[r], m, v, flags, c[5], at, end, past, powers, into)
+                if moving and not reading:
+                    left = real(powers[end - at]) if end - at < len(powers) else nought
+                    _scale(m, left, width)
+            elif reading:
+                for j in range(width):
+                    into[j] = weight[r, j]
+            if steps:
+                moments = _at(momentum, r), _at(second, r)
+                here, slope = _at(weight, r), _at(given, u)
+                step(number, kind, measured, here, moments[0], moments[1], slope, marks, width, c)
+            if not reading:
+                stamps[r] = stamp
         return np.int64(1)
 
     return rows

@@ -32,8 +32,7 @@ class Sampler(ABC):
                 f"generator={generator!r}: give a torch.Generator, such as "
                 "torch.Generator().manual_seed(0), or None"
             )
-        self.replace = replace
-        self.generator = generator
+        self.replace, self.generator = replace, generator
 
     @abstractmethod
     def pick(self, count: int) -> Tensor:  # -> int64 [count], on self.device
@@ -73,11 +72,9 @@ class Sampler(ABC):
         p)^tries).
         """
         p = self.probability(ids)
-        return (
-            p.log() + math.log(tries)
-            if self.replace
-            else (-torch.expm1(tries * torch.log1p(-p))).log()
-        )
+        if self.replace:
+            return p.log() + math.log(tries)
+        return (-torch.expm1(tries * torch.log1p(-p))).log()
 
     def check(self, count: int) -> int:
         """Return a number of ids that can be drawn, or say why this one cannot."""
@@ -118,15 +115,13 @@ class LogUniform(Sampler):
     def pick(self, count: int) -> Tensor:
         """floor((V + 1)^u) - 1, in float64."""
         u = torch.rand(count, dtype=torch.float64, generator=self.generator, device=self.device)
-        return (
-            (u * math.log(self.rows + 1)).exp().long().sub_(1).clamp_(max=self.rows - 1)
-        )  # rounding may reach V
+        ids = (u * math.log(self.rows + 1)).exp().long().sub_(1)
+        return ids.clamp_(max=self.rows - 1)  # rounding may reach V
 
     def probability(self, ids: Tensor) -> Tensor:
         """log(1 + 1 / (k + 1)) / log(V + 1)."""
-        return ((ids.double() + 1).reciprocal().log1p() / math.log(self.rows + 1)).clamp(
-            max=1.0
-        )  # of one row, rounding may pass 1
+        share = (ids.double() + 1).reciprocal().log1p() / math.log(self.rows + 1)
+        return share.clamp(max=1.0)  # of one row, rounding may pass 1
 
 
 class Uniform(Sampler):

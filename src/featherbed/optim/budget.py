@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import settle_parameter
-from featherbed.optim.penalties import Penalty
+from featherbed.optim.penalties import Penalties, Penalty
 
 WAYS = ("projection", "penalty")
 SLACK = 1.02  # of the budget is the support while it is refitted
@@ -55,7 +54,7 @@ class Budget:
 
     def __init__(
         self,
-        penalties: Mapping[nn.Parameter, Penalty],
+        penalties: Penalties,
         nonzeros: int,
         *,
         steps: int,
@@ -64,15 +63,12 @@ class Budget:
         until: float = 0.8,
         every: int = 20,
     ) -> None:
-        if (
-            not isinstance(penalties, Mapping)
-            or not penalties
-            or not all(isinstance(p, Penalty) for p in penalties.values())
-        ):
+        given = penalties.values() if isinstance(penalties, Mapping) else ()
+        if not given or not all(isinstance(penalty, Penalty) for penalty in given):
             raise ArgumentError(
                 "penalties are {parameter: penalty}, at least one, the same that the optimizer has"
             )
-        if len({id(penalty) for penalty in penalties.values()}) < len(penalties):
+        if len({id(penalty) for penalty in given}) < len(given):
             raise ArgumentError(
                 "one penalty is on several parameters, each with its own zeros: give every "
                 "parameter a penalty"
@@ -88,13 +84,8 @@ class Budget:
                 f"warmup={warmup!r}, until={until!r}: give shares of the steps, 0 <= warmup < "
                 "until <= 1"
             )
-        self.penalties, self.nonzeros, self.steps, self.how, self.every = (
-            dict(penalties),
-            nonzeros,
-            steps,
-            how,
-            every,
-        )
+        self.penalties, self.nonzeros, self.steps = dict(penalties), nonzeros, steps
+        self.how, self.every = how, every
         self.begin, self.end = int(warmup * steps), max(1, int(until * steps))
         self.support = int(SLACK * nonzeros)
         self.done, self.first = 0, 0  # steps so far; entries when they began to become fewer
@@ -147,9 +138,7 @@ class Budget:
         sizes = torch.cat([parameter.detach().abs().flatten() for parameter in self.penalties])
         kept = torch.zeros(len(sizes), dtype=torch.bool, device=sizes.device)
         kept[sizes.topk(allowed).indices] = True
-        parts: tuple[Tensor, ...] = torch.split(
-            kept, [parameter.numel() for parameter in self.penalties]
-        )
+        parts = torch.split(kept, [parameter.numel() for parameter in self.penalties])
         for (parameter, penalty), part in zip(self.penalties.items(), parts, strict=True):
             penalty.keep(parameter, part.view_as(parameter) & (parameter != 0))
 
@@ -161,8 +150,7 @@ class Budget:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state; load the model's state first."""
         self.done, self.first = int(state["done"]), int(state["first"])
-        for (parameter, penalty), (lam, kept) in zip(
-            self.penalties.items(), state["penalties"], strict=True
-        ):
+        pairs = zip(self.penalties.items(), state["penalties"], strict=True)
+        for (parameter, penalty), (lam, kept) in pairs:
             penalty.lam = lam
             penalty.keep(parameter, kept)

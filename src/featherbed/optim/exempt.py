@@ -30,9 +30,8 @@ class Exempt:
     (tensor([1, 2]), tensor([0, 1]))
     """
 
-    def __init__(
-        self, table: HasSupport, pairs: Tensor, anchors: int
-    ) -> None:  # int64 [n, 2] of objects and anchors
+    # pairs: int64 [n, 2] of objects and anchors
+    def __init__(self, table: HasSupport, pairs: Tensor, anchors: int) -> None:
         self.table, self.anchors, self.rows = table, anchors, len(table.transform)
         keys = torch.unique(pairs[:, 0].long() * anchors + pairs[:, 1].long())
         self.columns = keys % anchors  # of object i: those from starts[i] to starts[i + 1]
@@ -54,13 +53,11 @@ class Exempt:
         columns = self.columns[begin[at] + within]
         support = self.table.support
         if support is not None:
-            entry, slot = (support[rows[at]].cpu().long() == columns[:, None]).nonzero(
-                as_tuple=True
-            )
-            at, columns = at[entry], slot
-        device = (
-            self.table.transform.device if ids is None else ids.device
-        )  # rows that catch up must not ask for the whole
+            same = support[rows[at]].cpu().long() == columns[:, None]
+            entry, columns = same.nonzero(as_tuple=True)
+            at = at[entry]
+        # rows that catch up must not ask for the whole
+        device = self.table.transform.device if ids is None else ids.device
         return at.to(device), columns.to(device)
 
     def holds(self, ids: Tensor, atoms: Tensor) -> Tensor:  # [n], [n] -> bool [n]

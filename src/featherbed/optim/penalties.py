@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import settle_parameter
 
 Step = float | Tensor
+Penalties = Mapping[nn.Parameter, "Penalty"]
 
 
 class Penalty(ABC):
@@ -35,11 +37,9 @@ class Penalty(ABC):
     lam: float  # the weight of the penalty
     separable: ClassVar[bool] = True
     scheduled: ClassVar[str] = "lam"  # the attribute that fb.Schedule sets
-    kind: str | None = None  # the name by which compiled loops know it, None: they do not
+    kind: ClassVar[str | None] = None  # its name in compiled loops, None: they do not know it
     exempt: Exempt | None = None  # entries that are not penalised
-    kept: Tensor | None = (
-        None  # bool, as the parameter: entries that may be other than zero (None: all)
-    )
+    kept: Tensor | None = None  # bool, as the parameter: entries that may be nonzero (None: all)
     shared: bool = False  # whether an optimizer has it on several parameters
 
     def __init__(self, lam: float) -> None:
@@ -68,10 +68,8 @@ class Penalty(ABC):
         """Return the proximal point for threshold = lam * step, of rows ``ids`` or the whole
         parameter.
         """
-        if self.kept is not None:
-            x = torch.where(
-                self.kept if ids is None else self.kept[ids], x, 0.0
-            )  # first: a row may be shrunk as a whole
+        if self.kept is not None:  # first: a row may be shrunk as a whole
+            x = torch.where(self.kept if ids is None else self.kept[ids], x, 0.0)
         found = self.point(x, threshold)
         if self.exempt is not None:
             spared = self.exempt.places(ids)
@@ -91,11 +89,9 @@ class Penalty(ABC):
         if self.kept is not None:
             return torch.zeros_like(x)
         found = self.point(x, self.lam * step)
-        return (
-            found
-            if self.exempt is None
-            else torch.where(self.exempt.holds(ids, atoms), self.point(x, 0.0), found)
-        )
+        if self.exempt is None:
+            return found
+        return torch.where(self.exempt.holds(ids, atoms), self.point(x, 0.0), found)
 
     def freeze(self, parameter: nn.Parameter) -> None:
         """Keep the zeros of ``parameter`` at zero and set ``lam`` to 0, for a refit after
@@ -139,7 +135,7 @@ class L1(Penalty):
     tensor([-2., 0., 1.])
     """
 
-    kind: str | None = "l1"
+    kind = "l1"
 
     def value(self, x: Tensor) -> Tensor:
         """lam Σ|x|."""
@@ -161,7 +157,7 @@ class NonNegativeL1(Penalty):
     tensor([0., 0., 1.])
     """
 
-    kind: str | None = "nonnegative"
+    kind = "nonnegative"
 
     def __init__(self, lam: float, exempt: Exempt | None = None) -> None:
         super().__init__(lam)
@@ -170,17 +166,11 @@ class NonNegativeL1(Penalty):
                 f"exempt={exempt!r}: give table.related(graph), the entries that are not penalised"
             )
         self.exempt = exempt
-        if exempt is not None:
-            self.kind = None
 
     def value(self, x: Tensor) -> Tensor:
         """lam Σ x over the penalized entries, or infinity."""
         total = x.sum() if self.exempt is None else x.sum() - x[self.exempt.places(None)].sum()
-        return torch.where(
-            (x < 0).any(),
-            torch.full((), math.inf, dtype=x.dtype, device=x.device),
-            self.lam * total,
-        )
+        return (self.lam * total).masked_fill((x < 0).any(), math.inf)
 
     def point(self, x: Tensor, threshold: Step) -> Tensor:
         """max(x - threshold, 0)."""
@@ -210,11 +200,8 @@ class GroupL1(Penalty):
     def point(self, x: Tensor, threshold: Step) -> Tensor:
         """Shrink the length of every row; thresholds are a scalar, [V, 1], or one per element."""
         rows = x.reshape(len(x), -1)
-        if (
-            not isinstance(threshold, Tensor)
-            or threshold.dim() == 0
-            or threshold.shape == (len(x), 1)
-        ):
+        each = isinstance(threshold, Tensor) and threshold.shape not in ((), (len(x), 1))
+        if not each or not isinstance(threshold, Tensor):
             length = rows.norm(dim=1, keepdim=True)
             share = (1 - threshold / length.clamp(min=torch.finfo(x.dtype).tiny)).clamp(min=0)
             shrunk: Tensor = rows * share
@@ -229,20 +216,18 @@ class GroupL1(Penalty):
             low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
         length = (low + high) / 2
         alive = (rows / weight).square().sum(1, keepdim=True) > 1
-        point: Tensor = torch.where(
-            alive, rows * length / (length + weight), torch.zeros_like(rows)
-        )
+        point: Tensor = torch.where(alive, rows * length / (length + weight), 0.0)
         return point.reshape(x.shape)
 
 
 def check_penalties(
-    penalties: Mapping[nn.Parameter, Penalty], held: set[int]
+    penalties: Penalties, groups: list[dict[str, Any]]
 ) -> dict[nn.Parameter, Penalty]:
-    """Return the mapping as a dict; raise an error for parameters the optimizer does not hold."""
+    """Return the mapping as a dict; raise an error for parameters that no group holds."""
     if not isinstance(penalties, Mapping):
-        raise ArgumentError(
-            f"penalties is a dict {{parameter: penalty}}, got {type(penalties).__name__}"
-        )
+        kind = type(penalties).__name__
+        raise ArgumentError(f"penalties is a dict {{parameter: penalty}}, got {kind}")
+    held = {id(p) for group in groups for p in group["params"]}
     for parameter, penalty in penalties.items():
         if not isinstance(parameter, Tensor):
             raise ArgumentError(
@@ -257,12 +242,11 @@ def check_penalties(
         if penalty.exempt is not None:
             penalty.exempt.check(parameter)
         if id(parameter) not in held:
-            shape = tuple(getattr(parameter, "shape", ()))
             raise ArgumentError(
-                f"{penalty!r} is on a parameter of shape {shape} that this optimizer does not "
-                "hold: pass it too"
+                f"{penalty!r} is on a parameter of shape {tuple(parameter.shape)} that this "
+                "optimizer does not hold: pass it too"
             )
-    given = [*penalties.values()]
-    for penalty in given:
-        penalty.shared = sum(other is penalty for other in given) > 1
+    counts = Counter(map(id, penalties.values()))
+    for penalty in penalties.values():
+        penalty.shared = counts[id(penalty)] > 1
     return dict(penalties)

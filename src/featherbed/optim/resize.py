@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featherbed.optim.lazy import settle_parameter
-from featherbed.optim.row_optimizer import RowOptimizer
+from featherbed.optim.row_optimizer import RowOptimizer, initial_value
 
-Change = Callable[
-    [Tensor, float], Tensor
-]  # a tensor and what new entries hold -> the tensor in its new shape
+# a tensor and what new entries hold -> the tensor in its new shape
+Change = Callable[[Tensor, float], Tensor]
 
 
 def owners(optimizer: Optimizer | None) -> list[Optimizer]:
@@ -26,7 +25,7 @@ def owners(optimizer: Optimizer | None) -> list[Optimizer]:
     """
     if optimizer is None:
         return []
-    inner = [*getattr(optimizer, "optimizers", ()), getattr(optimizer, "optimizer", None)]
+    inner = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "optimizer", None)]
     return [optimizer, *(owner for one in inner for owner in owners(one))]
 
 
@@ -51,28 +50,22 @@ def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None 
     are zero, those of state tensors have their initial value.
     """
     settle_parameter(parameter)
-    for owner in reversed(
-        owners(optimizer)
-    ):  # the innermost, which knows what fresh ones hold, first
+    for owner in reversed(owners(optimizer)):  # first the innermost: it knows initial values
         penalty = getattr(owner, "penalties", {}).get(parameter)
         if penalty is not None and penalty.kept is not None:
             penalty.kept = change(penalty.kept, True)
-        group = next(
-            (g for g in owner.param_groups if any(p is parameter for p in g["params"])), {}
-        )
-        state = owner.state.get(parameter, {})
+        groups = owner.param_groups
+        group = next((g for g in groups if any(p is parameter for p in g["params"])), {})
+        ours, state = isinstance(owner, RowOptimizer), owner.state.get(parameter, {})
         for name, value in [*state.items()]:
             if _alike(value, parameter):
-                state[name] = change(
-                    value, owner.first(name, group) if isinstance(owner, RowOptimizer) else 0.0
-                )
+                state[name] = change(value, initial_value(name, group) if ours else 0.0)
         if isinstance(owner, RowOptimizer):
             owner.forget(parameter)
     parameter.grad = None
     changed = change(parameter.data, 0.0)
-    # autograd remembers the shape while a graph lives (a loop's last loss): only another type makes
-    # it forget
-    parameter.data = changed.new_empty(
-        0, dtype=torch.float16 if changed.dtype != torch.float16 else torch.float32
-    )
+    # autograd remembers the shape while a graph lives (a loop's last loss): another type makes it
+    # forget
+    other = torch.float16 if changed.dtype != torch.float16 else torch.float32
+    parameter.data = changed.new_empty(0, dtype=other)
     parameter.data = changed

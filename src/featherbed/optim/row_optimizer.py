@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import featherbed.optim.lazy.native as native
+from featherbed.checks import check_number
 from featherbed.errors import ArgumentError
-from featherbed.optim.checks import check_state
 from featherbed.optim.lazy.rows import LazyRows, UpdateState, lazy_rows
 from featherbed.optim.lazy.slots import Proposal
-from featherbed.optim.penalties import Penalty, check_penalties
+from featherbed.optim.penalties import Penalties, check_penalties
 
 Group = dict[str, Any]
 
@@ -25,7 +26,8 @@ Group = dict[str, Any]
 class Coefficients:
     """The coefficients of one step: p ← decay p - rate m / s, with m ← keep m + add g.
 
-    ``prox`` is the step size of the penalty.
+    ``prox`` is the step size of the penalty, ``beta`` the share of its momentum that a row without
+    a gradient keeps (0: it does not move).
     """
 
     rate: float
@@ -36,9 +38,17 @@ class Coefficients:
     second: float = 0.0
     eps: float = 0.0
     correction: float = 1.0
-    beta: float = (
-        0.0  # share of its momentum that a row without a gradient keeps; 0: it does not move
-    )
+    beta: float = 0.0
+    coupled: float = 0.0  # weight decay that is added to the gradient
+
+
+def initial_value(name: str, group: Group) -> float:
+    """Return the initial value of the state tensor ``name`` of a parameter.
+
+    >>> initial_value("v", {"initial_accumulator": 1e-6}), initial_value("m", {})
+    (1e-06, 0.0)
+    """
+    return float(group.get("initial_accumulator", 0.0)) if name == "v" else 0.0
 
 
 class RowOptimizer(Optimizer):
@@ -52,21 +62,28 @@ class RowOptimizer(Optimizer):
 
     rule: ClassVar[str]
     holds: ClassVar[tuple[str, ...]] = ()  # the tensors kept for a parameter
-    preconditioned: ClassVar[bool] = (
-        False  # whether rows without a gradient move by m / (sqrt(v) + eps)
-    )
+    preconditioned: ClassVar[bool] = False  # rows without a gradient move by m / (sqrt(v) + eps)
     coupled: ClassVar[bool] = False  # whether weight decay is added to the gradient
 
     def __init__(
         self,
         params: Iterable[Any],
-        defaults: dict[str, Any],
-        penalties: Mapping[nn.Parameter, Penalty] | None,
+        settings: dict[str, Any],
+        penalties: Penalties | None,
         metric: bool = False,
     ) -> None:
-        super().__init__(params, defaults)
-        held = {id(p) for group in self.param_groups for p in group["params"]}
-        self.penalties = check_penalties(penalties or {}, held)
+        for name, value in settings.items():
+            if name != "betas":
+                check_number(name, value, minimum=0)
+            elif len(value) != 2 or not all(0 <= beta < 1 for beta in value):
+                raise ArgumentError(f"betas={value!r}: give two numbers in [0, 1)")
+        if not self.coupled and settings["lr"] * settings.get("weight_decay", 0.0) >= 1:
+            raise ArgumentError(
+                f"lr={settings['lr']!r} times weight_decay={settings['weight_decay']!r} is the "
+                "share of a parameter lost: keep it below 1"
+            )
+        super().__init__(params, settings)
+        self.penalties = check_penalties(penalties or {}, self.param_groups)
         self.metric = metric
         self._untracked: dict[nn.Parameter, LazyRows] = {}  # of modules that are no tables
 
@@ -80,10 +97,6 @@ class RowOptimizer(Optimizer):
     ) -> Tensor | float:
         """Update values and their state in place; return the preconditioner."""
 
-    def first(self, name: str, group: Group) -> float:  # noqa: ARG002 - some rules start elsewhere
-        """Return the initial value of a state tensor."""
-        return 0.0
-
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter with a gradient, then apply the prox of penalized ones."""
@@ -95,7 +108,7 @@ class RowOptimizer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._check(parameter, group)
+                    self._check(parameter, parameter.grad, group)
                     work.append((parameter, group))
         proposals: dict[nn.Parameter, Proposal | None] = {}
         # all scans before any step, so that they score gradients at one point
@@ -110,23 +123,21 @@ class RowOptimizer(Optimizer):
             state["step"] += 1
             c = self.coefficients(group, state["step"])
             if parameter.grad is not None and parameter.grad.is_sparse:
-                self._step_rows(parameter, group, state, c)
+                self._step_rows(parameter, parameter.grad, group, state, c)
                 proposal = proposals.get(parameter)
                 if proposal is not None:
                     self._replace_weakest(parameter, group, state, c, proposal)
             else:
-                self._step_dense(parameter, group, state, c)
+                self._step_dense(parameter, state, c)
         return loss
 
-    def _check(self, parameter: nn.Parameter, group: Group) -> None:
+    def _check(self, parameter: nn.Parameter, grad: Tensor, group: Group) -> None:
         """Raise an error for unusable gradients and settings, before anything changes."""
-        grad = parameter.grad
-        assert grad is not None
+        shape = tuple(parameter.shape)
         if not native.usable(grad):
             raise ArgumentError(
-                f"the gradient of the parameter of shape {tuple(parameter.shape)} holds NaN or "
-                "infinity; nothing was changed: "
-                "lower the learning rate, or look for the cause of so large a loss"
+                f"the gradient of the parameter of shape {shape} holds NaN or infinity; nothing was "
+                "changed: lower the learning rate, or look for the cause of so large a loss"
             )
         c = self.coefficients(group, 1)
         if c.decay <= 0:
@@ -140,49 +151,48 @@ class RowOptimizer(Optimizer):
         if penalty is not None and self.metric and not penalty.separable:
             raise ArgumentError(
                 f"{penalty!r} joins the elements of a row, which a row-sparse parameter cannot "
-                "catch up in the metric of its "
-                "optimizer: use prox='scalar'"
+                "catch up in the metric of its optimizer: use prox='scalar'"
             )
         moves = penalty is not None or c.decay != 1.0 or c.beta > 0
         if moves and (lazy is None or not lazy.settled_by_lookup):
             raise ArgumentError(
-                f"the parameter of shape {tuple(parameter.shape)} has row-sparse gradients, but is "
-                "no table of featherbed, "
-                "whose rows could catch up with the steps they miss: use fb.DenseTable(..., "
-                "sparse=True) in place of "
-                "nn.Embedding(..., sparse=True)"
+                f"the parameter of shape {shape} has row-sparse gradients, but is no table of "
+                "featherbed, whose rows could catch up with the steps they miss: use "
+                "fb.DenseTable(..., sparse=True) in place of nn.Embedding(..., sparse=True)"
             )
 
     def _state_of(self, parameter: nn.Parameter, group: Group) -> dict[str, Any]:
         """Return the state of a parameter, created or converted to its dtype and shape."""
         state: dict[str, Any] = self.state[parameter]
-        if not state:
-            state["step"] = 0
-            state.update(self._fresh(parameter, group))
-            return state
+        state.setdefault("step", 0)
         for name in self.holds:
-            kept = state.get(name)
-            if kept is None or kept.dtype != parameter.dtype or kept.shape != parameter.shape:
+            m = state.get(name)
+            if m is None or (m.dtype, m.shape) != (parameter.dtype, parameter.shape):
                 for other, fresh in self._fresh(parameter, group).items():
                     old = state.get(other)
                     fits = old is not None and old.shape == fresh.shape
                     state[other] = fresh.copy_(old) if fits else fresh  # type: ignore[arg-type]
-                break
         return state
 
     def _fresh(self, like: Tensor, group: Group) -> dict[str, Tensor]:
         """Return initial state tensors; those of a row are adjacent, on few cache lines."""
-        kept: dict[str, Tensor] = {}
-        width = like.shape[1] if like.dim() == 2 else 0
-        together = like.new_empty(len(like), len(self.holds) * width) if width else like
-        for at, name in enumerate(self.holds):
-            tensor = together[:, at * width : (at + 1) * width] if width else torch.empty_like(like)
-            kept[name] = tensor.fill_(self.first(name, group))
-        return kept
+        if like.dim() == 2:
+            width = like.shape[1]
+            tensors = torch.split(like.new_empty(len(like), len(self.holds) * width), width or 1, 1)
+        else:
+            tensors = tuple(torch.empty_like(like) for _ in self.holds)
+        kept = dict(zip(self.holds, tensors, strict=True))
+        return {name: tensor.fill_(initial_value(name, group)) for name, tensor in kept.items()}
 
-    def _step_dense(
-        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
-    ) -> None:
+    def _proximal(
+        self, parameter: Tensor, x: Tensor, scale: Tensor | float, c: Coefficients, ids: Any = None
+    ) -> Tensor:
+        """Return rows ``ids`` (None: all) of a parameter after its prox."""
+        penalty = self.penalties.get(parameter)  # type: ignore[call-overload]
+        step = c.prox / scale if self.metric else c.prox
+        return x if penalty is None else penalty.prox(x, step, ids)
+
+    def _step_dense(self, parameter: nn.Parameter, state: dict[str, Any], c: Coefficients) -> None:
         lazy, grad = lazy_rows(parameter), parameter.grad
         assert grad is not None
         if lazy is not None:
@@ -191,35 +201,33 @@ class RowOptimizer(Optimizer):
                 lazy.steps = state["step"]
             if lazy.slots is not None:
                 lazy.slots.collected.clear()
-        if self.coupled and group["weight_decay"]:
-            grad = grad + group["weight_decay"] * parameter
+        if c.coupled:
+            grad = grad + c.coupled * parameter
         scale = self.advance(parameter, grad, state, c)
-        penalty = self.penalties.get(parameter)
-        if penalty is not None:
-            parameter.copy_(penalty.prox(parameter, c.prox / scale if self.metric else c.prox))
+        if parameter in self.penalties:
+            parameter.copy_(self._proximal(parameter, parameter, scale, c))
 
     def _step_rows(
-        self, parameter: nn.Parameter, group: Group, state: dict[str, Any], c: Coefficients
+        self,
+        parameter: nn.Parameter,
+        grad: Tensor,
+        group: Group,
+        state: dict[str, Any],
+        c: Coefficients,
     ) -> None:
+        """Settle, step and stamp the rows of a gradient; record the step for the others."""
         lazy, penalty = self._bind(parameter, group, state, c.beta), self.penalties.get(parameter)
-        assert parameter.grad is not None
-        ids, grad = native.summed(parameter.grad._indices()[0], parameter.grad._values())
-        if self.coupled and group["weight_decay"]:
-            grad = grad + group["weight_decay"] * lazy.read(ids)
+        ids, rows = native.summed(grad._indices()[0], grad._values())
         threshold = 0.0 if penalty is None else penalty.lam * c.prox
-        beta = lazy.history.beta
-        idle = c.decay == 1.0 and beta == 0.0 and penalty is None  # other rows miss nothing
+        idle = c.decay == 1.0 and c.beta == 0.0 and penalty is None  # other rows miss nothing
         stamp = lazy.history.now + (not idle)
-        assert lazy.state is not None
-        if lazy.state.kind is not None and native.serves(parameter, grad, wide=True):
-            native.update_rows(lazy, self.rule, ids, grad, c, threshold, state, stamp)
+        if lazy.compiled(rows):
+            native.update_rows(lazy, ids, rows, c, threshold, stamp)
         else:
-            self._update_rows(lazy, ids, grad, c, state, stamp)
+            self._update_rows(lazy, ids, rows, c, state, stamp)
         lazy.steps = state["step"]
-        if not idle:
-            full = lazy.history.push(c.decay, c.rate if beta else 0.0, threshold)
-            if full:
-                lazy.settle()
+        if not idle and lazy.history.push(c.decay, c.rate if c.beta else 0.0, threshold):
+            lazy.settle()
 
     def _update_rows(
         self,
@@ -232,12 +240,9 @@ class RowOptimizer(Optimizer):
     ) -> None:
         """Settle, step and stamp rows: the reference of ``native.update_rows``."""
         lazy.settle(ids)
-        kept = {name: state[name][ids] for name in self.holds}
-        rows, penalty = lazy.weight.detach()[ids], self.penalties.get(lazy.weight)
-        scale = self.advance(rows, grad, kept, c)
-        if penalty is not None:
-            rows = penalty.prox(rows, c.prox / scale if self.metric else c.prox, ids)
-        lazy.weight.data[ids] = rows
+        kept, rows = {name: state[name][ids] for name in self.holds}, lazy.weight.detach()[ids]
+        scale = self.advance(rows, grad + c.coupled * rows if c.coupled else grad, kept, c)
+        lazy.weight.data[ids] = self._proximal(lazy.weight, rows, scale, c, ids)
         for name, tensor in kept.items():
             state[name][ids] = tensor
         lazy.stamps[ids] = stamp
@@ -249,17 +254,10 @@ class RowOptimizer(Optimizer):
         lazy = lazy_rows(parameter)
         if lazy is None:
             lazy = self._untracked[parameter] = LazyRows(parameter, settled_by_lookup=False)
-        penalty = self.penalties.get(parameter)
-        moments = UpdateState(
-            momentum=state["m"] if beta > 0 else None,
-            second=state["v"] if self.preconditioned else None,
-            beta=beta,
-            eps=float(group.get("eps", 0.0)),
-            metric=self.metric,
-            penalty=penalty,
-            kind="none" if penalty is None else penalty.kind,
-        )
-        lazy.bind(self, moments, state["step"])
+        eps, penalty = float(group.get("eps", 0.0)), self.penalties.get(parameter)
+        kind, how = "none" if penalty is None else penalty.kind, (self.preconditioned, self.metric)
+        update = UpdateState(self.rule, state, beta, eps, *how, penalty, kind)
+        lazy.bind(self, update, state["step"])
         return lazy
 
     def _replace_weakest(
@@ -307,11 +305,30 @@ class RowOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; raise an error for other shapes before anything changes."""
-        check_state(self, state_dict)
+        self._check_state(state_dict)
         for lazy in self._records():
             lazy.release()
         super().load_state_dict(state_dict)
         self._bind_all()
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        """Raise an error if a state has other groups or shapes than the optimizer."""
+        given, own = (
+            [group["params"] for group in groups]
+            for groups in (state_dict["param_groups"], self.param_groups)
+        )
+        if [*map(len, given)] != [*map(len, own)]:
+            raise ArgumentError(
+                f"the state is of groups of {[*map(len, given)]} parameters, this optimizer has "
+                f"{[*map(len, own)]}"
+            )
+        for number, parameter in zip(chain(*given), chain(*own), strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise ArgumentError(
+                        f"the state's {name} has shape {tuple(value.shape)}, the parameter "
+                        f"{tuple(parameter.shape)}: it was saved by a model of another size"
+                    )
 
     def _bind_all(self) -> None:
         """Bind parameters with a state: a backward pass before the next step may need its step
@@ -332,16 +349,10 @@ class RowOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Return a state that contains the penalties, on the copied parameters."""
         self.settle()
-        return {
-            **super().__getstate__(),
-            "penalties": list(self.penalties.items()),
-            "metric": self.metric,
-        }
+        return {**super().__getstate__(), "penalties": self.penalties, "metric": self.metric}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state of a copy, or of a checkpoint (without penalties)."""
-        if "penalties" in state:
-            state = {**state, "penalties": dict(state["penalties"]), "_untracked": {}}
-        super().__setstate__(state)
+        super().__setstate__({**state, "_untracked": {}} if "penalties" in state else state)
         if "penalties" in state:
             self._bind_all()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
 from featherbed.packed.container import parse_json, read_header
 from featherbed.packed.keys import Keys
-from featherbed.packed.schema import VERSION, describe, rebuild, stored_metadata
+from featherbed.packed.schema import VERSION, Take, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
 from featherbed.packed.writing import replacing
@@ -33,6 +33,7 @@ ENTRY = "featherbed"  # the metadata entry that makes a safetensors file a feath
 MOST_HEADER = 1 << 24
 CACHE_LINE = 64  # bytes
 Buffer = mmap.mmap | memoryview
+Arrays = dict[str, NDArray[np.generic]]
 
 
 @runtime_checkable
@@ -101,7 +102,7 @@ def to_bytes(table: PackedTable) -> bytes:
     PackedTable(5 x 4, DenseTable, 80 bytes)
     """
     refuse_unreadable(table)
-    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table))
+    arrays = (np.ascontiguousarray(array).tobytes() for _, array in _in_order(table.arrays))
     return b"".join((header_of(table), *arrays))
 
 
@@ -125,13 +126,25 @@ def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTab
         used.add(name)
         return array_of(buffer, header, start, name, kind, shape)
 
-    found = rebuild(metadata_of(header), take)
-    keys = _read_keys(header, take, found.rows) if found.has_keys else None
+    metadata = metadata_of(header)
+    if isinstance(metadata, dict) and isinstance(metadata.get("columns"), list):
+        raise FormatError(
+            f"the file holds a collection of {len(metadata['columns'])} columns: open it with "
+            "fb.PackedCollection.load"
+        )
+    table = table_from(metadata, header, take)
     extra = set(header) - used - {"__metadata__"}
     if extra:
         raise FormatError(
             f"the file holds arrays no part of the table uses: {', '.join(sorted(extra))[:200]}"
         )
+    return table
+
+
+def table_from(metadata: Any, entries: dict[str, Any], take: Take) -> PackedTable:
+    """Return a table from its metadata, the header entries of its arrays and the arrays."""
+    found = rebuild(metadata, take)
+    keys = _read_keys(entries, take, found.rows) if found.has_keys else None
     return PackedTable(
         found.bands, found.dim, padding_idx=found.padding_idx, keys=keys, made_by=found.made_by
     )
@@ -260,10 +273,15 @@ def header_of(table: PackedTable) -> bytes:
 
     Arrays are in order of falling element size, so that all are aligned.
     """
-    metadata = {"format": "featherbed", ENTRY: _compact(stored_metadata(table))}
+    return header_for(stored_metadata(table), table.arrays)
+
+
+def header_for(fields: dict[str, Any], arrays: Arrays) -> bytes:
+    """Return the header of a file with the given metadata and arrays."""
+    metadata = {"format": "featherbed", ENTRY: _compact(fields)}
     entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
-    for name, array in _in_order(table):
+    for name, array in _in_order(arrays):
         entries[name] = {
             "dtype": NAMES[array.dtype],
             "shape": list(array.shape),
@@ -275,16 +293,21 @@ def header_of(table: PackedTable) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _in_order(table: PackedTable) -> list[tuple[str, NDArray[np.generic]]]:
-    return sorted(table.arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+def _in_order(arrays: Arrays) -> list[tuple[str, NDArray[np.generic]]]:
+    return sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
 
 
 def write(table: PackedTable, path: Path) -> None:
     """Write header and arrays to a new file, which then replaces ``path`` in one step."""
     refuse_unreadable(table)
+    write_arrays(path, stored_metadata(table), table.arrays)
+
+
+def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
+    """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(header_of(table))
-        for _, array in _in_order(table):
+        file.write(header_for(fields, arrays))
+        for _, array in _in_order(arrays):
             flat = np.ascontiguousarray(array).reshape(-1)
             for begin in range(0, len(flat), 1 << 22):
                 file.write(flat[begin : begin + (1 << 22)].tobytes())

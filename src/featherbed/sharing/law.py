@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 PER = ("occurrence", "id")
-STREAMS = (
-    0x632BE59BD9B4E019,
-    0x1F83D9ABFB41BD6B,
-    0x2545F4914F6CDD1D,
-)  # three numbers for each place: whether, how, which
+# three numbers for each place: whether, how, which
+STREAMS = (0x632BE59BD9B4E019, 0x1F83D9ABFB41BD6B, 0x2545F4914F6CDD1D)
 
 
 class Law:
-    """p(j -> k), Wu et al. 2019: j stays with probability 1 - p, neighbors are ``rho`` times as
-    likely.
+    """p(j -> k), Wu et al. 2019: neighbors are ``rho`` times as likely, j stays by 1 - p.
 
         q_j = p / (rho n_j + N - 1 - n_j)
         p(j -> k) = rho q_j for the n_j neighbors of j, q_j for the other k != j
@@ -54,15 +50,18 @@ class Law:
         per: str = "occurrence",
         padding: int | None = None,
     ) -> None:
-        self.rows, self.rho = check_rows(rows), check_rho(rho)
+        if not is_integer(rows, 1):
+            raise ArgumentError(f"num_embeddings={rows!r}: give the number of ids, at least 1")
+        if not is_number(rho, 0) or rho == 0:
+            times = "a neighbour is rho times as likely as another id"
+            raise ArgumentError(f"rho={rho!r}: {times}; give a number above 0")
+        self.rows, self.rho = int(rows), float(rho)
         for name, given in (("include_self", include_self), ("mixture", mixture)):
             if not isinstance(given, bool):
                 raise ArgumentError(f"{name}={given!r}: True or False")
         if mixture and (graph is None or rho < 1):
-            raise ArgumentError(
-                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho "
-                "of at least 1"
-            )
+            chance = "mixture=True draws a neighbour with probability 1 - 1/rho"
+            raise ArgumentError(f"{chance}: give a graph and rho of at least 1")
         check_choice("per", per, PER)
         self.include_self, self.mixture, self.per = include_self, mixture, per
         self.blocked = blocked_ids(exclude, padding, self.rows)
@@ -94,14 +93,12 @@ class Law:
         else:
             places = at = replaced(flat.size, rate, key)
         if len(self.blocked):
-            free = ~_among(self.blocked, flat[at])
+            free = ~np.isin(flat[at], self.blocked)
             at, places = at[free], places[free]
         flat[at] = self._others(flat[at], uniform(places, key, 1), numbers(places, key, 2))
         return out
 
-    def _others(
-        self, ids: Ids, how: NDArray[np.float64], which: Ids
-    ) -> Ids:  # [m], [m] in [0, 1), [m] -> [m]
+    def _others(self, ids: Ids, how: NDArray[np.float64], which: Ids) -> Ids:  # [m], how in [0, 1)
         """Return the replacements of ids."""
         if self.lists is None:
             none = np.zeros_like(ids)
@@ -111,37 +108,29 @@ class Law:
         count = starts[ids + 1] - begin
         if self.mixture:
             near = how >= 1 / self.rho
-            inner = which % (
-                count + 1
-            )  # the list of the authors' code holds the id itself, here at the end
+            # the list of the authors' code holds the id itself, here at the end
+            inner = which % (count + 1)
         else:
             rest = self.free - count - (not self.include_self)
-            weight = (
-                self.rho / (1 + self.rho) * count
-            )  # and 1 / (1 + rho) for the others: no rho is too large
+            # and 1 / (1 + rho) for the others: no rho is too large
+            weight = self.rho / (1 + self.rho) * count
             near = how * (weight + rest / (1 + self.rho)) < weight
             inner = which % np.maximum(count, 1)
         out, far, listed = ids.copy(), ~near, near & (inner < count)
         out[listed] = neighbours[(begin + inner)[listed]]
-        ranks = (
-            which[far] % self.free
-            if self.mixture
-            else self._far(ids[far], which[far], begin[far], count[far])
-        )
+        parts = [part[far] for part in (ids, which, begin, count)]
+        ranks = which[far] % self.free if self.mixture else self._far(*parts)
         out[far] = self._unrank(ranks)
         return out
 
     def _far(self, ids: Ids, which: Ids, begin: Ids, count: Ids) -> Ids:
-        """Draw uniformly among free ids that are not neighbors, as ranks (the id itself counts with
-        ``include_self``).
-        """
+        """Draw ranks among free ids that are no neighbors (the id itself by ``include_self``)."""
         left = self.free - count
         if self.include_self:
             return self._unlisted(which % left, begin, count)
         ranks = self._unlisted(which % np.maximum(left - 1, 1), begin, count)
-        same = ranks == self._rank(
-            ids
-        )  # the last of them, which was not drawn, takes the place of the old id
+        # the last of them, which was not drawn, takes the place of the old id
+        same = ranks == self._rank(ids)
         ranks[same] = self._unlisted(left[same] - 1, begin[same], count[same])
         return ranks
 
@@ -159,41 +148,18 @@ class Law:
 
     def _rank(self, ids: Ids) -> Ids:
         """Return the rank of ids among those that are not excluded."""
-        return (
-            ids - np.searchsorted(self.blocked, ids).astype(np.int64) if len(self.blocked) else ids
-        )
+        return ids - np.searchsorted(self.blocked, ids).astype(np.int64)
 
     def _unrank(self, ranks: Ids) -> Ids:
-        if not len(self.blocked):
-            return ranks
-        return ranks + np.searchsorted(
-            self.blocked - np.arange(len(self.blocked)), ranks, side="right"
-        ).astype(np.int64)
-
-
-def check_rows(rows: Any) -> int:
-    """Return V, or say what was given instead."""
-    if not is_integer(rows, 1):
-        raise ArgumentError(f"num_embeddings={rows!r}: give the number of ids, at least 1")
-    return int(rows)
-
-
-def check_rho(rho: Any) -> float:
-    """Return a ratio of probabilities, or say what was given instead."""
-    if not is_number(rho, 0) or rho == 0:
-        raise ArgumentError(
-            f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number above 0"
-        )
-    return float(rho)
+        before = self.blocked - np.arange(len(self.blocked))
+        return ranks + np.searchsorted(before, ranks, side="right").astype(np.int64)
 
 
 def check_rate(p: Any) -> float:
     """Return a probability, or say what was given instead."""
     if not is_number(p, 0, 1):
-        raise ArgumentError(
-            f"p={p!r}: the probability of being replaced is from 0 to 1 (0.01 replaces one id in a "
-            "hundred)"
-        )
+        chance = "the probability of being replaced is from 0 to 1"
+        raise ArgumentError(f"p={p!r}: {chance} (0.01 replaces one id in a hundred)")
     return float(p)
 
 
@@ -201,9 +167,8 @@ def blocked_ids(exclude: Iterable[int], padding: int | None, rows: int) -> Ids:
     """Return the sorted distinct excluded ids, or raise an error."""
     try:
         given = list(exclude)
-        found = sorted(
-            {operator.index(i) for i in [*given, *([] if padding is None else [padding])]}
-        )
+        kept = given if padding is None else [*given, padding]
+        found = sorted({operator.index(i) for i in kept})
     except TypeError:
         raise ArgumentError(
             f"exclude={exclude!r}: give a list of ids, whole numbers from 0 to {rows - 1}"
@@ -213,14 +178,11 @@ def blocked_ids(exclude: Iterable[int], padding: int | None, rows: int) -> Ids:
     return np.array(found, dtype=np.int64)
 
 
-_lists: WeakKeyDictionary[Relation, tuple[bytes, tuple[NDArray[Any], NDArray[Any]]]] = (
-    WeakKeyDictionary()
-)
+Lists = tuple[NDArray[Any], NDArray[Any]]  # [V + 1], [n]
+_lists: WeakKeyDictionary[Relation, tuple[bytes, Lists]] = WeakKeyDictionary()
 
 
-def neighbour_lists(
-    graph: Relation, rows: int, blocked: Ids
-) -> tuple[NDArray[Any], NDArray[Any]]:  # [V + 1], [n]
+def neighbour_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
     """Return the start of each id's list, and all lists without blocked ids; cached per graph."""
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
         raise ArgumentError(
@@ -241,11 +203,8 @@ def neighbour_lists(
         if not 0 <= wrong < rows:
             raise ArgumentError(f"the graph names neighbour {wrong}: ids go from 0 to {rows - 1}")
     if len(blocked):
-        kept = np.ones(rows, dtype=bool)
-        kept[blocked] = False
-        kept = kept[neighbours]
-        before = np.zeros(len(kept) + 1, dtype=starts.dtype)
-        np.cumsum(kept, out=before[1:])
+        kept = ~np.isin(neighbours, blocked)
+        before = np.concatenate([[0], np.cumsum(kept)]).astype(starts.dtype)
         starts, neighbours = before[starts], neighbours[kept]
     _lists[graph] = asked, (starts, neighbours)
     return starts, neighbours
@@ -287,8 +246,3 @@ def replaced(count: int, rate: float, key: int) -> Ids:  # -> [m], rising
         last, drawn = int(found[-1][-1]), drawn + few
     places = np.concatenate(found) if found else np.arange(0)
     return places[places < count]
-
-
-def _among(known: Ids, ids: Ids) -> NDArray[np.bool_]:  # known: sorted
-    found: NDArray[np.bool_] = known[np.searchsorted(known, ids).clip(max=len(known) - 1)] == ids
-    return found

@@ -20,9 +20,8 @@ from featherbed.sharing.law import Law, check_rate
 if TYPE_CHECKING:
     from featherbed.graphs.relation import Relation
 
-_modules: WeakValueDictionary[int, SSE] = (
-    WeakValueDictionary()
-)  # operators know a module by its number
+# operators know a module by its number
+_modules: WeakValueDictionary[int, SSE] = WeakValueDictionary()
 _numbers = count()
 
 
@@ -44,8 +43,7 @@ def share(
     per: str = "occurrence",
     generator: torch.Generator | None = None,
 ) -> Tensor:  # integer [...] -> int64 [...]
-    """Return ids, each replaced with probability ``p``: for targets, or loops that handle ids
-    themselves.
+    """Return ids, each replaced with probability ``p``, for targets or loops over ids.
 
     Settings are those of ``fb.SSE``; every call draws from ``generator``. Processes and data-loader
     workers draw differently even with equal generators.
@@ -122,10 +120,8 @@ class SSE(nn.Module):
         super().__init__()
         rows = getattr(table, "num_embeddings", None)
         if not isinstance(table, nn.Module) or not isinstance(rows, Integral):
-            raise ArgumentError(
-                f"{table!r} has no num_embeddings: give a module that takes ids, such as "
-                "nn.Embedding"
-            )
+            accepted = "give a module that takes ids, such as nn.Embedding"
+            raise ArgumentError(f"{table!r} has no num_embeddings: {accepted}")
         padding = getattr(table, "padding_idx", None)
         self.law = Law(int(rows), graph, rho, exclude, include_self, mixture, per, padding)
         self.register_buffer("seed", torch.tensor(draw_key(generator)))
@@ -190,12 +186,9 @@ class SSE(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the settings."""
-        near = (
-            f", rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}"
-            if self.law.lists is not None
-            else ""
-        )
-        return f"p={self.p:g}{near}"
+        if self.law.lists is None:
+            return f"p={self.p:g}"
+        return f"p={self.p:g}, rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}"
 
 
 @torch.library.custom_op("featherbed::share_ids", mutates_args=())
@@ -209,9 +202,8 @@ def _(ids: Tensor, rate: Tensor, seed: Tensor, calls: Tensor, number: int) -> Te
 
 
 def _draw(law: Law, ids: Tensor, rate: float, key: int) -> Tensor:  # integer [...] -> int64 [...]
-    return torch.from_numpy(law.drawn(check_ids(ids, law.rows).cpu().numpy(), rate, key)).to(
-        ids.device
-    )
+    found = law.drawn(check_ids(ids, law.rows).cpu().numpy(), rate, key)
+    return torch.from_numpy(found).to(ids.device)
 
 
 def call_key(seed: int, calls: int) -> int:

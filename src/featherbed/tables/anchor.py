@@ -22,8 +22,8 @@ from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed
 from featherbed.tables.fitting import low_rank, nonnegative_factors, sparse_codes
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, encode, to_numpy
+from featherbed.tables.table import Table
 
 if TYPE_CHECKING:
     from featherbed.graphs.relation import Relation
@@ -85,14 +85,9 @@ class AnchorTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse or slots is not None)
-        self.anchors, self.scan_every = (
-            check_integer("anchors", anchors),
-            check_integer("scan_every", scan_every),
-        )
-        self.nonnegative, self.slots = (
-            bool(nonnegative),
-            None if slots is None else check_integer("slots", slots),
-        )
+        self.anchors, self.nonnegative = check_integer("anchors", anchors), bool(nonnegative)
+        self.scan_every = check_integer("scan_every", scan_every)
+        self.slots = None if slots is None else check_integer("slots", slots)
         if self.slots is not None and self.slots > self.anchors:
             raise ArgumentError(
                 f"slots={slots}: a row cannot hold more than the {anchors} anchors; leave slots "
@@ -118,13 +113,12 @@ class AnchorTable(Table):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialize anchors and weights by ``init``; with slots, rows get random anchors."""
-        transform = self.transform
-        ids = self.init.fill(self.atoms, transform, self.nonnegative, generator)
-        if self.support is not None and self.slots is not None:
-            rows = (self.num_embeddings, self.slots, self.anchors)
-            self.support.copy_(random_support(*rows, generator))
+        ids = self.init.fill(self.atoms, self.transform, self.nonnegative, generator)
+        if self.support is not None:
+            rows, slots = self.support.shape
+            self.support.copy_(random_support(rows, slots, self.anchors, generator))
         if ids is not None:
-            start_as_themselves(ids, transform, self.support)
+            start_as_themselves(ids, self.transform, self.support)
         self.anchor_ids = None if ids is None else ids.to(self.device)
 
     def _track(self, name: str) -> None:
@@ -189,7 +183,7 @@ class AnchorTable(Table):
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Compose rows; with slots, once for every distinct id."""
-        rows = self._fused(ids.reshape(-1), None, None, 0)
+        rows = self._fused(ids.reshape(-1))
         return super().lookup(ids) if rows is None else rows.reshape(*ids.shape, self.embedding_dim)
 
     def pooled(self, ids: Tensor, owner: Tensor, bags: int, weights: Tensor | None) -> Tensor:
@@ -198,7 +192,7 @@ class AnchorTable(Table):
         return super().pooled(ids, owner, bags, weights) if rows is None else rows
 
     def _fused(
-        self, ids: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
+        self, ids: Tensor, owner: Tensor | None = None, weights: Tensor | None = None, bags: int = 0
     ) -> Tensor | None:
         """Return rows or bags from the fused operator, None where it cannot be used."""
         stored, atoms = self._parameters.get("transform"), self._parameters.get("atoms")
@@ -206,10 +200,8 @@ class AnchorTable(Table):
         if self.support is None or not own or is_transformed(ids):
             return None
         padding = -1 if self.padding_idx is None else self.padding_idx
-        number = self._row_numbers["transform"]
-        rows: Tensor = slot_rows(
-            stored, self.support, atoms, ids, owner, weights, bags, padding, number
-        )[0]
+        how = (padding, self._row_numbers["transform"])
+        rows: Tensor = slot_rows(stored, self.support, atoms, ids, owner, weights, bags, *how)[0]
         return rows
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
@@ -217,11 +209,7 @@ class AnchorTable(Table):
         support = None if self.support is None else self.support.cpu().numpy()
         codes, left = sparse_layout(to_numpy(self.transform), layout, values, support, self.anchors)
         matrix = None if left is None else Matrix.encode(left, values)
-        return [
-            Band(
-                self.num_embeddings, codes, matrix, Matrix.encode(to_numpy(self.atoms), dictionary)
-            )
-        ]
+        return [Band(self.num_embeddings, codes, matrix, encode(self.atoms, dictionary))]
 
     def parameter_count(self) -> int:
         """nnz(T) + K d, as in the paper's tables."""
@@ -258,8 +246,7 @@ def related_entries(table: Any, graph: Relation) -> Exempt:
     if anchors is None:
         raise ArgumentError(
             "the anchors of this table stand for no objects, so nothing relates to them: choose "
-            "objects as anchors, "
-            "for example init=fb.Frequency(counts)"
+            "objects as anchors, for example init=fb.Frequency(counts)"
         )
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
         raise ArgumentError(
@@ -284,9 +271,8 @@ def start_as_themselves(
         transform[ids, places] = 1.0
         return
     own = support[ids].long()
-    own = torch.where(
-        own == places[:, None], own[:, :1], own
-    )  # where the anchor is among them already, it changes places
+    # where the anchor is among them already, it changes places
+    own = torch.where(own == places[:, None], own[:, :1], own)
     own[:, 0] = places
     support[ids] = own.to(support.dtype)
     transform[ids, 0] = 1.0
@@ -307,9 +293,8 @@ def random_support(
             [0, 1, 2, 3],
             [0, 1, 2, 3]], dtype=torch.uint8)
     """
-    strides = torch.tensor(
-        [n for n in range(1, max(2, anchors)) if math.gcd(n, anchors) == 1], dtype=torch.int32
-    )
+    coprime = [n for n in range(1, max(2, anchors)) if math.gcd(n, anchors) == 1]
+    strides = torch.tensor(coprime, dtype=torch.int32)
     kind = support_dtype(anchors)
     support = torch.empty(rows, slots, dtype=kind)
     for start in range(0, rows, BLOCK):

@@ -15,9 +15,8 @@ from featherbed.optim.resize import owners, resize
 from featherbed.tables.anchor import AnchorTable
 
 SPARE = 1.25  # storage is made so much larger than it has to be, so that rows seldom move
-REFRESH = (
-    1.05  # the row of unseen keys is the mean of the others again when there are so many times more
-)
+# the row of unseen keys is the mean of the others again when there are so many times more
+REFRESH = 1.05
 
 
 class Arrivals:
@@ -50,10 +49,8 @@ class Arrivals:
         self.holders, self.optimizer, self.keys = list(holders), optimizer, list(keys)
         for holder in self.holders:
             if not isinstance(holder, AnchorTable | nn.Parameter):
-                raise ArgumentError(
-                    f"{holder!r} cannot grow: give fb.AnchorTable, fb.GrowingAnchorTable or "
-                    "parameters"
-                )
+                growing = "fb.AnchorTable, fb.GrowingAnchorTable or parameters"
+                raise ArgumentError(f"{holder!r} cannot grow: give {growing}")
             rows = holder.num_embeddings if isinstance(holder, AnchorTable) else len(holder)
             if rows != len(self.keys) + 1:
                 raise ArgumentError(
@@ -88,15 +85,11 @@ class Arrivals:
         if not isinstance(holder, AnchorTable):
             resize(holder, lambda tensor, fill: _longer(tensor, count, fill), self.optimizer)
             return
-        penalties = [
-            getattr(owner, "penalties", {}).get(holder.transform)
-            for owner in owners(self.optimizer)
-        ]
-        if any(penalty is not None and penalty.exempt is not None for penalty in penalties):
-            raise ArgumentError(
-                "the penalty of a table exempts entries of the objects it has: it cannot take in "
-                "others"
-            )
+        for owner in owners(self.optimizer):
+            penalty = getattr(owner, "penalties", {}).get(holder.transform)
+            if penalty is not None and penalty.exempt is not None:
+                exempt = "the penalty of a table exempts entries of the objects it has"
+                raise ArgumentError(f"{exempt}: it cannot take in others")
         rows = holder.num_embeddings
         resize(holder.transform, lambda tensor, fill: _longer(tensor, count, fill), self.optimizer)
         if holder.support is not None:

@@ -42,31 +42,8 @@ class CodeHealth:
         bits = sum(self.entropy) / len(self.entropy)
         return (
             f"{self.utilisation:.1%} of the choices in use, {bits:.2f} of "
-            f"{math.log2(self.choices):.2f} bits a part, "
-            f"{self.duplicates} duplicate codes"
+            f"{math.log2(self.choices):.2f} bits a part, {self.duplicates} duplicate codes"
         )
-
-
-class Pending:
-    """Loss terms to be added; copies and pickles of a table have none."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-
-    def add(self, part: Tensor) -> None:
-        """Add a term."""
-        self.total = part if self.total is None else self.total + part
-
-    def take(self) -> Tensor | None:
-        """Return the sum and reset it."""
-        total, self.total = self.total, None
-        return total
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
-        return Pending()
-
-    def __getstate__(self) -> dict[str, None]:
-        return {"total": None}
 
 
 class CodedTable(Table):
@@ -84,31 +61,25 @@ class CodedTable(Table):
         self,
         rows: int,
         dim: int,
-        *,
         parts: int,
         choices: int,
-        unique: bool,
         padding_idx: int | None,
         sparse: bool,
+        unique: bool = False,
     ) -> None:
         super().__init__(rows, dim, padding_idx, sparse)
-        self.parts, self.choices, self.unique = (
-            check_integer("parts", parts),
-            check_integer("choices", choices),
-            bool(unique),
-        )
+        self.parts, self.choices = check_integer("parts", parts), check_integer("choices", choices)
+        self.unique = bool(unique)
         if self.choices < 2:
             raise ArgumentError(f"choices={choices}: a part chooses among at least 2")
-        few = (
-            self.parts * math.log2(self.choices) < math.log2(rows) + 1
-        )  # the power itself may have a million digits
+        # the power itself may have a million digits
+        few = self.parts * math.log2(self.choices) < math.log2(rows) + 1
         if self.unique and few and self.choices**self.parts < rows:
             raise ArgumentError(
                 f"unique codes of {rows:,} rows need choices ** parts >= {rows:,}: {self.choices} "
-                f"** {self.parts} is "
-                f"{self.choices**self.parts:,}; take more parts or choices"
+                f"** {self.parts} is {self.choices**self.parts:,}; take more parts or choices"
             )
-        self.pending = Pending()
+        self._loss: Tensor | None = None  # terms of the rows looked up since the last `auxiliary`
 
     @abstractmethod
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
@@ -122,35 +93,17 @@ class CodedTable(Table):
     def choice_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the choices, [D * K, .] each: code vectors, values, keys."""
 
-    def _copy_choice(
-        self, part: int, into: int, like: int, generator: torch.Generator | None
-    ) -> None:
-        """Make a choice of a part a noisy copy of another; shared choices stay as they are."""
-        for stored in [] if self.shared else self.choice_parameters():
-            copied = stored[part * self.choices + like]
-            noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype).to(
-                copied.device
-            )
-            stored[part * self.choices + into] = copied + NEAR * stored.std() * noise
-
     @torch.no_grad()
-    def codes_of(
-        self, ids: Tensor | list[int] | None = None
-    ) -> Tensor:  # int64 [...] -> int64 [..., D]
+    def codes_of(self, ids: Tensor | list[int] | None = None) -> Tensor:  # [...] -> int64 [..., D]
         """Return the codes of ids (all rows by default), always in float32 or wider.
 
         >>> import featherbed as fb
         >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
         torch.Size([2, 6])
         """
-        asked = (
-            torch.arange(self.num_embeddings, device=self.device) if ids is None else _as_ids(ids)
-        )
-        asked = check_ids(asked, self.num_embeddings)
+        asked = self.all_ids() if ids is None else check_ids(_as_ids(ids), self.num_embeddings)
         flat = asked.reshape(-1)
-        if (
-            torch.compiler.is_compiling()
-        ):  # a graph has no loop over a number of blocks that is data
+        if torch.compiler.is_compiling():  # a graph has no loop over a number of blocks
             return self.responses(flat).argmax(-1).reshape(*asked.shape, self.parts)
         step = max(1, BLOCK // (self.parts * self.choices))
         blocks = [self.responses(flat[s : s + step]).argmax(-1) for s in range(0, len(flat), step)]
@@ -160,20 +113,16 @@ class CodedTable(Table):
     def rows_with(self, code: Tensor | list[int]) -> Tensor:  # [n], n <= D -> ids
         """Return the ids whose code starts with ``code`` (a semantic id or its prefix)."""
         wanted = _as_ids(code).to(self.device).reshape(-1)
-        if wanted.is_floating_point() and len(wanted):
-            raise ArgumentError(
-                f"code {wanted.tolist()} is none of this table: a code is whole numbers"
-            )
-        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.choices:
-            raise ArgumentError(
-                f"code {wanted.tolist()} is none of this table: choices go from 0 to "
-                f"{self.choices - 1}"
-            )
         if not 1 <= len(wanted) <= self.parts:
             raise ArgumentError(
                 f"a code of this table has {self.parts} parts, a prefix at least 1: got "
                 f"{len(wanted)}"
             )
+        fits = 0 <= wanted.min() <= wanted.max() < self.choices
+        if wanted.is_floating_point() or not fits:
+            what = f"choices go from 0 to {self.choices - 1}"
+            what = "a code is whole numbers" if wanted.is_floating_point() else what
+            raise ArgumentError(f"code {wanted.tolist()} is none of this table: {what}")
         return (self.codes_of()[:, : len(wanted)] == wanted).all(1).nonzero()[:, 0]
 
     def code_bits(self) -> float:
@@ -183,10 +132,8 @@ class CodedTable(Table):
     def health(self) -> CodeHealth:
         """Count used choices, their entropy and duplicate codes."""
         codes = self.codes_of()
-        counts = torch.stack(
-            [torch.bincount(column, minlength=self.choices) for column in codes.T]
-        ).double()
-        share = counts / len(codes)
+        counts = torch.stack([torch.bincount(column, minlength=self.choices) for column in codes.T])
+        share = counts.double() / len(codes)
         entropy = -(share * share.clamp(min=1e-30).log2()).sum(1)
         distinct = len(torch.unique(codes, dim=0))
         used = tuple(int(n) for n in (counts > 0).sum(1))
@@ -194,8 +141,9 @@ class CodedTable(Table):
 
     @torch.no_grad()
     def revive(self, generator: torch.Generator | None = None) -> int:
-        """Turn unused choices into noisy copies of popular ones with half of their rows; return the
-        number.
+        """Turn unused choices into noisy copies of popular ones, with half of their rows each.
+
+        Returns the number of revived choices; choices that parts share are not copied.
         """
         codes, revived = self.codes_of(), 0
         for part in range(self.parts):
@@ -205,39 +153,35 @@ class CodedTable(Table):
                 rows = (codes[:, part] == largest).nonzero()[:, 0]
                 if len(rows) < 2:
                     break
-                moved = rows[
-                    torch.randperm(len(rows), generator=generator)[: len(rows) // 2].to(rows.device)
-                ]
-                self._copy_choice(part, dead, largest, generator)
+                half = torch.randperm(len(rows), generator=generator)[: len(rows) // 2]
+                moved = rows[half.to(rows.device)]
+                for stored in [] if self.shared else self.choice_parameters():
+                    copied = stored[part * self.choices + largest]
+                    noise = torch.randn(copied.shape, generator=generator, dtype=copied.dtype)
+                    noise = NEAR * stored.std() * noise.to(copied.device)
+                    stored[part * self.choices + dead] = copied + noise
                 codes[moved, part] = dead
                 counts[largest] -= len(moved)
                 counts[dead] = len(moved)
                 revived += 1
         if revived:
-            self.assign(torch.arange(self.num_embeddings, device=self.device), codes)
+            self.assign(self.all_ids(), codes)
         return revived
 
     @torch.no_grad()
     def balance(self, slack: float = 0.0) -> None:
         """Limit every choice to (1 + slack) V / K rows, at the smallest loss of response."""
         if not is_number(slack, 0):
-            raise ArgumentError(
-                f"slack={slack!r}: by which share choices may be fuller than even, a number of at "
-                "least 0"
-            )
-        ids = torch.arange(self.num_embeddings, device=self.device)
+            given = f"slack={slack!r}: by which share choices may be fuller than even"
+            raise ArgumentError(f"{given}, a number of at least 0")
         room = math.ceil(self.num_embeddings / self.choices * (1 + slack))
-        responses = self.responses(ids)
-        codes = torch.stack(
-            [balanced(responses[:, part], room) for part in range(self.parts)], dim=1
-        )
-        self.assign(ids, codes)
+        responses = self.responses(self.all_ids()).unbind(1)
+        self.assign(self.all_ids(), torch.stack([balanced(part, room) for part in responses], 1))
 
     @torch.no_grad()
     def make_unique(self) -> int:
         """Give rows with duplicate codes unique ones, changing few parts of low response."""
-        ids = torch.arange(self.num_embeddings, device=self.device)
-        codes = self.codes_of()
+        ids, codes = self.all_ids(), self.codes_of()
         taken: set[tuple[int, ...]] = set()
         again: list[int] = []
         for row, code in enumerate(map(tuple, codes.tolist())):
@@ -254,7 +198,16 @@ class CodedTable(Table):
 
     def auxiliary(self) -> Tensor | None:
         """Return the loss terms of relaxation and guide for rows since the last call."""
-        return self.pending.take()
+        total, self._loss = self._loss, None
+        return total
+
+    def add_loss(self, term: Tensor) -> None:
+        """Add a term to the next ``auxiliary`` loss."""
+        self._loss = term if self._loss is None else self._loss + term
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a state without loss terms."""
+        return {**super().__getstate__(), "_loss": None}
 
 
 def _as_ids(given: Any) -> Tensor:
@@ -292,8 +245,7 @@ def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]
 
 
 def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
-    """Return choices with at most ``room`` rows each; rows that lose least move to their next
-    choice.
+    """Return choices with at most ``room`` rows each; rows that lose least move to the next.
 
     >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.9]]), room=2).tolist()
     [0, 0, 1]
@@ -305,11 +257,8 @@ def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
         full = (counts > room).nonzero()[:, 0]
         if not len(full):
             return chosen
-        left[:, counts >= room] = torch.where(
-            torch.nn.functional.one_hot(chosen, left.shape[1]).bool()[:, counts >= room],
-            left[:, counts >= room],
-            -math.inf,
-        )
+        own_choice = torch.nn.functional.one_hot(chosen, left.shape[1]).bool()
+        left[~own_choice & (counts >= room)] = -math.inf
         for choice in full.tolist():
             rows = (chosen == choice).nonzero()[:, 0]
             own = left[rows, choice].clone()

@@ -11,8 +11,7 @@ from featherbed.errors import ArgumentError
 
 
 class ComputedRows(Tensor):
-    """A tensor computed from a table's parameters; in-place operations raise, since they have no
-    effect.
+    """A tensor computed from a table's parameters, on which in-place operations raise an error.
 
     Results of operations are ordinary tensors, like those of an nn.Parameter.
     """
@@ -39,18 +38,14 @@ class ComputedRows(Tensor):
 def _refuse(rows: ComputedRows, *_: Any, **__: Any) -> NoReturn:
     raise ArgumentError(
         f"the weight of a {rows.table} is computed from its parameters and cannot be written to: "
-        "set those, "
-        "or fit the table to rows with fit_dense(matrix)"
+        "set those, or fit the table to rows with fit_dense(matrix)"
     )
 
 
-def _in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_",)
-
-
-for _name in filter(_in_place, dir(Tensor)):
-    setattr(ComputedRows, _name, _refuse)
-for _name in (
+for _name in dir(Tensor):
+    if _name.endswith("_") and not _name.endswith("__") and _name != "requires_grad_":
+        setattr(ComputedRows, _name, _refuse)
+for _name in [
     "iadd",
     "isub",
     "imul",
@@ -61,14 +56,12 @@ for _name in (
     "iand",
     "ior",
     "ixor",
-):
+]:
     setattr(ComputedRows, f"__{_name}__", _refuse)
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Return whether a tensor is exported or wrapped by torch.func, where row-sparse operators
-    fail.
-    """
+    """Return whether row-sparse operators fail: in torch.export and torch.func transforms."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -84,5 +77,4 @@ def computed(rows: Tensor, table: str) -> Tensor:
         return rows
     marked = rows.as_subclass(ComputedRows)
     marked.table = table
-    found: Tensor = marked
-    return found
+    return marked

@@ -12,11 +12,11 @@ from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Identity
-from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import encode
+from featherbed.tables.table import Table
 
 
 class DenseTable(Table):
@@ -88,8 +88,7 @@ class DenseTable(Table):
         if self.padding_idx is None:
             return scores
         constant = F.linear(hidden, rows[self.padding_idx].detach()[None])
-        padding = torch.arange(self.num_embeddings, device=scores.device) == self.padding_idx
-        return torch.where(padding, constant, scores)
+        return torch.where(self.all_ids() == self.padding_idx, constant, scores)
 
     def pack(
         self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
@@ -99,20 +98,15 @@ class DenseTable(Table):
         if padding is not None and bool(self.weight[padding].detach().any()):
             raise ArgumentError(
                 f"the padding row {padding} is not zero, as it is in a packed table: set it to "
-                "zero "
-                "(table.weight.data[table.padding_idx] = 0), or make the table without padding_idx"
+                "zero (table.weight.data[table.padding_idx] = 0), or make the table without "
+                "padding_idx"
             )
         return super().pack(values, dictionary, layout)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """One band of dense rows."""
-        return [
-            Band(
-                self.num_embeddings,
-                Identity(),
-                dictionary=Matrix.encode(to_numpy(self.weight), dictionary),
-            )
-        ]
+        rows = encode(self.weight, dictionary)
+        return [Band(self.num_embeddings, Identity(), dictionary=rows)]
 
     def parameter_count(self) -> int:
         """V d."""

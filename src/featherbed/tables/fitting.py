@@ -17,15 +17,14 @@ from featherbed.codecs.linear import factorize
 from featherbed.codecs.rows import LONGEST, WeightedRows
 from featherbed.codecs.sparse import SparseFit
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.tables.table import to_numpy
+from featherbed.tables.rows import to_numpy
 
+Floats = NDArray[np.float64]
 SAMPLE = 20_000  # rows anchors are learnt from
 FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
 
 
-def row_weights(
-    weights: Any, matrix: Tensor, name: str = "weights"
-) -> NDArray[np.float64] | None:  # [V]
+def row_weights(weights: Any, matrix: Tensor, name: str = "weights") -> Floats | None:  # [V]
     """Return checked weights of rows with mean 1, None if none are given.
 
     >>> row_weights(torch.tensor([3.0, 1.0]), torch.ones(2, 3)).tolist()
@@ -37,10 +36,10 @@ def row_weights(
     bad = not np.isfinite(given).all() or (given < 0).any() or not (given > 0).any()
     if given.shape != (len(matrix),) or bad:
         raise ArgumentError(
-            f"{name} of shape {given.shape}: give {len(matrix)} finite numbers of at least 0, "
-            "one for each row, and one above 0"
+            f"{name} of shape {given.shape}: give {len(matrix)} finite numbers of at least 0, one "
+            "for each row, and one above 0"
         )
-    scaled: NDArray[np.float64] = given / given.mean()
+    scaled: Floats = given / given.mean()
     return scaled
 
 
@@ -105,9 +104,6 @@ def semi_nonnegative(
     Alternates least-squares atoms with multiplicative updates of the values, from rows spread over
     the matrix.
 
-    Alternates the least-squares atoms with multiplicative updates of the values; starts from rows
-    spread over the matrix.
-
     >>> values, atoms = semi_nonnegative(torch.eye(3), 3)
     >>> bool((values >= 0).all()), float((values @ atoms - torch.eye(3)).abs().max()) < 0.05
     (True, True)
@@ -115,11 +111,8 @@ def semi_nonnegative(
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
     sample = wide
     if len(wide) > SAMPLE:
-        sample = wide[
-            torch.randperm(len(wide), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(
-                wide.device
-            )
-        ]
+        order = torch.randperm(len(wide), generator=torch.Generator().manual_seed(0))
+        sample = wide[order[:SAMPLE].to(wide.device)]
     picks = _far_apart(sample, rank)
     nearest = torch.cdist(sample, sample[picks]).argmin(dim=1)
     values = torch.nn.functional.one_hot(nearest, rank).to(wide.dtype) + 0.2
@@ -127,14 +120,11 @@ def semi_nonnegative(
     atoms = sample[picks]
     for _ in range(rounds):
         gram = values.T @ values
-        atoms = torch.linalg.solve(
-            gram + ridge * gram.diagonal().mean().clamp(min=1e-6), values.T @ sample
-        )
+        gram = gram + ridge * gram.diagonal().mean().clamp(min=1e-6)
+        atoms = torch.linalg.solve(gram, values.T @ sample)
         values = _closer(values, sample, atoms)
     if len(sample) < len(wide):
-        values = torch.full(
-            (len(wide), rank), float(values.mean()) + 1e-6, dtype=wide.dtype, device=wide.device
-        )
+        values = wide.new_full((len(wide), rank), float(values.mean()) + 1e-6)
         for _ in range(rounds // 2):
             values = _closer(values, wide, atoms)
     return values.to(matrix.dtype), atoms.to(matrix.dtype)
@@ -153,9 +143,8 @@ def sparse_codes(
     """
     size = float(matrix.abs().max()) or 1.0  # squares stay within float32
     job = codec_job(matrix / size, weights, "AnchorTable.from_dense with slots", ("scipy",))
-    fit = SparseFit(
-        job, "anchors" if nonnegative else "pursuit", anchors=anchors, codes=count, start="rows"
-    )
+    method = "anchors" if nonnegative else "pursuit"
+    fit = SparseFit(job, method, anchors=anchors, codes=count, start="rows")
     chosen, values = fit.all_codes()
     length = float((matrix / size).square().mean().sqrt()) or 1.0
     found = torch.from_numpy(values) / length, torch.from_numpy(fit.coder.atoms) * length * size
@@ -185,30 +174,28 @@ def _far_apart(matrix: Tensor, count: int) -> Tensor:  # [V, d] -> [count]
 
 def shared_atoms(
     matrix: Tensor,  # [V, d]
-    indices: Tensor,  # [V, s]
+    indices: Tensor | None,  # [V, s]
     atoms: int,
     skip: int | None = None,
-    rounds: int = 30,
     weights: Tensor | None = None,  # [V]
+    rounds: int = 30,
 ) -> Tensor:  # [K, d]
     """Return atoms whose sums fit the rows (except ``skip``) best, by conjugate gradients.
 
     >>> shared_atoms(torch.tensor([[1.0], [3.0]]), torch.tensor([[0], [0]]), 1)
     tensor([[2.]])
     """
+    assert indices is not None
     wide, given = matrix.double(), row_weights(weights, matrix)
-    share = (
-        wide.new_ones(len(wide), 1) if given is None else torch.from_numpy(given)[:, None].to(wide)
-    )
+    share = wide.new_ones(len(wide)) if given is None else torch.from_numpy(given).to(wide)
+    share = share[:, None]
     if skip is not None:
         others = torch.arange(len(matrix), device=matrix.device) != skip
         wide, indices, share = wide[others], indices[others], share[others]
     flat = indices.reshape(-1)
 
     def spread(rows: Tensor) -> Tensor:  # H^T W rows
-        repeated = (
-            (share * rows)[:, None, :].expand(-1, indices.shape[1], -1).reshape(-1, rows.shape[1])
-        )
+        repeated = (share * rows).repeat_interleave(indices.shape[1], 0)
         return wide.new_zeros(atoms, rows.shape[1]).index_add_(0, flat, repeated)
 
     solution = wide.new_zeros(atoms, matrix.shape[1])
@@ -230,8 +217,7 @@ def shared_atoms(
 def quotient_remainder(
     matrix: Tensor, divisor: int, rounds: int = 20, weights: Tensor | None = None
 ) -> Tensor:  # [V, d], [V] -> [quotients + divisor, d]
-    """Return Q and R, stacked, with Q[i // divisor] * R[i mod divisor] near row i (rank one per
-    column).
+    """Return Q and R, stacked, with Q[i // divisor] * R[i mod divisor] near row i.
 
     >>> quotient_remainder(torch.full((6, 1), 4.0), 3).prod(0).round()
     tensor([32.])
@@ -244,16 +230,14 @@ def quotient_remainder(
     grid[: len(matrix)] = wide
     seen[: len(matrix)] = 1.0 if given is None else torch.from_numpy(given)[:, None].to(wide)
     grid, seen = grid.reshape(quotients, divisor, -1), seen.reshape(quotients, divisor, 1)
-    strongest = (grid.square().sum(1) * seen.all(1)).argmax(
-        0
-    )  # in each column, the fullest quotient of most energy
+    # in each column, the fullest quotient of most energy
+    strongest = (grid.square().sum(1) * seen.all(1)).argmax(0)
     right = grid[strongest, :, torch.arange(matrix.shape[1])].T.clone()  # [divisor, d]
     left = grid.new_zeros(quotients, matrix.shape[1])
     for _ in range(rounds):
         left = (seen * grid * right).sum(1) / (seen * right.square()).sum(1).clamp(min=1e-12)
-        right = (seen * grid * left[:, None]).sum(0) / (seen * left[:, None].square()).sum(0).clamp(
-            min=1e-12
-        )
+        energy = (seen * left[:, None].square()).sum(0).clamp(min=1e-12)
+        right = (seen * grid * left[:, None]).sum(0) / energy
     balance = ((right.square().mean(0) + 1e-12) / (left.square().mean(0) + 1e-12)) ** 0.25
     return torch.cat([left * balance, right / balance]).to(matrix.dtype)
 
@@ -261,3 +245,34 @@ def quotient_remainder(
 def share_of_unit_rows(parts: int) -> float:
     """Return the standard deviation of atoms whose sums of ``parts`` have unit variance."""
     return 1.0 / math.sqrt(parts)
+
+
+def rounded_rows(rows: Tensor, scale: Tensor, top: Tensor | int) -> Tensor:  # [..., d]
+    """Return scale (q - top/2), q = round(rows/scale + top/2) from 0 to top, straight through.
+
+    Gradients pass the rounding and, to rows, also the clipping: a clipped element finds its way
+    back.
+
+    >>> rounded_rows(torch.tensor([0.3, -9.0]), torch.tensor(1.0), 3)
+    tensor([ 0.5000, -1.5000])
+    """
+    exact = _clipped(rows / scale + top / 2, top)
+    levels = exact + (torch.round(exact) - exact).detach()
+    outside = ((rows / scale).abs() > top / 2) & (torch.as_tensor(top) > 0)
+    return scale * (levels - top / 2) + torch.where(outside, rows - rows.detach(), 0.0)
+
+
+def _clipped(levels: Tensor, top: Tensor | int) -> Tensor:
+    low = torch.clamp(levels, min=0)
+    return torch.minimum(low, top) if isinstance(top, Tensor) else torch.clamp(low, max=top)
+
+
+def levels_of(rows: Tensor, scale: Tensor, top: Tensor | int) -> NDArray[np.uint8]:  # [V, d]
+    """Return the levels q of ``rounded_rows``, or raise an error if there are none."""
+    if not bool(torch.isfinite(rows).all() and torch.isfinite(scale).all()):
+        raise ArgumentError(
+            "the table holds NaN or infinite rows, which have no levels: training has diverged"
+        )
+    levels = _clipped(torch.round(rows / scale + top / 2), top)
+    found: NDArray[np.uint8] = levels.detach().to(torch.uint8).cpu().numpy()
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,23 +16,22 @@ from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded
+from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, graded_scales
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import row_weights
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.fitting import levels_of, rounded_rows, row_weights
+from featherbed.tables.rows import empty_parameter, to_numpy
+from featherbed.tables.table import Table
 
 
 class GradedTable(Table):
-    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s per grade of rows and column; 0 if b
-    =
-    0.
+    """row(i)_k = s (q - (2^b - 1)/2), with bits b and scale s per grade and column; 0 if b = 0.
 
     Ids are sorted by importance (the most popular first) into ``grades`` runs, each twice as long
-    as the previous one. ``bits`` is the mean over all elements; grades and columns get bits by the
-    squared error these save, with rows weighted by ``counts`` (number of occurrences) if given.
-    Trained with straight-through rounding and learned scales like ``QuantizedTable``; the float
-    ``rows`` exist in training only. ``pack(values="float16")`` halves the scales.
+    as the previous one, or of the lengths that ``grades`` lists. ``bits`` is the mean over all
+    elements; grades and columns get bits by the squared error these save, with rows weighted by
+    ``counts`` (number of occurrences) if given. Trained with straight-through rounding and learned
+    scales like ``QuantizedTable``; the float ``rows`` exist in training only.
+    ``pack(values="float16")`` halves the scales.
 
     >>> import torch
     >>> counts = 1000 / torch.arange(1, 1001)
@@ -41,6 +41,7 @@ class GradedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"bits": 3, "grades": 3}
+    rows_alike: ClassVar[bool] = False
     rows = RowParameter()  # [V, d]
 
     def __init__(
@@ -49,7 +50,7 @@ class GradedTable(Table):
         embedding_dim: int,
         *,
         bits: float = 3,
-        grades: int = 4,
+        grades: int | Sequence[int] = 4,
         counts: Tensor | None = None,
         sparse: bool = False,
         padding_idx: int | None = None,
@@ -59,15 +60,11 @@ class GradedTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         if not is_number(bits, 0, MOST_BITS) or bits == 0:
-            raise ArgumentError(
-                f"bits={bits!r}: give the mean bits of an element, more than 0 and at most "
-                f"{MOST_BITS}"
-            )
-        if check_integer("grades", grades) > MOST_GRADES:
-            raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
-        self.bits, self.grades, self.counts = bits, grades, counts
+            mean = "give the mean bits of an element"
+            raise ArgumentError(f"bits={bits!r}: {mean}, more than 0 and at most {MOST_BITS}")
+        self.bits, self.grades, self.counts = bits, checked_grades(grades, num_embeddings), counts
         self.add_rows("rows", embedding_dim, dtype, device)
-        shape = (len(grade_ends(num_embeddings, grades)), embedding_dim)
+        shape = (len(self.ends), embedding_dim)
         self.scale = empty_parameter(shape, dtype, device)  # [G, d]
         self.tops: Tensor  # [G, d], the highest level: 2^b - 1
         self.register_buffer("tops", torch.empty(shape, dtype=torch.uint8, device=device))
@@ -82,14 +79,14 @@ class GradedTable(Table):
     @property
     def ends(self) -> list[int]:
         """Number of rows up to the end of each grade, [G]."""
-        return grade_ends(self.num_embeddings, self.grades)
+        if isinstance(self.grades, int):
+            return grade_ends(self.num_embeddings, self.grades)
+        return [int(end) for end in np.cumsum(self.grades)]
 
     def grade_of(self, ids: Tensor) -> Tensor:  # int64 [...] -> int64 [...]
         """Return the grade of each id."""
-        grade = torch.zeros_like(ids)
-        for end in self.ends[:-1]:
-            grade = grade + (ids >= end)
-        return grade
+        ends = torch.tensor(self.ends[:-1], device=ids.device)
+        return torch.bucketize(ids, ends, right=True)
 
     @property
     def widths(self) -> NDArray[np.uint8]:  # [G, d]
@@ -105,30 +102,17 @@ class GradedTable(Table):
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: levels times scale, with straight-through rounding."""
         grade = self.grade_of(ids)
-        rows, scale = self.row_values("rows", ids), self.scale[grade]
+        rows = self.row_values("rows", ids)
         top = self.tops[grade].to(rows.dtype)
-        exact = torch.minimum(torch.clamp(rows / scale + top / 2, min=0), top)
-        levels = exact + (torch.round(exact) - exact).detach()
-        clipped = ((rows / scale).abs() > top / 2) & (top > 0)
-        back = torch.where(
-            clipped, rows - rows.detach(), 0.0
-        )  # worth 0: lets a clipped element find its way back
-        return Codes(None, scale * (levels - top / 2) + back, None)
+        return Codes(None, rounded_rows(rows, self.scale[grade], top), None)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """One stream of levels, and the scales stored as ``values``."""
-        if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
-            raise ArgumentError(
-                "the table holds NaN or infinite rows, which have no levels: training has diverged"
-            )
-        grade = self.grade_of(torch.arange(self.num_embeddings, device=self.device))
+        grade = self.grade_of(self.all_ids())
         top = self.tops[grade].to(self.rows.dtype)
-        levels = torch.minimum(
-            torch.clamp(torch.round(self.rows / self.scale[grade] + top / 2), min=0), top
-        )
-        whole = levels.to(torch.uint8).cpu().numpy()
+        levels = levels_of(self.rows, self.scale[grade], top)
         kind = "float16" if values == "float16" else "float32"
-        stored = Graded.encode(whole, self.widths, self.grade_rows, to_numpy(self.scale), kind)
+        stored = Graded.encode(levels, self.widths, self.grade_rows, to_numpy(self.scale), kind)
         return [Band(self.num_embeddings, Every(), stored)]
 
     def parameter_count(self) -> int:
@@ -145,16 +129,30 @@ class GradedTable(Table):
         """Keep the matrix; choose bits and scales by squared error.
 
         Rows are weighted by ``weights``, by default by the table's ``counts``.
-
-        Rows count by ``weights``, by the table's ``counts`` where none are given.
         """
+        name, given = ("counts", self.counts) if weights is None else ("weights", weights)
+        dense, checked = to_numpy(matrix), row_weights(given, matrix, name)
+        self.set_bits(matrix, fit_grades(dense, self.grade_rows, self.bits, checked)[0])
+
+    def set_bits(self, matrix: Tensor, widths: NDArray[np.uint8]) -> None:  # [V, d], [G, d]
+        """Keep the matrix in the given bits; choose scales by squared error."""
         self.rows.copy_(matrix)
-        dense = to_numpy(matrix).astype(np.float32)
-        given = (
-            row_weights(self.counts, matrix, "counts")
-            if weights is None
-            else row_weights(weights, matrix)
-        )
-        widths, scales = fit_grades(dense, self.grade_rows, self.bits, given)
+        scales = graded_scales(to_numpy(matrix), widths, self.grade_rows)
         self.tops.copy_(torch.from_numpy(((1 << widths.astype(np.int64)) - 1).astype(np.uint8)))
         self.scale.copy_(torch.from_numpy(scales))
+
+
+def checked_grades(grades: int | Sequence[int], rows: int) -> int | tuple[int, ...]:
+    """Return the number of grades, or the rows of each, or raise an error."""
+    given = (grades,) if isinstance(grades, int | str) else tuple(grades)
+    found = tuple(check_integer("grades", part) for part in given)
+    if isinstance(grades, int):
+        if grades > MOST_GRADES:
+            raise ArgumentError(f"grades={grades!r}: {MOST_GRADES} is the most")
+        return grades
+    if not 1 <= len(found) <= MOST_GRADES or sum(found) != rows:
+        raise ArgumentError(
+            f"grades has {len(found)} grades of {sum(found)} rows: give 1 to {MOST_GRADES}, "
+            f"{rows} rows together"
+        )
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,15 +19,9 @@ from featherbed.tables.anchor import AnchorTable
 FORGET = 0.8  # how much of the gradients' second moment stays from one batch to the next
 
 
-def _select(tensor: Tensor, _: str | None, *, axis: int, index: Tensor) -> Tensor:
-    return tensor.index_select(axis, index)
-
-
 @dataclass(frozen=True)
 class Anchors:
-    """Removed anchors: atoms [n, d], columns of the transform [V, n] and the optimizer state of
-    both.
-    """
+    """Removed anchors: atoms [n, d], columns of the transform [V, n], optimizer state of both."""
 
     atoms: Tensor
     columns: Tensor
@@ -84,21 +77,9 @@ class GrowingAnchorTable(AnchorTable):
             raise ArgumentError(
                 f"anchors={anchors}: there may be at most max_anchors={max_anchors}"
             )
-        settings: dict[str, Any] = {
-            "padding_idx": padding_idx,
-            "init": init,
-            "generator": generator,
-            "dtype": dtype,
-        }
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            anchors=anchors,
-            nonnegative=nonnegative,
-            sparse=sparse,
-            device=device,
-            **settings,
-        )
+        settings: dict[str, Any] = {"anchors": anchors, "nonnegative": nonnegative, "init": init}
+        settings |= {"sparse": sparse, "padding_idx": padding_idx, "generator": generator}
+        super().__init__(num_embeddings, embedding_dim, dtype=dtype, device=device, **settings)
         self.max_anchors = int(max_anchors)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -136,19 +117,16 @@ class GrowingAnchorTable(AnchorTable):
         optimizer's nonnegative state tensors (such as second moments) start at the mean over the
         other anchors.
         """
-        columns = (
-            self.transform.new_zeros(self.num_embeddings, len(atoms))
-            if columns is None
-            else columns
-        )
-        states = []
-        for parameter, axis in ((self.atoms, 0), (self.transform, 1)):
-            scales = {
-                name: kept
+        if columns is None:
+            columns = self.transform.new_zeros(self.num_embeddings, len(atoms))
+        states = [
+            {
+                name: kept.mean(axis, keepdim=True)
                 for name, kept in kept_for(parameter, optimizer).items()
                 if bool((kept >= 0).all())
             }
-            states.append({name: kept.mean(axis, keepdim=True) for name, kept in scales.items()})
+            for parameter, axis in ((self.atoms, 0), (self.transform, 1))
+        ]
         self.put_anchors(Anchors(atoms.to(self.atoms), columns, *states), optimizer)
 
     def put_anchors(
@@ -158,21 +136,14 @@ class GrowingAnchorTable(AnchorTable):
 
         Rows added since the anchors were removed have weights of zero for them.
         """
-        count, place, rows = (
-            len(anchors.atoms),
-            self.anchor_count if place is None else place,
-            len(anchors.columns),
-        )
-        fit = (
-            anchors.columns.dim() == 2
-            and anchors.columns.shape[1] == count
-            and rows <= self.num_embeddings
-        )
+        place = self.anchor_count if place is None else place
+        count, rows = len(anchors.atoms), len(anchors.columns)
+        fit = anchors.columns.shape == (rows, count) and rows <= self.num_embeddings
         if anchors.atoms.shape != (count, self.embedding_dim) or not fit:
             raise ArgumentError(
                 f"anchors of shape {tuple(anchors.atoms.shape)} with weights of shape "
-                f"{tuple(anchors.columns.shape)}: "
-                f"give [n, {self.embedding_dim}] and [{self.num_embeddings}, n]"
+                f"{tuple(anchors.columns.shape)}: give [n, {self.embedding_dim}] and "
+                f"[{self.num_embeddings}, n]"
             )
         if self.anchor_count + count > self.max_anchors:
             raise ArgumentError(
@@ -182,19 +153,15 @@ class GrowingAnchorTable(AnchorTable):
         for parameter, axis, values, state in self._sides(anchors):
 
             def longer(tensor: Tensor, fill: float, axis: int = axis) -> Tensor:
-                shape = [
-                    count if side == axis else length for side, length in enumerate(tensor.shape)
-                ]
-                before, after = tensor.split([place, tensor.shape[axis] - place], axis)  # type: ignore[no-untyped-call]
+                before, after = tensor.tensor_split([place], axis)
+                shape = (count, tensor.shape[1]) if axis == 0 else (len(tensor), count)
                 return torch.cat([before, tensor.new_full(shape, fill), after], axis)
 
             resize(parameter, longer, optimizer)
             kept = kept_for(parameter, optimizer)
             with torch.no_grad():
-                for tensor, part in [
-                    (parameter, values),
-                    *((kept[name], value) for name, value in state.items()),
-                ]:
+                stored = [(kept[name], value) for name, value in state.items()]
+                for tensor, part in [(parameter, values), *stored]:
                     there = tensor.narrow(axis, place, count)
                     (there[:rows] if axis else there).copy_(part)
         self.anchors = self.anchor_count
@@ -202,32 +169,22 @@ class GrowingAnchorTable(AnchorTable):
     def take_anchors(self, places: list[int], optimizer: Optimizer | None = None) -> Anchors:
         """Remove anchors and return them with their optimizer state; at least one remains."""
         gone = sorted(set(places))
-        if (
-            not gone
-            or gone[0] < 0
-            or gone[-1] >= self.anchor_count
-            or len(gone) >= self.anchor_count
-        ):
+        count = self.anchor_count
+        if not gone or gone[0] < 0 or gone[-1] >= count or len(gone) >= count:
             raise ArgumentError(
                 f"places={places}: of the {self.anchor_count} anchors some are taken out and at "
                 "least one stays"
             )
         out = torch.tensor(gone, device=self.device)
-        stay = torch.tensor(
-            [k for k in range(self.anchor_count) if k not in gone], device=self.device
-        )
-        taken: list[tuple[Tensor, dict[str, Tensor]]] = []
-        for parameter, axis in ((self.transform, 1), (self.atoms, 0)):
-            values = parameter.detach().index_select(axis, out)
-            state = {
-                name: value.index_select(axis, out)
-                for name, value in kept_for(parameter, optimizer).items()
-            }
-            taken.append((values, state))
-            select = partial(_select, axis=axis, index=stay)
-            resize(parameter, select, optimizer)
+        stay = torch.tensor([k for k in range(count) if k not in gone], device=self.device)
+        taken, states = [], []
+        for parameter, axis in ((self.atoms, 0), (self.transform, 1)):
+            kept = kept_for(parameter, optimizer)
+            taken.append(parameter.detach().index_select(axis, out))
+            states.append({name: value.index_select(axis, out) for name, value in kept.items()})
+            resize(parameter, lambda t, _, axis=axis: t.index_select(axis, stay), optimizer)  # type: ignore[misc]
         self.anchors = self.anchor_count
-        return Anchors(taken[1][0], taken[0][0], taken[1][1], taken[0][1])
+        return Anchors(taken[0], taken[1], *states)
 
     @torch.no_grad()
     def start_over(
@@ -235,28 +192,30 @@ class GrowingAnchorTable(AnchorTable):
     ) -> Before:
         """Reset weights and optimizer state, keep the anchors' directions; return a snapshot."""
         sides = (self.transform, self.atoms)
-        for owner in owners(optimizer):
-            if isinstance(owner, RowOptimizer):
-                owner.forget(self.transform)
-        states = [[owner.state.pop(side, None) for side in sides] for owner in owners(optimizer)]
+        states = [
+            [owner.state.pop(side, None) for side in sides] for owner in self._forgetting(optimizer)
+        ]
         before = Before([side.detach().clone() for side in sides], states)
         atoms = torch.empty_like(self.atoms)
         self.init.fill(atoms, self.transform, self.nonnegative, generator)
-        self.atoms.mul_(
-            atoms.norm(dim=1, keepdim=True) / self.atoms.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        )
+        lengths = self.atoms.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        self.atoms.mul_(atoms.norm(dim=1, keepdim=True) / lengths)
         return before
 
-    def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
-        """Restore a snapshot; rows added since keep their values."""
-        sides = (self.transform, self.atoms)
+    def _forgetting(self, optimizer: Optimizer | None) -> list[Optimizer]:
+        """Return the optimizers of the table, without their records of lazily updated rows."""
         for owner in owners(optimizer):
             if isinstance(owner, RowOptimizer):
                 owner.forget(self.transform)
+        return owners(optimizer)
+
+    def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
+        """Restore a snapshot; rows added since keep their values."""
+        sides, all_owners = (self.transform, self.atoms), self._forgetting(optimizer)
         now = [kept_for(side, optimizer) for side in sides]
         for side, value in zip(sides, before.values, strict=True):
             resize(side, lambda tensor, _, value=value: torch.cat([value, tensor[len(value) :]]))  # type: ignore[misc]
-        for owner, states in zip(owners(optimizer), before.states, strict=True):
+        for owner, states in zip(all_owners, before.states, strict=True):
             for side, state, new in zip(sides, states, now, strict=True):
                 if state is not None:
                     longer = {
@@ -324,29 +283,22 @@ class Departure:
         before, after = self.handed
         heir = self.table.transform[: len(before), self.heir - (self.heir > self.place)]
         less = heir - self.share * self.anchors.columns[:, 0]
-        heir.copy_(
-            torch.where(
-                heir == after, before, less.clamp(min=0) if self.table.nonnegative else less
-            )
-        )
+        less = less.clamp(min=0) if self.table.nonnegative else less
+        heir.copy_(torch.where(heir == after, before, less))
         self.table.put_anchors(self.anchors, optimizer, self.place)
 
     def state(self) -> dict[str, Any]:
         """Return tensors and numbers for a checkpoint."""
         anchors = None if self.anchors is None else vars(self.anchors)
-        return {
-            "place": self.place,
-            "heir": self.heir,
-            "share": self.share,
-            "anchors": anchors,
-            "handed": self.handed,
+        return {name: value for name, value in vars(self).items() if name != "table"} | {
+            "anchors": anchors
         }
 
     @classmethod
     def of_state(cls, table: GrowingAnchorTable, state: dict[str, Any]) -> Departure:
         """Restore from a checkpoint."""
         anchors = None if state["anchors"] is None else Anchors(**state["anchors"])
-        return cls(table, state["place"], state["heir"], state["share"], anchors, state["handed"])
+        return cls(table, **state | {"anchors": anchors})
 
 
 @torch.no_grad()
@@ -366,22 +318,16 @@ def departures(table: GrowingAnchorTable) -> list[Departure]:
     left.fill_diagonal_(torch.inf)
     least, heirs = left.min(dim=1)
     cost = table.transform.double().square().sum(0) * least.clamp(min=0)
-    pairs = (
-        [(k, int(heirs[k])) for k in torch.argsort(cost, stable=True).tolist()]
-        if len(atoms) > 1
-        else []
-    )
-    return [Departure(table, k, j, float(shares[k, j])) for k, j in pairs]
+    order = torch.argsort(cost, stable=True).tolist() if len(atoms) > 1 else []
+    return [Departure(table, k, int(heirs[k]), float(shares[k, heirs[k]])) for k in order]
 
 
 class Asked:
     """Running second moment of row gradients, over the last batches."""
 
     def __init__(self, table: GrowingAnchorTable) -> None:
-        self.table, self.moment = (
-            table,
-            table.atoms.new_zeros(table.embedding_dim, table.embedding_dim).detach(),
-        )
+        self.table = table
+        self.moment = table.atoms.detach().new_zeros(table.embedding_dim, table.embedding_dim)
         self.mean = self.moment.new_zeros(table.embedding_dim)
         table.on_gradient = self.see
 
@@ -395,13 +341,10 @@ class Asked:
 
     def directions(self, count: int) -> Tensor:  # [count, d]
         """Return the directions of largest gradients, with the median length of the anchors."""
-        vectors = (
-            torch.linalg.eigh(self.moment.double()).eigenvectors.flip(1).T.to(self.mean)
-        )  # [d, d], the top one first
-        found = vectors[torch.arange(count) % len(vectors)]
-        sign = torch.where(found @ self.mean > 0, -1.0, 1.0).to(
-            found
-        )  # rows move against their gradients
+        vectors = torch.linalg.eigh(self.moment.double()).eigenvectors  # the top one is last
+        found = vectors.flip(1).T.to(self.mean)[torch.arange(count) % len(vectors)]
+        # rows move against their gradients
+        sign = torch.where(found @ self.mean > 0, -1.0, 1.0).to(found)
         length = self.table.atoms.detach().norm(dim=1).median()
         asked: Tensor = found * (sign * length)[:, None]
         return asked

@@ -18,16 +18,8 @@ from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTab
 from featherbed.theory.objective import check_lambdas, nbant_objective
 
 RULES = ("trial", "trend")
-PLAIN = (
-    "restarts",
-    "_young",
-    "_trial",
-    "_direction",
-    "_failed",
-    "_rest",
-    "_pause",
-    "_due",
-)  # what a state keeps as it is
+# the attributes that a state keeps as they are
+PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_pause", "_due")
 OVER = 1 << 30  # a change that starts over
 CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to cost least
 
@@ -98,9 +90,7 @@ class Growth:
         generator: torch.Generator | None = None,
     ) -> None:
         self.tables = list(tables) if isinstance(tables, Iterable) else [tables]
-        if not self.tables or not all(
-            isinstance(table, GrowingAnchorTable) for table in self.tables
-        ):
+        if not self.tables or not all(isinstance(t, GrowingAnchorTable) for t in self.tables):
             raise ArgumentError(f"tables={tables!r}: give one or several fb.GrowingAnchorTable")
         if len({id(table) for table in self.tables}) < len(self.tables):
             raise ArgumentError("a table is given twice: give each once")
@@ -111,12 +101,8 @@ class Growth:
             )
         check_choice("rule", rule, RULES)
         check_integer("restarts", restarts, 0)
-        steps = [
-            id(p)
-            for owner in owners(optimizer)
-            for group in owner.param_groups
-            for p in group["params"]
-        ]
+        groups = [group for owner in owners(optimizer) for group in owner.param_groups]
+        steps = {id(parameter) for group in groups for parameter in group["params"]}
         if steps and any(id(table.transform) not in steps for table in self.tables):
             raise ArgumentError(
                 "the optimizer does not hold the transform of every table: pass it the parameters "
@@ -125,28 +111,20 @@ class Growth:
         if rule == "trend" and check_integer("window", window) < 2:
             raise ArgumentError(f"window={window}: a trend takes at least 2 objectives")
         check_lambdas(lambda1, lambda2)
-        self.optimizer, self.lambda1, self.lambda2, self.rule = (
-            optimizer,
-            float(lambda1),
-            float(lambda2),
-            rule,
-        )
+        self.optimizer, self.rule = optimizer, rule
+        self.lambda1, self.lambda2 = float(lambda1), float(lambda2)
         self.delta, self.window = check_integer("delta", delta), check_integer("window", window)
         self.restarts, self.generator = restarts, generator
         self.history: list[Measured] = []
-        self.removed: list[
-            list[Departure]
-        ] = []  # what took anchors out, the last one last: a departure for each table
+        # removals of anchors, the last one last: a departure for each table
+        self.removed: list[list[Departure]] = []
         self._asked = [Asked(table) for table in self.tables]
-        self._young: list[
-            int
-        ] = []  # for how many epochs each of the last anchors is still left to learn
-        self._trial: tuple[float, int] | None = (
-            None  # the objective before, and by how many anchors K has changed
-        )
-        self._before: list[
-            Before
-        ] = []  # what tables were that started over, while that is on trial
+        # for how many epochs each of the last anchors is still left to learn
+        self._young: list[int] = []
+        # the objective before, and by how many anchors K has changed
+        self._trial: tuple[float, int] | None = None
+        # snapshots of tables that started over, while that is on trial
+        self._before: list[Before] = []
         self._direction, self._failed, self._rest = 1, 0, 0
         self._pause = (
             self.window
@@ -163,9 +141,7 @@ class Growth:
         return sum(int(torch.count_nonzero(table.transform)) for table in self.tables)
 
     def step(self, evaluate: Callable[[], float] | float) -> Measured:
-        """Measure the objective and decide; ``evaluate()`` returns the current mean validation
-        loss.
-        """
+        """Measure the objective and decide; ``evaluate()`` returns the mean validation loss."""
         if not callable(evaluate) and self.rule != "trend":
             raise ArgumentError(
                 "rule='trial' evaluates more than once: give a function that returns the "
@@ -190,31 +166,26 @@ class Growth:
                 f"the validation loss is {given!r}: give or return one number"
             ) from None
         if not math.isfinite(loss):
-            raise ArgumentError(
-                f"the validation loss is {loss}: is the validation set empty, or has training "
-                "diverged?"
-            )
+            cause = "is the validation set empty, or has training diverged?"
+            raise ArgumentError(f"the validation loss is {loss}: {cause}")
         nonzeros, anchors = self.nonzeros(), self.anchor_count * len(self.tables)
         value = nbant_objective(loss, nonzeros, anchors, self.lambda1, self.lambda2)
         return Measured(self.anchor_count, loss, nonzeros, float(value), "keep")
 
     def _by_trend(self, found: Measured) -> Measured:
         recent = [*(m.objective for m in self.history), found.objective][-self.window :]
-        steps = [*pairwise(recent)]
-        if len(recent) == self.window and all(a >= b for a, b in steps) and self._room(1):
-            self._due = self._room(1)
-            return replace(found, decision="grow")
-        if len(recent) == self.window and all(a <= b for a, b in steps) and self._room(-1):
-            self._due = -self._room(-1)
-            return replace(found, decision="shrink")
+        for direction, decision in ((1, "grow"), (-1, "shrink")):
+            trend = all(direction * a >= direction * b for a, b in pairwise(recent))
+            if len(recent) == self.window and trend and self._room(direction):
+                self._due = direction * self._room(direction)
+                return replace(found, decision=decision)
         return found
 
     def _by_trial(self, found: Measured, evaluate: Any) -> Measured:
         decision = "keep"
         fell = self.history[-1].objective - found.objective if self.history else math.inf
-        slow = fell < (self.lambda1 - self.lambda2) * len(
-            self.tables
-        )  # an epoch teaches less than an anchor costs
+        # an epoch teaches less than an anchor costs
+        slow = fell < (self.lambda1 - self.lambda2) * len(self.tables)
         if self._before:
             self._rest = max(0, self._rest - 1)
             if self._rest or not slow:
@@ -314,9 +285,7 @@ class Growth:
         for table in self.tables:
             table.on_training = None
         if due == OVER:
-            self._before = [
-                table.start_over(self.optimizer, self.generator) for table in self.tables
-            ]
+            self._before = [t.start_over(self.optimizer, self.generator) for t in self.tables]
             return
         for _ in range(-due):
             self._take_out([(self._ripe(table) or departures(table))[0] for table in self.tables])
@@ -330,9 +299,8 @@ class Growth:
 
     def _ripe(self, table: GrowingAnchorTable) -> list[Departure]:
         """Return the possible removals of anchors that are no longer protected."""
-        return [
-            one for one in departures(table) if one.place < table.anchor_count - len(self._young)
-        ]
+        ripe = table.anchor_count - len(self._young)
+        return [one for one in departures(table) if one.place < ripe]
 
     def _take_out(self, leaving: list[Departure]) -> None:
         for one in leaving:

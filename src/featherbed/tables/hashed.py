@@ -13,11 +13,10 @@ from featherbed.hashing import hash_codes
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Hash
-from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import share_of_unit_rows, shared_atoms
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, encode
+from featherbed.tables.table import Table
 
 
 class HashedTable(Table):
@@ -54,10 +53,8 @@ class HashedTable(Table):
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         check_choice("values", values, ("unit", "learnt"))
         check_integer("seed", seed, 0, 2**32 - 1)
-        self.buckets, self.hashes = (
-            check_integer("buckets", buckets),
-            check_integer("hashes", hashes),
-        )
+        self.buckets = check_integer("buckets", buckets)
+        self.hashes = check_integer("hashes", hashes)
         self.values, self.seed = values, seed
         self.atoms = empty_parameter((buckets, embedding_dim), dtype, device)  # [m, d]
         if values == "learnt":
@@ -78,10 +75,8 @@ class HashedTable(Table):
     def set_extra_state(self, state: dict[str, int]) -> None:
         """Raise an error if the state has other hash functions."""
         if state["seed"] != self.seed:
-            raise ArgumentError(
-                f"this state belongs to a HashedTable with seed={state['seed']}, this one has "
-                f"seed={self.seed}"
-            )
+            other = f"a HashedTable with seed={state['seed']}"
+            raise ArgumentError(f"this state belongs to {other}, this one has seed={self.seed}")
 
     def codes(self, ids: Tensor) -> Codes:
         """The buckets of an id, and its learned weights."""
@@ -91,9 +86,9 @@ class HashedTable(Table):
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Implicit codes: only learned weights are stored per row."""
-        weights = None if self.values == "unit" else Matrix.encode(to_numpy(self.weights), values)
-        atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
-        return [Band(self.num_embeddings, Hash(self.seed, self.hashes), weights, atoms)]
+        weights = None if self.values == "unit" else encode(self.weights, values)
+        how, atoms = Hash(self.seed, self.hashes), encode(self.atoms, dictionary)
+        return [Band(self.num_embeddings, how, weights, atoms)]
 
     def parameter_count(self) -> int:
         """m d, plus V k for learned weights."""
@@ -101,8 +96,5 @@ class HashedTable(Table):
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Least squares for the shared rows, by conjugate gradients; the weights stay 1."""
-        indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
-        assert indices is not None
-        self.atoms.copy_(
-            shared_atoms(matrix, indices, self.buckets, skip=self.padding_idx, weights=weights)
-        )
+        indices = self.codes(self.all_ids()).indices
+        self.atoms.copy_(shared_atoms(matrix, indices, self.buckets, self.padding_idx, weights))

@@ -12,19 +12,16 @@ from featherbed.checks import check_integer
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
-from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, share_of_unit_rows
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, encode
+from featherbed.tables.table import Table
 
 
 class LowRankTable(Table):
     """E = B A with B [V, r] and A [r, d].
 
     ``sparse``: gradients of B contain the rows of the batch only, for optimizers of this library.
-
-    ``sparse``: gradients of B hold the rows of the batch only, for optimizers of this library.
 
     >>> import torch
     >>> LowRankTable(1000, 16, rank=4)(torch.tensor([3])).shape
@@ -65,15 +62,8 @@ class LowRankTable(Table):
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Dense values over the atoms."""
-        stored = Matrix.encode(to_numpy(self.coefficients), values)
-        return [
-            Band(
-                self.num_embeddings,
-                Every(),
-                stored,
-                Matrix.encode(to_numpy(self.atoms), dictionary),
-            )
-        ]
+        stored, atoms = encode(self.coefficients, values), encode(self.atoms, dictionary)
+        return [Band(self.num_embeddings, Every(), stored, atoms)]
 
     def parameter_count(self) -> int:
         """V r + r d."""
@@ -86,19 +76,13 @@ class LowRankTable(Table):
 
     @classmethod
     def settings_for(
-        cls,
-        parameters: float,
-        rows: int,
-        dim: int,
-        settings: Mapping[str, Any],
+        cls, parameters: float, rows: int, dim: int, settings: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """Return ``rank``."""
         return {"rank": max(1, round(parameters / (rows + dim)))}
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Truncated SVD with weighted rows, the best approximation of its rank (Eckart and Young
-        1936).
-        """
+        """Truncated SVD of weighted rows, the best of its rank (Eckart and Young 1936)."""
         values, atoms = low_rank(matrix, self.rank, weights)
         self.coefficients.copy_(values)
         self.atoms.copy_(atoms)

@@ -7,27 +7,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
-from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Every, Identity
-from featherbed.packed.matrix import Matrix
-from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import low_rank, row_weights, share_of_unit_rows
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.dense import DenseTable
+from featherbed.tables.lowrank import LowRankTable
+from featherbed.tables.parted import PartedTable, most_popular
+from featherbed.tables.rows import encode
+from featherbed.tables.table import Table
 
 MOST_BLOCKS = 32
 
 
-class MixedTable(Table):
+class MixedTable(PartedTable):
     """row(i) = B_b[place of i in b] P_b for the block b of i, with B_b [n_b, d_b], P_b [d_b, d].
 
-    There is no projection P_b if d_b = d. Ids are assigned to blocks by popularity, and block b has
-    rows of width d_b. Ginart et al. 2019, "Mixed dimension embeddings with application to
+    A block is an ``fb.LowRankTable`` of rank d_b, or an ``fb.DenseTable`` if d_b = d. Ids are
+    assigned to blocks by popularity. Ginart et al. 2019, "Mixed dimension embeddings with application to
     memory-efficient recommendation systems", section 3.
 
     Args:
@@ -44,11 +43,6 @@ class MixedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"dims": (8, 3), "blocks": (20, 30)}
-    block: Tensor
-    place: Tensor
-    for _number in range(MOST_BLOCKS):
-        locals()[f"rows{_number}"] = RowParameter()
-    del _number
 
     def __init__(
         self,
@@ -66,133 +60,57 @@ class MixedTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         self.dims = checked_dims(dims, self.embedding_dim)
-        self.counts = counts
-        self.blocks = checked_blocks(blocks, self._most_popular()[1], len(self.dims))
-        for number, (size, width) in enumerate(zip(self.blocks, self.dims, strict=True)):
-            self.add_rows(f"rows{number}", width, dtype, device, size)  # [n_b, d_b]
-            wide = width == self.embedding_dim
-            projection = None if wide else empty_parameter((width, embedding_dim), dtype, device)
-            self.register_parameter(f"projection{number}", projection)  # [d_b, d]
-        for name in ("block", "place"):
-            index = torch.empty(self.num_embeddings, dtype=torch.int64, device=device)
-            self.register_buffer(name, index)  # [V]
-        self.initialize(generator)
+        order, popularity = most_popular(self.num_embeddings, counts)
+        self.blocks = checked_blocks(blocks, popularity, len(self.dims))
+        where: dict[str, Any] = {"sparse": sparse, "generator": generator}
+        where |= {"dtype": dtype, "device": device}
+        self.tables = nn.ModuleList(
+            DenseTable(size, self.embedding_dim, **where)
+            if width == self.embedding_dim
+            else LowRankTable(size, self.embedding_dim, rank=width, **where)
+            for size, width in zip(self.blocks, self.dims, strict=True)
+        )
+        block = torch.empty(self.num_embeddings, dtype=torch.int64, device="cpu")
+        sizes = torch.tensor(self.blocks, device="cpu")
+        block[order] = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
+        self.divide(block)
 
-    def _most_popular(self) -> tuple[Tensor, Tensor]:
-        return most_popular(self.num_embeddings, self.counts)
+    @property
+    def parts(self) -> list[Table]:
+        """The tables of the blocks."""
+        return list(self.tables)  # type: ignore[arg-type]
 
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw rows from N(0, 1), and projections for unit variance; assign ids to blocks."""
-        for number, width in enumerate(self.dims):
-            getattr(self, f"rows{number}").normal_(0.0, 1.0, generator=generator)
-            projection = getattr(self, f"projection{number}")
-            if projection is not None:
-                projection.normal_(0.0, share_of_unit_rows(width), generator=generator)
-        block = torch.empty(self.num_embeddings, dtype=torch.int64)
-        sizes = torch.tensor(self.blocks)
-        block[self._most_popular()[0]] = torch.arange(len(self.dims)).repeat_interleave(sizes)
-        self.block.copy_(block)
-        self.place.copy_(places_within(block))
-
-    def _projected(self, number: int, rows: Tensor) -> Tensor:  # [..., d_b] -> [..., d]
-        projection: Tensor | None = getattr(self, f"projection{number}")
-        return rows if projection is None else rows @ projection
-
-    def codes(self, ids: Tensor) -> Codes:
-        """The values are the row of the block, projected."""
-        block, place = self.block[ids], self.place[ids]
-        total: Tensor | None = None
-        for number in range(len(self.dims)):
-            inside = block == number
-            rows = self._projected(
-                number, self.row_values(f"rows{number}", torch.where(inside, place, 0))
-            )
-            total = rows if total is None else torch.where(inside[..., None], rows, total)
-        return Codes(None, total, None)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load a state, also one with the earlier names of the parameters of blocks."""
+        for number, part in enumerate(self.parts):
+            rows = "weight" if part.is_dense else "coefficients"
+            for old, name in ((f"rows{number}", rows), (f"projection{number}", "atoms")):
+                if prefix + old in state_dict:
+                    state_dict[f"{prefix}tables.{number}.{name}"] = state_dict.pop(prefix + old)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """One band per block: dense rows, or rows times projection; low bits have column scales."""
         block, found = self.block.cpu().numpy(), []
-        for number, size in enumerate(self.blocks):
-            rows = to_numpy(getattr(self, f"rows{number}"))
+        for number, (size, part) in enumerate(zip(self.blocks, self.parts, strict=True)):
             last = number == len(self.dims) - 1
             members = None if last else Members.of(np.flatnonzero(block == number), len(block))
             block = block[block != number]
-            projection = getattr(self, f"projection{number}")
-            if projection is None:
-                found.append(
-                    Band(
-                        size,
-                        Identity(),
-                        dictionary=Matrix.encode(rows, dictionary, "column"),
-                        members=members,
-                    )
-                )
-                continue
-            atoms = Matrix.encode(to_numpy(projection), dictionary)
-            found.append(
-                Band(size, Every(), Matrix.encode(rows, values, "column"), atoms, members=members)
-            )
+            if isinstance(part, LowRankTable):
+                rows, atoms = encode(part.coefficients, values, "column"), part.atoms
+                stored = encode(atoms, dictionary)
+                found.append(Band(size, Every(), rows, stored, members=members))
+            else:
+                stored = encode(part.weight, dictionary, "column")
+                found.append(Band(size, Identity(), dictionary=stored, members=members))
         return found
-
-    def parameter_count(self) -> int:
-        """Σ_b n_b d_b + d_b d (no second term where d_b = d)."""
-        return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
     def scale_initial_rows(self, std: float) -> None:
         """Scale the projection of every block, or its rows if there is none."""
-        for number in range(len(self.dims)):
-            rows, projection = getattr(self, f"rows{number}"), getattr(self, f"projection{number}")
-            scaled = rows if projection is None else projection
-            scaled.mul_(std / float(self._projected(number, rows).std()))
-
-    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
-        """Truncated SVD of the weighted rows of each block."""
-        checked = row_weights(weights, matrix)
-        given = None if checked is None else torch.from_numpy(checked).to(matrix.device)
-        for number, width in enumerate(self.dims):
-            inside = self.block == number
-            part = matrix[inside]  # in the order of ids, which is that of places
-            projection = getattr(self, f"projection{number}")
-            rows = getattr(self, f"rows{number}")
-            if projection is None:
-                rows.copy_(part)
-                continue
-            values, atoms = low_rank(part, width, None if given is None else given[inside])
-            rows.copy_(values)
-            projection.copy_(atoms)
-
-
-def places_within(block: Tensor) -> Tensor:  # int64 [V] -> int64 [V]
-    """Return the number of earlier ids in the same block, for each id.
-
-    >>> places_within(torch.tensor([1, 0, 1, 1, 0])).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    order = torch.sort(block, stable=True).indices
-    starts = torch.cumsum(torch.bincount(block), 0) - torch.bincount(block)
-    place = torch.empty_like(block)
-    place[order] = torch.arange(len(block)) - starts[block[order]]
-    return place
-
-
-def most_popular(
-    rows: int, counts: Any
-) -> tuple[Tensor, Tensor]:  # -> ids [V], counts [V], both by falling counts
-    """Return the ids by decreasing counts, and the sorted counts (ones by default)."""
-    if counts is None:
-        return torch.arange(rows, device="cpu"), torch.ones(rows, dtype=torch.float64, device="cpu")
-    counts = torch.as_tensor(counts, device="cpu")
-    if counts.shape != (rows,):
-        raise ArgumentError(
-            f"counts have shape {tuple(counts.shape)}; give one for each of the {rows} ids"
-        )
-    if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
-        raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
-    order = torch.argsort(counts, descending=True, stable=True)
-    return order, counts[order].double()
+        for part in self.parts:
+            scaled = part.atoms if isinstance(part, LowRankTable) else part.weight
+            scaled.mul_(std / float(part.weight.std()))
 
 
 def checked_dims(dims: Any, dim: int) -> tuple[int, ...]:
@@ -221,21 +139,13 @@ def checked_blocks(given: Any, popularity: Tensor, count: int) -> tuple[int, ...
         raise ArgumentError(f"{count} blocks need at least as many ids: the table has {rows}")
     if given is None:
         share = torch.cumsum(popularity.double(), 0) / popularity.sum().clamp(min=1e-300)
-        cuts = (
-            torch.searchsorted(
-                share, torch.arange(1, count, dtype=torch.float64, device="cpu") / count
-            )
-            + 1
-        )
+        ends = torch.arange(1, count, dtype=torch.float64, device="cpu") / count
         edges = [0]
-        for number, cut in enumerate(cuts.tolist(), 1):
-            edges.append(min(max(cut, edges[-1] + 1), rows - count + number))
+        for number, cut in enumerate(torch.searchsorted(share, ends).tolist(), 1):
+            edges.append(min(max(cut + 1, edges[-1] + 1), rows - count + number))
         return tuple(int(size) for size in np.diff([*edges, rows]))
-    sizes = (
-        ()
-        if isinstance(given, int | str)
-        else tuple(check_integer("blocks", size) for size in given)
-    )
+    listed = () if isinstance(given, int | str) else given
+    sizes = tuple(check_integer("blocks", size) for size in listed)
     if len(sizes) != count or sum(sizes) != rows:
         raise ArgumentError(
             f"blocks={given!r}: give the ids of each of the {count} blocks, {rows} together"

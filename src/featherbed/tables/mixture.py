@@ -22,8 +22,8 @@ from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.anchor import related_entries, start_as_themselves
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, nonnegative_factors, row_weights
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, to_numpy
+from featherbed.tables.table import Table
 
 if TYPE_CHECKING:
     from featherbed.graphs.relation import Relation
@@ -84,10 +84,8 @@ class MixtureTable(Table):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse)
         self.set_sizes = sizes_of(anchors, sets)
-        self.sets, self.anchors = (
-            len(self.set_sizes),
-            anchors if isinstance(anchors, int) else self.set_sizes,
-        )
+        self.sets = len(self.set_sizes)
+        self.anchors = anchors if isinstance(anchors, int) else self.set_sizes
         if combine not in ("softmax", "linear"):
             raise ArgumentError(f"combine={combine!r}: sets are combined by softmax or linear")
         self.combine, self.nonnegative = combine, bool(nonnegative)
@@ -102,11 +100,8 @@ class MixtureTable(Table):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialize every set of anchors and its weights by its ``init``."""
-        transform = self.transform
-        blocks = zip(
-            self.inits, self._by_set(self.atoms, 0), self._by_set(transform, 1), strict=True
-        )
-        for number, (init, atoms, block) in enumerate(blocks):
+        blocks = zip(self._by_set(self.atoms, 0), self._by_set(self.transform, 1), strict=True)
+        for number, (init, (atoms, block)) in enumerate(zip(self.inits, blocks, strict=True)):
             ids = init.fill(atoms, block, self.nonnegative, generator)
             if ids is not None:
                 start_as_themselves(ids, block, None)
@@ -210,15 +205,12 @@ def sizes_of(anchors: Any, sets: int | None) -> tuple[int, ...]:
     ((10, 10, 10), (4, 6))
     """
     if isinstance(anchors, str) or not isinstance(anchors, Sequence):
-        return (check_integer("anchors", anchors),) * (
-            2 if sets is None else check_integer("sets", sets)
-        )
+        count = 2 if sets is None else check_integer("sets", sets)
+        return (check_integer("anchors", anchors),) * count
     sizes = tuple(check_integer("anchors", size) for size in anchors)
     if not sizes or (sets is not None and check_integer("sets", sets) != len(sizes)):
-        raise ArgumentError(
-            f"anchors={anchors!r}, sets={sets!r}: give one size for every set, or one number for "
-            "all"
-        )
+        given = f"anchors={anchors!r}, sets={sets!r}"
+        raise ArgumentError(f"{given}: give one size for every set, or one number for all")
     return sizes
 
 
@@ -230,9 +222,8 @@ def inits_of(inits: Any, sets: int) -> tuple[AnchorInit, ...]:
             f"inits={inits!r}: give one object such as fb.HalfNormal() for all {sets} sets, or one "
             "for each"
         )
-    found = tuple(
-        HalfNormal() if init is None else init for init in ((inits,) * sets if one else inits)
-    )
+    given = (inits,) * sets if one else inits
+    found = tuple(HalfNormal() if init is None else init for init in given)
     for init in found:
         if not hasattr(init, "fill"):
             raise ArgumentError(
@@ -279,8 +270,7 @@ def sparse_softmax(
 
 
 def enclosing_simplex(points: Tensor) -> tuple[Tensor, Tensor]:  # [V, K - 1] -> [V, K], [K, K - 1]
-    """Return positive weights with sum 1 and the K corners of a simplex: weights @ corners =
-    points.
+    """Return positive weights with sum 1 and K corners, weights @ corners = points.
 
     The corners are the columns of Helmert's matrix H (H H^T = 1, H 1 = 0), scaled: w = 1/K + H^T x
     / r is positive for r > K max(-H^T x), and then w (r H^T) = x.
@@ -294,9 +284,8 @@ def enclosing_simplex(points: Tensor) -> tuple[Tensor, Tensor]:  # [V, K - 1] ->
     helmert = points.new_ones(count - 1, count).tril()
     helmert.diagonal(1).copy_(-torch.arange(1.0, count))
     helmert /= helmert.norm(dim=1, keepdim=True)
-    spread = (
-        points.abs().amax(0).clamp(min=1e-30)
-    )  # each coordinate is brought to one scale, and back in the corners
+    # each coordinate is brought to one scale, and back in the corners
+    spread = points.abs().amax(0).clamp(min=1e-30)
     across = points / spread @ helmert
     radius = MARGIN * count * (-across).amax().clamp(min=1e-3) if count > 1 else 1.0
     return 1 / count + across / radius, radius * helmert.T * spread

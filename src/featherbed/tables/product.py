@@ -18,14 +18,12 @@ from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Fixed
-from featherbed.packed.matrix import Matrix
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
-from featherbed.tables.norm import Normalise
-from featherbed.tables.relax import harden, short_repr
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import to_numpy
+from featherbed.tables.parts.norms import Normalise
+from featherbed.tables.parts.relaxations import harden, short_repr
+from featherbed.tables.rows import empty_parameter, encode
 
 VARIANTS = ("softmax", "centroid")
 RESTARTS = 3  # of k-means, the best is kept
@@ -63,10 +61,8 @@ class Matching:
                 "defined)"
             )
         if not is_number(self.commitment, 0) or (self.commitment and self.kind != "centroid"):
-            raise ArgumentError(
-                f"commitment={self.commitment!r}: a number of at least 0, and with "
-                "variant='centroid' only"
-            )
+            given = f"commitment={self.commitment!r}: a number of at least 0"
+            raise ArgumentError(f"{given}, and with variant='centroid' only")
         if self.query_dim is not None:
             check_integer("query_dim", self.query_dim)
 
@@ -117,15 +113,7 @@ class ProductTable(CodedTable):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            parts=parts,
-            choices=choices,
-            unique=False,
-            padding_idx=padding_idx,
-            sparse=sparse,
-        )
+        super().__init__(num_embeddings, embedding_dim, parts, choices, padding_idx, sparse)
         if not isinstance(variant, Matching | str):
             raise ArgumentError(f"variant={variant!r}: give softmax, centroid or fb.Matching(...)")
         self.variant = Matching(variant) if isinstance(variant, str) else variant
@@ -163,19 +151,20 @@ class ProductTable(CodedTable):
     def _sets(self, flat: Tensor) -> Tensor:  # [sets * K, n] -> [D, K, n]
         return flat.reshape(-1, self.choices, flat.shape[1]).expand(self.parts, -1, -1)
 
+    def _keys(self) -> Tensor:  # [D, K, query_dim]
+        return self._sets(self.atoms if self.key_vectors is None else self.key_vectors)
+
     def _asked(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, query_dim], float32 at least
         found: Tensor = self.row_values("queries", ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         return found.to(wide).reshape(*ids.shape, self.parts, self.query_dim)
 
     def _responses(self, asked: Tensor) -> Tensor:  # [..., D, query_dim] -> [..., D, K]
-        keys = self._sets(self.atoms if self.key_vectors is None else self.key_vectors).to(
-            asked.dtype
-        )
+        keys = self._keys().to(asked.dtype)
         match = torch.einsum("...jq,jkq->...jk", asked, keys)
-        return (
-            match if self.key_vectors is not None else 2 * match - keys.square().sum(-1)
-        )  # -||q - k||², but for ||q||²
+        if self.key_vectors is not None:
+            return match
+        return 2 * match - keys.square().sum(-1)  # -||q - k||², but for ||q||²
 
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
         """Return the responses of the keys to the queries of rows."""
@@ -199,34 +188,27 @@ class ProductTable(CodedTable):
             found = self._responses(asked)
             found = found if self.norm is None else self.norm(found)
             if self.key_vectors is not None:
-                weights = harden((found / self.variant.temperature).softmax(-1))
-                chosen = torch.einsum(
-                    "...jk,jkw->...jw", weights.to(self.dtype), self._sets(self.atoms)
-                )
+                weights = harden((found / self.variant.temperature).softmax(-1)).to(self.dtype)
+                chosen = torch.einsum("...jk,jkw->...jw", weights, self._sets(self.atoms))
             else:
                 chosen = self._centroids(asked.to(self.dtype), found.argmax(-1))
         rows = chosen.mean(-2) if self.additive else chosen.reshape(*ids.shape, self.embedding_dim)
         return self.mask_padding(ids, rows)
 
-    def _centroids(
-        self, asked: Tensor, codes: Tensor
-    ) -> Tensor:  # [..., D, w], [..., D] -> [..., D, w]
+    def _centroids(self, asked: Tensor, codes: Tensor) -> Tensor:  # [..., D, w] and [..., D]
         values = self._sets(self.atoms)[torch.arange(self.parts, device=codes.device), codes]
         loss = F.mse_loss(values, asked.detach())
         if self.variant.commitment:
             loss = loss + self.variant.commitment * F.mse_loss(asked, values.detach())
-        self.pending.add(loss)
+        self.add_loss(loss)
         return asked + (values - asked).detach()
 
     def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
         """Assign codes to rows: set queries to unit-length keys, and reset running statistics."""
         with torch.no_grad():
-            if (
-                self.key_vectors is not None
-            ):  # or a longer key would answer louder than the one that is asked
+            if self.key_vectors is not None:  # or a longer key would answer louder
                 self.key_vectors.div_(self.key_vectors.norm(dim=1, keepdim=True).clamp(min=1e-6))
-            keys = self._sets(self.atoms if self.key_vectors is None else self.key_vectors)
-            chosen = keys[torch.arange(self.parts, device=codes.device), codes]
+            chosen = self._keys()[torch.arange(self.parts, device=codes.device), codes]
             self.queries[ids] = chosen.reshape(len(ids), -1).to(self.queries.dtype)
             if self.norm is not None:
                 self.norm.reset()
@@ -238,13 +220,11 @@ class ProductTable(CodedTable):
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Store bit-packed codes and values, without queries and keys."""
         coded = Fixed.encode(
-            to_numpy(self.codes_of()).astype(np.int64), None, self.choices, parts=not self.shared
+            self.codes_of().cpu().numpy(), None, self.choices, parts=not self.shared
         )
-        stored = self.atoms / self.parts if self.additive else self.atoms
+        stored = encode(self.atoms / self.parts if self.additive else self.atoms, dictionary)
         how = "sum" if self.additive else "concat"
-        return [
-            Band(self.num_embeddings, coded, None, Matrix.encode(to_numpy(stored), dictionary), how)
-        ]
+        return [Band(self.num_embeddings, coded, None, stored, how)]
 
     def parameter_count(self) -> int:
         """Count the values, K d (K d / D when shared); the codes are bits (``code_bits``)."""
@@ -267,8 +247,6 @@ class ProductTable(CodedTable):
         self.atoms.copy_(torch.from_numpy(centroids.reshape(-1, self.width)))
         if self.key_vectors is not None and self.query_dim == self.width:
             around = self.atoms - self.atoms.mean(0)
-            self.key_vectors.copy_(
-                around + 0.01 * around.std() * self.key_vectors
-            )  # a little apart even where directions are the same
-        ids = torch.arange(self.num_embeddings, device=self.device)
-        self.assign(ids, torch.from_numpy(codes.astype(np.int64)).to(self.device))
+            # a little apart even where directions are the same
+            self.key_vectors.copy_(around + 0.01 * around.std() * self.key_vectors)
+        self.assign(self.all_ids(), torch.from_numpy(codes.astype(np.int64)).to(self.device))

@@ -15,9 +15,9 @@ from featherbed.packed.band import Band
 from featherbed.packed.codes import Every
 from featherbed.packed.matrix import Matrix, pack_levels
 from featherbed.tables.codes import Codes
-from featherbed.tables.fitting import row_weights
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.fitting import levels_of, rounded_rows, row_weights
+from featherbed.tables.rows import empty_parameter, to_numpy
+from featherbed.tables.table import Table
 
 
 class QuantizedTable(Table):
@@ -72,30 +72,15 @@ class QuantizedTable(Table):
     def codes(self, ids: Tensor) -> Codes:
         """The values are the row: levels times scale, with straight-through rounding."""
         scale = self.row_values("scale", ids) if self.scales == "row" else self.scale[0]
-        top = 2**self.bits - 1
         rows = self.row_values("rows", ids)
-        exact = torch.clamp(rows / scale + top / 2, 0, top)
-        levels = exact + (torch.round(exact) - exact).detach()
-        clipped = (rows / scale).abs() > top / 2
-        back = torch.where(
-            clipped, rows - rows.detach(), 0.0
-        )  # worth 0: lets a clipped element find its way back
-        return Codes(None, scale * (levels - top / 2) + back, None)
+        return Codes(None, rounded_rows(rows, scale, 2**self.bits - 1), None)
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Packed levels with their scales."""
-        if not bool(torch.isfinite(self.rows).all() and torch.isfinite(self.scale).all()):
-            raise ArgumentError(
-                "the table holds NaN or infinite rows, which have no levels: training has diverged"
-            )
-        top = 2**self.bits - 1
-        levels = torch.clamp(torch.round(self.rows / self.scale + top / 2), 0, top)
-        data = pack_levels(levels.to(torch.uint8).cpu().numpy(), self.bits)
-        axis = 0 if self.scales == "row" else 1
-        scale = to_numpy(self.scale).reshape(-1)
-        stored = Matrix(
-            f"int{self.bits}", (self.num_embeddings, self.embedding_dim), data, scale, axis
-        )
+        levels = levels_of(self.rows, self.scale, 2**self.bits - 1)
+        shape = (self.num_embeddings, self.embedding_dim)
+        scale, axis = to_numpy(self.scale).reshape(-1), 0 if self.scales == "row" else 1
+        stored = Matrix(f"int{self.bits}", shape, pack_levels(levels, self.bits), scale, axis)
         return [Band(self.num_embeddings, Every(), stored)]
 
     def parameter_count(self) -> int:

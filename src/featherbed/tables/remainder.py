@@ -10,11 +10,10 @@ from torch import Tensor
 from featherbed.checks import check_choice, check_integer
 from featherbed.packed.band import Band
 from featherbed.packed.codes import Remainder
-from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import quotient_remainder, share_of_unit_rows, shared_atoms
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, encode
+from featherbed.tables.table import Table
 
 
 class RemainderTable(Table):
@@ -64,8 +63,8 @@ class RemainderTable(Table):
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Implicit codes: only the two small tables are stored."""
-        atoms = Matrix.encode(to_numpy(self.atoms), dictionary)
-        return [Band(self.num_embeddings, Remainder(self.divisor), None, atoms, self.combine)]
+        how, atoms = Remainder(self.divisor), encode(self.atoms, dictionary)
+        return [Band(self.num_embeddings, how, None, atoms, self.combine)]
 
     def parameter_count(self) -> int:
         """(ceil(V / divisor) + divisor) d."""
@@ -76,8 +75,5 @@ class RemainderTable(Table):
         if self.combine == "product":
             self.atoms.copy_(quotient_remainder(matrix, self.divisor, weights=weights))
             return
-        indices = self.codes(torch.arange(self.num_embeddings, device=self.device)).indices
-        assert indices is not None
-        self.atoms.copy_(
-            shared_atoms(matrix, indices, len(self.atoms), skip=self.padding_idx, weights=weights)
-        )
+        indices, count = self.codes(self.all_ids()).indices, len(self.atoms)
+        self.atoms.copy_(shared_atoms(matrix, indices, count, self.padding_idx, weights))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -71,32 +72,28 @@ def replace_embeddings(
     }
     for name, module in chosen.items():
         _refuse(name, module, model)
-    tables: dict[
-        tuple[int, int | None], Swap
-    ] = {}  # one for each weight (and padding): what was shared stays shared
+    # one for each weight (and padding): what was shared stays shared
+    tables: dict[tuple[int, int | None], Swap] = {}
     new: dict[int, nn.Module] = {}
     for name, module in chosen.items():
         weight = (id(module.weight), module.padding_idx)
         if weight not in tables:
             tables[weight] = _make(name, module, spec)
-        if id(module) not in new:
-            new[id(module)] = _dressed(module, tables[weight].table)
+        new.setdefault(id(module), _dressed(module, tables[weight].table))
     for name, module in chosen.items():  # only now: an error above leaves the model as it was
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, new[id(module)])
-    swaps = list(tables.values())
-    for swap in swaps:
+    for swap in tables.values():
         _warn_if_larger(swap)
-    return swaps
+    return list(tables.values())
 
 
 def _warn_if_larger(swap: Swap) -> None:
     if swap.after.file > swap.before + HEADER:
         warnings.warn(
             f"{swap.name}: the table takes {swap.after.file:,} bytes, more than the "
-            f"{swap.before:,} of the dense weight it "
-            f"replaces ({type(swap.table).__name__}): give it fewer parameters, or leave "
-            f"{swap.name} out by where=",
+            f"{swap.before:,} of the dense weight it replaces ({type(swap.table).__name__}): give "
+            f"it fewer parameters, or leave {swap.name} out by where=",
             FeatherbedWarning,
             stacklevel=3,
         )
@@ -122,23 +119,20 @@ def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
         if tied and not isinstance(holder, Embedding):
             raise ArgumentError(
                 f"the weight of {name} is also that of {other}, and a compact table would untie "
-                "them: untie them first, score "
-                f"with table.logits(hidden) in place of {other}, or leave {name} out by where="
+                f"them: untie them first, score with table.logits(hidden) in place of {other}, or "
+                f"leave {name} out by where="
             )
 
 
 def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None], Table]) -> Swap:
     weight, padding = module.weight.detach(), module.padding_idx
     try:
-        table = (
-            table_from_dense(spec, weight, padding_idx=padding)
-            if isinstance(spec, str)
-            else spec(weight, padding)
-        )
+        fitted = partial(table_from_dense, spec) if isinstance(spec, str) else spec
+        table = fitted(weight, padding)
     except ArgumentError as error:
         raise ArgumentError(f"{name}: {error}") from None
-    if (table.num_embeddings, table.embedding_dim) != tuple(weight.shape):
-        made = (table.num_embeddings, table.embedding_dim)
+    made = (table.num_embeddings, table.embedding_dim)
+    if made != tuple(weight.shape):
         raise ArgumentError(
             f"{name}: the callable made a table of {made}, the module has {tuple(weight.shape)}"
         )
@@ -149,8 +143,6 @@ def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None
 
 def _dressed(module: Embedding, table: Table) -> nn.Module:
     """Return the replacement of a module: the table, or a bag over it."""
-    return (
-        Bag(table, module.mode, module.include_last_offset)
-        if isinstance(module, nn.EmbeddingBag)
-        else table
-    )
+    if isinstance(module, nn.EmbeddingBag):
+        return Bag(table, module.mode, module.include_last_offset)
+    return table

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featherbed.optim.lazy import LazyRows, settle_parameter, track
 from featherbed.optim.lazy.operators import gather_rows
 from featherbed.optim.lazy.rows import SparseGradient, settle_numbered
+from featherbed.packed.matrix import Matrix
 from featherbed.tables.computed import is_transformed
 
 
@@ -24,15 +27,15 @@ class RowModule(nn.Module):
 
     num_embeddings: int
     sparse: bool  # whether parameters with one row per id have row-sparse gradients
-    old_names: ClassVar[
-        dict[str, str]
-    ] = {}  # names of parameters in earlier state dicts -> today's
+    # names of parameters in earlier state dicts -> today's
+    old_names: ClassVar[dict[str, str]] = {}
 
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()
         self.sparse = bool(sparse)
         self._row_numbers: dict[str, int] = {}  # row parameter -> its number in compiled graphs
         self._lazy: dict[str, LazyRows] = {}  # row parameter -> its record
+        self._fixed: list[str] = []  # buffers that `to_empty` leaves as they are
 
     def add_rows(
         self,
@@ -55,11 +58,15 @@ class RowModule(nn.Module):
             self._track(name)
 
     def _track(self, name: str) -> None:
-        parameter = self._parameters[name]
-        if parameter is None:
-            return
-        self._lazy[name] = track(parameter)
-        self._row_numbers[name] = self._lazy[name].number
+        parameter = self._parameters.get(name)
+        if parameter is not None:
+            self._lazy[name] = track(parameter)
+            self._row_numbers[name] = self._lazy[name].number
+
+    def register_fixed(self, name: str, buffer: Tensor) -> None:
+        """Register a buffer that assigns ids: never empty, also where parameters are on meta."""
+        self._fixed.append(name)
+        self.register_buffer(name, buffer if self.device.type == "meta" else buffer.to(self.device))
 
     def row_values(self, name: str, ids: Tensor) -> Tensor:  # int64 [...] -> [..., width]
         """Return settled rows of the parameter ``name``; gradients are row-sparse if the table is.
@@ -94,8 +101,7 @@ class RowModule(nn.Module):
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
         """Yield the table and its children; in a process group, first what DDP needs."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self._row_numbers and distributed:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             for name in self._row_numbers:
                 parameter = self._parameters.get(name)
                 if parameter is not None:
@@ -110,10 +116,13 @@ class RowModule(nn.Module):
     def _apply(self, *given: Any, **settings: Any) -> Self:
         """Settle rows before their data type or device changes."""
         self.settle()
+        fixed = {name: self._buffers[name] for name in self._fixed}
         super()._apply(*given, **settings)  # type: ignore[no-untyped-call]
+        for name, buffer in fixed.items():
+            if buffer is not None and self.device.type != "meta":
+                self._buffers[name] = buffer.to(self.device)
         for name in self._row_numbers:
-            if name in self._parameters:
-                self._track(name)
+            self._track(name)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -142,8 +151,7 @@ class RowModule(nn.Module):
         """Restore the state of a copy."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         for name in self._row_numbers:
-            if name in self._parameters:
-                self._track(name)
+            self._track(name)
 
 
 def empty_parameter(
@@ -151,3 +159,13 @@ def empty_parameter(
 ) -> nn.Parameter:
     """Return an uninitialized parameter."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.floating]:
+    """Return a tensor's values as a float32 array."""
+    return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
+
+
+def encode(tensor: Tensor, kind: str, scales: str = "row") -> Matrix:  # [n, m]
+    """Return a matrix in a storage type (float32, float16, int8 ...), for the bands of a table."""
+    return Matrix.encode(to_numpy(tensor), kind, scales)

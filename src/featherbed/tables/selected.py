@@ -14,12 +14,12 @@ from featherbed.errors import ArgumentError
 from featherbed.hashing import hash_ids
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import Hash, Identity
-from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.fitting import shared_atoms
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.parted import most_popular
+from featherbed.tables.rows import empty_parameter, encode
+from featherbed.tables.table import Table
 
 
 class SelectedTable(Table):
@@ -36,6 +36,7 @@ class SelectedTable(Table):
 
     example: ClassVar[dict[str, Any]] = {"keep": 7}
     selects_rows: ClassVar[bool] = True
+    rows_alike: ClassVar[bool] = False
     index: Tensor
 
     def __init__(
@@ -55,34 +56,19 @@ class SelectedTable(Table):
         self.keep, self.rest = check_integer("keep", keep), check_integer("rest", rest)
         if keep > num_embeddings:
             raise ArgumentError(f"keep={keep}: there are only {num_embeddings} ids to keep")
-        self.counts = counts
+        kept = most_popular(self.num_embeddings, counts)[0][: self.keep]
         self.atoms = empty_parameter(
             (keep + rest, embedding_dim), dtype, device
         )  # [keep + rest, d]
-        index = torch.empty(num_embeddings, dtype=torch.int64, device=device)
-        self.register_buffer("index", index)  # [V]
+        index = self.keep + hash_ids(torch.arange(num_embeddings, device="cpu"), 0, self.rest)
+        index[kept.sort().values] = torch.arange(self.keep, device="cpu")
+        self.register_fixed("index", index)  # [V]
         self.initialize(generator)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw rows from N(0, 1) and assign them to ids."""
+        """Draw rows from N(0, 1)."""
         self.atoms.normal_(0.0, 1.0, generator=generator)
-        index = self.keep + hash_ids(torch.arange(self.num_embeddings), 0, self.rest)
-        index[torch.sort(self._most_frequent(self.counts)).values] = torch.arange(self.keep)
-        self.index.copy_(index)
-
-    def _most_frequent(self, counts: Tensor | None) -> Tensor:
-        if counts is None:
-            return torch.arange(self.keep)
-        counts = torch.as_tensor(counts)
-        if counts.shape != (self.num_embeddings,):
-            raise ArgumentError(
-                f"counts have shape {tuple(counts.shape)}; give one for each of the "
-                f"{self.num_embeddings} ids"
-            )
-        if counts.is_floating_point() and not bool(torch.isfinite(counts).all()):
-            raise ArgumentError("counts hold NaN or infinity: give how often each id occurs")
-        return torch.argsort(counts, descending=True, stable=True)[: self.keep].cpu()
 
     def codes(self, ids: Tensor) -> Codes:
         """The id's own row or its shared row."""
@@ -91,15 +77,9 @@ class SelectedTable(Table):
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Two bands: kept rows with a bitmap, hashed rows for the others."""
         kept = np.flatnonzero(self.index.cpu().numpy() < self.keep)
-        atoms = to_numpy(self.atoms)
         members = Members.of(kept, self.num_embeddings)
-        hot = Band(
-            self.keep,
-            Identity(),
-            dictionary=Matrix.encode(atoms[: self.keep], dictionary),
-            members=members,
-        )
-        shared = Matrix.encode(atoms[self.keep :], dictionary)
+        own, shared = (encode(part, dictionary) for part in self.atoms.tensor_split([self.keep]))
+        hot = Band(self.keep, Identity(), dictionary=own, members=members)
         return [hot, Band(self.num_embeddings - self.keep, Hash(0, 1), None, shared)]
 
     def parameter_count(self) -> int:
@@ -108,22 +88,15 @@ class SelectedTable(Table):
 
     @classmethod
     def settings_for(
-        cls,
-        parameters: float,
-        rows: int,
-        dim: int,
-        settings: Mapping[str, Any],
+        cls, parameters: float, rows: int, dim: int, settings: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """Return ``keep``."""
         return {"keep": max(1, round(parameters / dim) - int(settings.get("rest", 1)))}
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Copy the kept rows; a shared row is the mean of the rows that share it."""
-        self.atoms.copy_(
-            shared_atoms(
-                matrix, self.index[:, None], len(self.atoms), skip=self.padding_idx, weights=weights
-            )
-        )
+        indices, count = self.index[:, None], len(self.atoms)
+        self.atoms.copy_(shared_atoms(matrix, indices, count, self.padding_idx, weights))
 
 
 def selected_rows(table: DenseTable) -> SelectedTable:

@@ -12,8 +12,7 @@ from featherbed.optim.lazy import lazy_rows
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the file, resident bytes in serving, bytes in training, and parameters as in the
-    paper.
+    """Bytes of the file, resident in serving and in training, and parameters as in the paper.
 
     >>> Sizes(file=1000, resident=900, training=None, parameters=250, dense=8000).ratio
     8.0
@@ -24,9 +23,8 @@ class Sizes:
     training: int | None
     parameters: int
     dense: int  # bytes of the dense float32 table
-    code_bits: float | None = (
-        None  # N D log2 K of learnt codes, as their papers count (packed: ceil(log2 K) bits a code)
-    )
+    # N D log2 K of learnt codes, as their papers count (packed: ceil(log2 K) bits a code)
+    code_bits: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -43,8 +41,6 @@ def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of parameters, gradients, buffers and optimizer state (after a step).
 
     Row-sparse gradients and the records of lazily updated rows count with their own size.
-
-    A row-sparse gradient counts as what it is; what tells how far each row has come counts too.
     """
     total = sum(buffer.nbytes for buffer in module.buffers())
     for parameter in module.parameters():

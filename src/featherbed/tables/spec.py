@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 from torch import Tensor
@@ -12,37 +11,18 @@ from featherbed import tables
 from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
 from featherbed.specs import split_spec
-from featherbed.tables.composed import Composer
-from featherbed.tables.guide import Online
+from featherbed.tables.kd import Composer
+from featherbed.tables.parts.guides import Online
+from featherbed.tables.parts.relaxations import Softmax, StraightThrough, Temperature
 from featherbed.tables.product import Matching
-from featherbed.tables.relax import Softmax, StraightThrough, Temperature
-from featherbed.tables.table import Table
+from featherbed.tables.table import Table, keywords
 
 METHODS: tuple[type[Table], ...] = tuple(  # every table class of the public list
     getattr(tables, name) for name in dir(tables) if name.endswith("Table") and name != "Table"
 )
-
-_KINDS: tuple[Any, ...] = (
-    HalfNormal,
-    Xavier,
-    RandomBasis,
-    Softmax,
-    StraightThrough,
-    Temperature,
-    Online,
-    Composer,
-    Matching,
-)
-UNWRITABLE = (
-    "self",
-    "num_embeddings",
-    "embedding_dim",
-    "generator",
-    "dtype",
-    "device",
-    "counts",
-)
-BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in _KINDS}
+_RANDOM = (HalfNormal, Xavier, RandomBasis)
+_CODED = (Softmax, StraightThrough, Temperature, Online, Composer, Matching)
+BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*_RANDOM, *_CODED)}
 
 
 def method_name(method: type[Table]) -> str:
@@ -71,12 +51,7 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
         raise ArgumentError(
             f"{name!r} in spec {spec!r} is no table: use one of {', '.join(sorted(methods))}"
         )
-    parameters = inspect.signature(method.__init__).parameters
-    accepted = {
-        keyword: str(parameter.annotation)
-        for keyword, parameter in parameters.items()
-        if keyword not in UNWRITABLE
-    }
+    accepted = {name: str(given.annotation) for name, given in keywords(method).items()}
     fields = {
         field.name: (group, str(field.type))
         for group, default in method.groups.items()
@@ -107,31 +82,30 @@ def make_table(spec: str, num_embeddings: int, embedding_dim: int, **extra: Any)
     >>> make_table("lowrank:rank=4", 1000, 16)
     LowRankTable(1000, 16, rank=4)
     """
-    method, settings = parse_spec(spec)
-    return _call(method, spec, num_embeddings, embedding_dim, {**settings, **extra})
+    method, settings = _complete(spec, extra)
+    return method(num_embeddings, embedding_dim, **settings)
 
 
-def table_from_dense(spec: str, matrix: Tensor, **extra: Any) -> Table:
+def table_from_dense(
+    spec: str, matrix: Tensor, padding_idx: int | None = None, **extra: Any
+) -> Table:
     """Create the table of a spec, fitted to ``matrix``.
 
     >>> import torch
     >>> table_from_dense("quantized:bits=8", torch.eye(4))
     QuantizedTable(4, 4, bits=8, scales='row')
     """
+    method, settings = _complete(spec, {"padding_idx": padding_idx, **extra})
+    return method.from_dense(matrix, **settings)
+
+
+def _complete(spec: str, extra: dict[str, Any]) -> tuple[type[Table], dict[str, Any]]:
+    """Return the class and all keywords of a spec, or raise an error if one is missing."""
     method, settings = parse_spec(spec)
-    _missing(method, spec, {**settings, **extra})
-    return method.from_dense(matrix, **{**settings, **extra})
-
-
-def _call(method: type[Table], spec: str, rows: int, dim: int, settings: dict[str, Any]) -> Table:
-    _missing(method, spec, settings)
-    return method(rows, dim, **settings)
-
-
-def _missing(method: type[Table], spec: str, settings: dict[str, Any]) -> None:
-    for name, parameter in inspect.signature(method.__init__).parameters.items():
-        needed = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-        if needed and name not in settings:
+    settings |= extra
+    for name, parameter in keywords(method).items():
+        if parameter.default is parameter.empty and name not in settings:
             raise ArgumentError(
                 f"spec {spec!r} needs {name}=...: for example {method_name(method)}:{name}=50"
             )
+    return method, settings

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from featherbed.anchors.random import AnchorInit
 from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError, FeatherbedWarning, IdError, NotPackable
 from featherbed.ops import bag_of, check_ids
+from featherbed.optim.exempt import Exempt
 from featherbed.packed.band import Band
 from featherbed.packed.table import PackedTable
-from featherbed.tables.capabilities import Capabilities
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import computed
+from featherbed.tables.rows import RowModule
 from featherbed.tables.sizes import Sizes, measure
 
+UNWRITABLE = ["self", "num_embeddings", "embedding_dim", "generator", "dtype", "device", "counts"]
+SCALE_SAMPLE = 4096  # rows whose standard deviation is measured
 BLOCK_ELEMENTS = 1 << 22  # elements of the dense table that logits may hold at once
 
 
-class Table(Capabilities):
+class Table(RowModule):
     """``num_embeddings`` rows of width ``embedding_dim``, called with ids of any shape like
     nn.Embedding.
 
     A method defines the composition of a row in ``codes`` and its storage in ``bands``; look-up,
     bags, logits, sizes and the packed form follow. The row at ``padding_idx`` is zero and has no
-    gradient.
+    gradient. Its capabilities have defaults for a table without special features.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(1000, 16, anchors=8)
@@ -47,6 +52,18 @@ class Table(Capabilities):
     groups: ClassVar[dict[str, Any]] = {}  # keyword -> default of the small object it takes
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
     weighs_rows: ClassVar[bool] = True  # False: fit_dense raises where weights are given
+    # capabilities: what training loops ask of a table, or of the class that a spec names
+    has_anchors: ClassVar[bool] = False  # rows weigh anchors: `transform` [V, K or slots], `atoms`
+    sparse_codes: ClassVar[bool] = False  # a weight of zero leaves its atom out of the row
+    selects_rows: ClassVar[bool] = False  # keeps a number of rows, those of the largest `counts`
+    is_dense: ClassVar[bool] = False  # every row is stored as it is
+    rows_alike: ClassVar[bool] = True  # False: ids are sorted or counted (the most popular first)
+    grows: ClassVar[bool] = False  # fb.Growth adds and removes atoms
+    relaxes_rows: ClassVar[bool] = False  # forward in training may differ from lookup (noise ...)
+    nonnegative: bool = False  # penalized weights are kept at zero and above
+    slots: int | None = None  # maximum number of weights of a row, where a method limits it
+    on_training: Callable[[], None] | None = None  # called before rows are looked up in training
+    on_gradient: Callable[[Tensor], None] | None = None  # called with the gradients of rows
 
     def __init__(
         self,
@@ -118,9 +135,13 @@ class Table(Capabilities):
         """The dense table, computed on access and read-only (``fit_dense`` sets rows)."""
         return computed(self.dense_rows(), type(self).__name__)
 
+    def all_ids(self) -> Tensor:  # int64 [V]
+        """Return the ids 0 to V - 1, on the device of the table."""
+        return torch.arange(self.num_embeddings, device=self.device)
+
     def dense_rows(self) -> Tensor:  # [V, d]
         """Compute all rows."""
-        return self.lookup(torch.arange(self.num_embeddings, device=self.device))
+        return self.lookup(self.all_ids())
 
     def bag(
         self,
@@ -131,9 +152,7 @@ class Table(Capabilities):
         mode: str = "sum",
         include_last_offset: bool = False,
     ) -> Tensor:  # [B, d]
-        """Pool rows into bags like nn.EmbeddingBag: Σ_i w_i row(i), or the mean without padding
-        ids.
-        """
+        """Pool rows into bags like nn.EmbeddingBag: Σ_i w_i row(i), or their mean."""
         if mode not in ("sum", "mean"):
             raise ArgumentError(f"mode={mode!r}: bags are pooled by sum or mean")
         if per_sample_weights is not None and mode != "sum":
@@ -160,14 +179,11 @@ class Table(Capabilities):
                 f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.dim()}-D ids"
             )
         ids = check_ids(ids, self.num_embeddings).reshape(-1)
-        pooled = self.pooled(
-            ids, owner, bags, None if per_sample_weights is None else per_sample_weights.reshape(-1)
-        )
+        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        pooled = self.pooled(ids, owner, bags, weights)
         if mode == "sum":
             return pooled
-        counted = (
-            torch.ones_like(ids) if self.padding_idx is None else (ids != self.padding_idx).long()
-        )
+        counted = (ids != (-1 if self.padding_idx is None else self.padding_idx)).long()
         sizes = torch.zeros(bags, dtype=torch.int64, device=ids.device).index_add(0, owner, counted)
         return pooled / sizes.clamp(min=1)[:, None].to(pooled.dtype)
 
@@ -220,16 +236,14 @@ class Table(Capabilities):
             total = scores @ codes.values.to(flat.dtype).T
         else:
             total = flat.new_zeros(flat.shape[0], self.num_embeddings)
-            for j in range(codes.indices.shape[1]):
-                part = scores.index_select(1, codes.indices[:, j])
-                total = total + (
-                    part if codes.values is None else part * codes.values[:, j].to(flat.dtype)
-                )
+            for j, index in enumerate(codes.indices.unbind(1)):
+                part = scores.index_select(1, index)
+                if codes.values is not None:
+                    part = part * codes.values[:, j].to(flat.dtype)
+                total = total + part
         return self.mask_padding(ids, total.T).T if self.padding_idx is not None else total
 
-    def _block_logits(
-        self, flat: Tensor, start: int, stop: int
-    ) -> Tensor:  # [n, d] -> [n, stop - start]
+    def _block_logits(self, flat: Tensor, start: int, stop: int) -> Tensor:  # [n, d] -> [n, block]
         def score(queries: Tensor) -> Tensor:
             rows = self.lookup(torch.arange(start, stop, device=queries.device))
             return queries @ rows.to(queries.dtype).T
@@ -256,9 +270,8 @@ class Table(Capabilities):
     def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
         """Return the four sizes: file, resident, training (with optimizer state) and parameters."""
         packed = self.pack()
-        file = sum(packed.sizes_by_part().values())
         return Sizes(
-            file=file,
+            file=sum(packed.sizes_by_part().values()),
             resident=packed.nbytes,
             training=None if optimizer is None else measure(self, optimizer),
             parameters=self.parameter_count(),
@@ -272,14 +285,11 @@ class Table(Capabilities):
         if isinstance(matrix, np.ndarray):
             matrix = torch.from_numpy(matrix)
         if not isinstance(matrix, Tensor):
-            raise ArgumentError(
-                f"from_dense takes a matrix [V, d], got {type(matrix).__name__} (of a module, give "
-                "its weight)"
-            )
+            given = f"{type(matrix).__name__} (of a module, give its weight)"
+            raise ArgumentError(f"from_dense takes a matrix [V, d], got {given}")
         if matrix.dim() != 2:
-            raise ArgumentError(
-                f"from_dense takes a matrix [V, d], got shape {tuple(matrix.shape)}"
-            )
+            shape = tuple(matrix.shape)
+            raise ArgumentError(f"from_dense takes a matrix [V, d], got shape {shape}")
         if not matrix.is_floating_point():
             raise ArgumentError(f"from_dense takes a float matrix, got {matrix.dtype}")
         if not bool(torch.isfinite(matrix).all()):
@@ -304,8 +314,7 @@ class Table(Capabilities):
             return matrix
         warnings.warn(
             f"row {padding} of the matrix is the padding row of this {type(self).__name__}, which "
-            "is zero: "
-            "its numbers are dropped (fb.DenseTable keeps them)",
+            "is zero: its numbers are dropped (fb.DenseTable keeps them)",
             FeatherbedWarning,
             stacklevel=3,
         )
@@ -338,23 +347,125 @@ class Table(Capabilities):
         ``weights`` are the weights of the rows' squared errors, equal by default.
         """
 
+    @abstractmethod
+    def parameter_count(self) -> int:
+        """Count parameters as the method's paper does."""
+
+    def code_bits(self) -> float | None:
+        """Return the bits of learned codes as their papers count them, None without codes."""
+        return None
+
+    def code_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that only choose codes (own optimizer, no clipping)."""
+        return []
+
+    def auxiliary(self) -> Tensor | None:
+        """Return the method's loss term for the rows looked up since the last call, or None."""
+        return None
+
+    @property
+    def anchor_count(self) -> int:
+        """Number of anchors, 0 for tables without any."""
+        return 0
+
+    @property
+    def penalized(self) -> tuple[nn.Parameter, ...]:
+        """Parameters whose entries an L1 penalty or an ``fb.Budget`` makes sparse."""
+        return ()
+
+    @property
+    def penalized_rows(self) -> tuple[nn.Parameter, ...]:
+        """Parameters [V, d] of which a group lasso (``fb.GroupL1``) may empty whole rows."""
+        return ()
+
+    @property
+    def weighted_codes(self) -> bool:
+        """Whether every row weighs all atoms of one dictionary: row = codes.values @ atoms."""
+        return False
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+        """(P [V, K], A [K, d]) if row(i) = P[i] A, (P [V, d], None) if row(i) = P[i], else None.
+
+        Compiled training loops read and step these parameters and nothing else, so a subclass that
+        changes rows or the loss is safe: ``factors`` is not inherited, it must be assigned again.
+        """
+        return None
+
+    def schedulers(self, steps: int) -> list[Any]:
+        """Return the objects to ``step()`` after the optimizer, in a loop of ``steps`` steps.
+
+        Each has ``reached`` (an epoch cannot be the best one before it is true), ``state_dict`` and
+        ``load_state_dict``.
+        """
+        return []
+
+    def pruned(self) -> Table:
+        """Return the table to pack after training, without rows emptied by a penalty."""
+        return self
+
+    def pruned_parameter_count(self) -> int:
+        """Count parameters like ``parameter_count``, without those of emptied rows."""
+        return self.parameter_count()
+
+    def health(self) -> Any:
+        """Return statistics on the use of learned codes (``fb.CodeHealth``), None without codes."""
+        return None
+
+    def anchor_objects(self) -> Tensor | None:  # int64 [K]
+        """Return the id that each anchor represents, None if some anchor represents none."""
+        return None
+
+    def related(self, graph: Any) -> Exempt:
+        """Return the (id, anchor) weights related by ``graph``, to exempt them from a penalty."""
+        raise ArgumentError(
+            f"{type(self).__name__} has no anchors that a graph could relate to its rows"
+        )
+
+    @classmethod
+    def anchor_sizes(cls, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the number of anchors in each set, given constructor settings."""
+        return ()
+
+    @classmethod
+    def init_settings(cls, inits: Sequence[AnchorInit]) -> dict[str, Any]:
+        """Return the constructor keywords that initialize each set of anchors."""
+        return {}
+
+    @classmethod
+    def settings_for(
+        cls, parameters: float, rows: int, dim: int, settings: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the setting that gives about ``parameters`` parameters, None if there is none."""
+        return None
+
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale freshly initialized rows to the standard deviation ``std``.
+
+        By default ``atoms`` are scaled by (std / std of rows)^(1/g), where g, the degree of the
+        rows in the atoms, is measured by halving the atoms. Normalized rows (g = 0) are left
+        unchanged.
+        """
+        atoms = getattr(self, "atoms", None)
+        if not isinstance(atoms, Tensor):
+            return
+        was_training = self.training
+        self.eval()
+        count = min(SCALE_SAMPLE, self.num_embeddings)
+        ids = torch.linspace(0, self.num_embeddings - 1, count, device=self.device).long()
+        before = float(self(ids).std())
+        atoms.mul_(0.5)
+        after = float(self(ids).std())
+        atoms.mul_(2.0)
+        degree = math.log2(before / after) if before > 0 and after > 0 else 0.0
+        if degree > 0.5:
+            atoms.mul_((std / before) ** (1 / degree))
+        self.train(was_training)
+
     def settings(self) -> dict[str, Any]:
         """Return the constructor's keywords and values, as shown by repr and file metadata."""
-        names = inspect.signature(type(self).__init__).parameters
-        hidden = (
-            "self",
-            "num_embeddings",
-            "embedding_dim",
-            "generator",
-            "dtype",
-            "device",
-            "counts",
-        )
-        return {
-            name: getattr(self, name)
-            for name in names
-            if name not in hidden and hasattr(self, name)
-        }
+        return {name: getattr(self, name) for name in keywords(type(self)) if hasattr(self, name)}
 
     def described(self) -> dict[str, Any]:
         """Return class and settings as plain values, for a file's metadata."""
@@ -374,6 +485,7 @@ class Table(Capabilities):
         return f"{self.num_embeddings}, {self.embedding_dim}{shown}"
 
 
-def to_numpy(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a tensor's values as a float32 array."""
-    return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
+def keywords(method: type[Table]) -> dict[str, inspect.Parameter]:
+    """Return the constructor keywords of a method that a spec can write, by name."""
+    parameters = inspect.signature(method.__init__).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in UNWRITABLE}

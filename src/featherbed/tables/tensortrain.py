@@ -24,9 +24,7 @@ FILLINGS = 10  # rounds in which a fit fills the places of ids beyond V for the 
 
 
 class TensorTrainTable(Table):
-    """row(i)[j_1, ..., j_c] = G_1[i_1, j_1] ... G_c[i_c, j_c], with matrices G_k[i_k, j_k] r_(k-1)
-    x
-    r_k.
+    """row(i)[j_1, ..., j_c] = G_1[i_1, j_1] ... G_c[i_c, j_c], matrices r_(k-1) x r_k.
 
     ``shape`` gives the bases of the digits i_1, ..., i_c of an id (the last changes fastest),
     ``dims`` those of the columns. Khrulkov et al. 2019, "Tensorized embedding layers for efficient
@@ -121,22 +119,17 @@ class TensorTrainTable(Table):
         """Multiply matrices; for many ids, first all cores but the last for all digits."""
         if torch.compiler.is_compiling() or ids.numel() < math.prod(self.shape[:-1]):
             return super().lookup(ids)
-        flat, last = ids.reshape(-1), self.shape[-1]
-        before = F.embedding(
-            torch.div(flat, last, rounding_mode="floor"), self._products(len(self.shape) - 1)
-        )
-        chosen = F.embedding(flat % last, self.cores[-1]).reshape(
-            len(flat), self.ranks[-2], self.dims[-1]
-        )
-        rows = (
-            before.reshape(len(flat), self.embedding_dim // self.dims[-1], self.ranks[-2]) @ chosen
-        )
+        flat, last, (width, rank) = ids.reshape(-1), self.shape[-1], (self.dims[-1], self.ranks[-2])
+        first = torch.div(flat, last, rounding_mode="floor")
+        before = F.embedding(first, self._products(len(self.shape) - 1))
+        chosen = F.embedding(flat % last, self.cores[-1]).reshape(-1, rank, width)
+        rows = before.reshape(-1, self.embedding_dim // width, rank) @ chosen
         return self.mask_padding(ids, rows.reshape(*ids.shape, self.embedding_dim))
 
     def dense_rows(self) -> Tensor:  # [V, d]
         """Compute all rows at once."""
         rows = self._products(len(self.shape))[: self.num_embeddings]
-        return self.mask_padding(torch.arange(self.num_embeddings, device=self.device), rows)
+        return self.mask_padding(self.all_ids(), rows)
 
     def _products(self, count: int) -> Tensor:  # [n_1 ... n_k, m_1 ... m_k r_k], k = count
         """Multiply the first cores for all combinations of digits."""
@@ -155,17 +148,16 @@ class TensorTrainTable(Table):
         """Raise an error: packed tables cannot multiply matrices."""
         raise NotPackable(
             "TensorTrainTable has no packed form, since its rows are products of matrices: keep "
-            "state_dict(), "
-            "or store its rows, fb.DenseTable.from_dense(table.weight.detach()).pack()"
+            "state_dict(), or store its rows, "
+            "fb.DenseTable.from_dense(table.weight.detach()).pack()"
         )
 
     def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Sizes:
         """Return the four sizes; without a file, file and resident are the cores in float32."""
         count = self.parameter_count()
         training = None if optimizer is None else measure(self, optimizer)
-        return Sizes(
-            4 * count, 4 * count, training, count, self.num_embeddings * self.embedding_dim * 4
-        )
+        dense = self.num_embeddings * self.embedding_dim * 4
+        return Sizes(4 * count, 4 * count, training, count, dense)
 
     def parameter_count(self) -> int:
         """Σ_k n_k m_k r_(k-1) r_k."""
@@ -175,8 +167,6 @@ class TensorTrainTable(Table):
         """TT-SVD (Oseledets 2011): error at most sqrt(c - 1) times the optimum.
 
         Rows cannot be weighted: a tensor train splits all of them at once.
-
-        Rows cannot be weighed: a tensor train splits all of them at once.
         """
         if weights is not None:
             raise ArgumentError(
@@ -215,28 +205,23 @@ def _factors(
     rows: int, width: int, shape: Sequence[int] | None, dims: Sequence[int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for name, given in (("shape", shape), ("dims", dims)):
-        if given is not None and (
-            isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2
-        ):
+        listed = isinstance(given, Sequence) and not isinstance(given, str)
+        if given is not None and (not listed or len(given) < 2):
             raise ArgumentError(
                 f"{name}={given!r}: give at least two whole numbers, or leave it out"
             )
     cores = len(shape if shape is not None else dims if dims is not None else range(CORES))
-    ids = tuple(
-        check_integer("shape", n) for n in (balanced(rows, cores) if shape is None else shape)
-    )
-    columns = tuple(
-        check_integer("dims", m) for m in (factored(width, cores) if dims is None else dims)
-    )
+    shape = balanced(rows, cores) if shape is None else shape
+    dims = factored(width, cores) if dims is None else dims
+    ids = tuple(check_integer("shape", n) for n in shape)
+    columns = tuple(check_integer("dims", m) for m in dims)
     if math.prod(ids) < rows:
         raise ArgumentError(
             f"shape={ids} holds {math.prod(ids)} ids: its product must be {rows} or more"
         )
     if math.prod(columns) != width:
-        raise ArgumentError(
-            f"dims={columns} have the product {math.prod(columns)}: it must be the row width, "
-            f"{width}"
-        )
+        product = f"dims={columns} have the product {math.prod(columns)}"
+        raise ArgumentError(f"{product}: it must be the row width, {width}")
     if len(ids) != len(columns):
         raise ArgumentError(
             f"shape={ids} and dims={columns} differ in length: give as many of one as of the other"

@@ -14,17 +14,14 @@ from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band, Members
 from featherbed.packed.codes import MOST_CODES, Hash, Identity, sparse_layout
-from featherbed.packed.matrix import Floats, Matrix
+from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
-from featherbed.tables.rows import empty_parameter
-from featherbed.tables.table import Table, to_numpy
+from featherbed.tables.rows import empty_parameter, to_numpy
+from featherbed.tables.table import Table
 
-STARTS = {
-    "row": 1.5,
-    "weight": -6.0,
-    "both": -6.0,
-}  # of log alpha: Chen et al. draw it from 0 to 3; log sigma is -3 elsewhere
+# initial log alpha: Chen et al. draw it from 0 to 3; log sigma is -3 elsewhere
+STARTS = {"row": 1.5, "weight": -6.0, "both": -6.0}
 LOUDEST = 8.0  # log alpha of the noise that is drawn, at most
 FLOOR = 1e-8  # added to squared means, so that an entry at 0 has a log alpha
 
@@ -132,21 +129,17 @@ class VariationalTable(Table):
         if not self.training or weight == 0:
             return None
         with torch.autocast(self.device.type, enabled=False):
-            parts = [
-                divergence(part).sum() for part in self._log_alphas(slice(None)) if part is not None
-            ]
+            parts = [divergence(part).sum() for part in self._log_alphas(slice(None))]
             return weight * torch.stack(parts).sum()
 
-    def _log_alphas(
-        self, ids: Tensor | slice
-    ) -> tuple[Tensor | None, Tensor | None]:  # -> [..., d], [..., 1]
-        """Return log α of entries and of rows, None where the noise has none."""
+    def _log_alphas(self, ids: Tensor | slice) -> list[Tensor]:  # [..., d] or [..., 1]
+        """Return log α of entries and of rows, as far as the noise has them."""
         if self.noise == "row":
-            return None, self.log_alpha[ids]
+            return [self.log_alpha[ids]]
         entries = _relative(self.log_variance[ids], self.rows[ids])
         if self.noise == "weight":
-            return entries, None
-        return entries, _relative(self.gate_log_variance[ids], self.gates[ids])
+            return [entries]
+        return [entries, _relative(self.gate_log_variance[ids], self.gates[ids])]
 
     def codes(self, ids: Tensor) -> Codes:
         """The values are the mean of the row, zero where pruned."""
@@ -154,9 +147,7 @@ class VariationalTable(Table):
         if self.noise == "both":
             rows = rows * F.embedding(ids, self.gates)
         with torch.no_grad():
-            cuts = [
-                _wide(part) >= self.threshold for part in self._log_alphas(ids) if part is not None
-            ]
+            cuts = [_wide(part) >= self.threshold for part in self._log_alphas(ids)]
         for cut in cuts:
             rows = rows.masked_fill(cut, 0.0)
         return Codes(None, rows, None)
@@ -168,21 +159,19 @@ class VariationalTable(Table):
         rows = F.embedding(ids, self.rows)
         if self.noise == "row":
             log_alpha = F.embedding(ids, self.log_alpha)
-            log_alpha = log_alpha - (log_alpha.detach() - LOUDEST).clamp(
-                min=0
-            )  # its gradient stays
+            excess = (log_alpha.detach() - LOUDEST).clamp(min=0)
+            log_alpha = log_alpha - excess  # its gradient stays
             rows = rows * (1 + _noise(log_alpha))
         else:
             rows = rows + _noise(F.embedding(ids, self.log_variance))
         if self.noise == "both":
-            rows = rows * (
-                F.embedding(ids, self.gates) + _noise(F.embedding(ids, self.gate_log_variance))
-            )
+            gate = _noise(F.embedding(ids, self.gate_log_variance))
+            rows = rows * (F.embedding(ids, self.gates) + gate)
         return self.mask_padding(ids, rows)
 
     def dense_rows(self) -> Tensor:  # [V, d]
         """Compute all rows, pruned; in training with noise."""
-        return self.training_rows(torch.arange(self.num_embeddings, device=self.device))
+        return self.training_rows(self.all_ids())
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Return hidden . row(i) for every id; in training with one draw of noise per row."""
@@ -212,7 +201,7 @@ class VariationalTable(Table):
         self.threshold = float(np.nextafter(np.float32(last), np.float32(np.inf)))
 
     def _means(self) -> Tensor:  # [V, d]
-        return self.lookup(torch.arange(self.num_embeddings, device=self.device))
+        return self.lookup(self.all_ids())
 
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Two bands: kept rows (dense or sparse entries, the smaller) and a zero row."""
@@ -223,18 +212,14 @@ class VariationalTable(Table):
         if not len(kept):
             return [rest]
         members = Members.of(kept, self.num_embeddings)
-        whole = Band(
-            len(kept), Identity(), dictionary=Matrix.encode(rows[kept], dictionary), members=members
-        )
+        stored = Matrix.encode(rows[kept], dictionary)
+        whole = Band(len(kept), Identity(), dictionary=stored, members=members)
         if layout == "all" or self.embedding_dim > MOST_CODES:
             return [whole, rest]
-        sparse = self._sparse(rows[kept], "ragged" if layout == "auto" else layout, values, members)
-        return [sparse if layout != "auto" or _bytes(sparse) < _bytes(whole) else whole, rest]
-
-    def _sparse(self, rows: Floats, layout: str, values: str, members: Members) -> Band:
-        codes, _ = sparse_layout(rows, layout, values)
+        codes, _ = sparse_layout(rows[kept], "ragged" if layout == "auto" else layout, values)
         units = Matrix.encode(np.eye(self.embedding_dim, dtype=np.float32), "float16")
-        return Band(len(rows), codes, None, units, members=members)
+        sparse = Band(len(kept), codes, None, units, members=members)
+        return [sparse if layout != "auto" or _bytes(sparse) < _bytes(whole) else whole, rest]
 
     def parameter_count(self) -> int:
         """Kept rows times d; with noise on weights, the number of kept entries."""

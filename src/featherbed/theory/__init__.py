@@ -1,8 +1,14 @@
 """Executable mathematics of the papers: priors, divergences, objectives, expected sharing."""
 
-from featherbed.theory.buffet import expected_dishes, left_ordered, log_probability, sample_buffet
+from featherbed.theory.buffet import (
+    expected_dishes,
+    left_ordered,
+    limit_cost,
+    log_probability,
+    prior_cost,
+    sample_buffet,
+)
 from featherbed.theory.divergences import Bregman, Gaussian, Multinomial
-from featherbed.theory.limit import limit_cost, prior_cost
 from featherbed.theory.objective import ObjectiveTable, Run, nbant_objective, objective_table
 from featherbed.theory.sharing import (
     Factors,

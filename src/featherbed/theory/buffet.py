@@ -1,6 +1,8 @@
 """The Indian Buffet Process: a prior over binary matrices with an unbounded number of columns.
 
 Customers (the objects of a table) choose dishes (its anchors): z_nk = 1 if customer n has dish k.
+In the limit of small label noise (small-variance asymptotics) the prior becomes a cost of weights
+and anchors.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.checks import check_integer, check_number
 from featherbed.errors import ArgumentError
+from featherbed.theory.objective import check_lambdas, nbant_objective
 
 
 def taken_dishes(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, K]
@@ -24,9 +27,8 @@ def taken_dishes(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, 
     try:
         given = np.asarray(selection)
     except ValueError:
-        raise ArgumentError(
-            "Z is a matrix [objects, anchors]; the rows given differ in length"
-        ) from None
+        wrong = "Z is a matrix [objects, anchors]; the rows given differ in length"
+        raise ArgumentError(wrong) from None
     if given.ndim != 2 or not len(given):
         raise ArgumentError(
             f"Z has shape {given.shape}: give a matrix [objects, anchors] with at least one object"
@@ -51,6 +53,12 @@ def left_ordered(selection: ArrayLike) -> NDArray[np.bool_]:  # [N, any] -> [N, 
     return np.asarray(taken[:, np.lexsort(~taken[::-1])])
 
 
+def _check(a: float, b: float, customers: int = 1) -> None:
+    check_integer("customers", customers)
+    check_number("a", a, above=0)
+    check_number("b", b, above=0)
+
+
 def sample_buffet(
     customers: int, a: float, b: float = 1.0, *, generator: np.random.Generator
 ) -> NDArray[np.bool_]:  # [N, K]
@@ -71,9 +79,7 @@ def sample_buffet(
            [0, 0, 1, 0, 1, 1, 0],
            [0, 0, 1, 0, 1, 1, 1]])
     """
-    check_integer("customers", customers)
-    check_number("a", a, above=0)
-    check_number("b", b, above=0)
+    _check(a, b, customers)
     takers = np.zeros(0, dtype=np.int64)  # m_k
     rows: list[NDArray[np.bool_]] = []
     for before in range(customers):
@@ -93,9 +99,7 @@ def expected_dishes(customers: int, a: float, b: float = 1.0) -> float:
     >>> expected_dishes(3, a=2.0)  # 2 (1 + 1/2 + 1/3)
     3.6666666666666665
     """
-    check_integer("customers", customers)
-    check_number("a", a, above=0)
-    check_number("b", b, above=0)
+    _check(a, b, customers)
     return float(a * np.sum(b / (b + np.arange(customers))))
 
 
@@ -111,8 +115,7 @@ def log_probability(selection: ArrayLike, a: float, b: float = 1.0) -> float:  #
     >>> round(math.exp(log_probability([[1], [0]], a=1.0)), 4)  # e^-1.5 / 2
     0.1116
     """
-    check_number("a", a, above=0)
-    check_number("b", b, above=0)
+    _check(a, b)
     return log_prior(selection, math.log(a), math.log(b))
 
 
@@ -132,7 +135,37 @@ def log_prior(selection: ArrayLike, log_a: float, log_b: float) -> float:  # [N,
     # Γ(N - m + b) / Γ(N + b) = Π_{j=1..m} 1 / (b + N - j); the Gamma functions themselves overflow,
     # and lose b beside N
     shares = sum(map(math.lgamma, takers.tolist())) - float(np.cumsum(logs)[takers - 1].sum())
-    same = sum(
-        math.lgamma(count + 1) for count in Counter(column.tobytes() for column in taken.T).values()
-    )
+    equal = Counter(column.tobytes() for column in taken.T).values()
+    same = sum(math.lgamma(count + 1) for count in equal)
     return float(dishes * (log_a + log_b) - same - expected + shares)
+
+
+def prior_cost(
+    selection: ArrayLike, lambda1: float, lambda2: float, beta: float
+) -> float:  # [V, K]
+    """Return -log p(Z) / beta for a = exp(-beta lambda1), b = exp(beta lambda2), in log space.
+
+    Liang et al. 2021, equations 12 and 15. It differs from ``limit_cost`` by (Σ_h log K_h! - Σ_k
+    log Γ(m_k)) / beta and by terms that vanish like exp(-beta lambda2).
+
+    >>> z = [[1, 1], [1, 0], [1, 0]]
+    >>> costs = (prior_cost(z, lambda1=0.5, lambda2=0.1, beta=beta) for beta in (10, 100, 1e6))
+    >>> [round(cost, 4) for cost in costs]
+    [1.2739, 1.1931, 1.2]
+    """
+    check_lambdas(lambda1, lambda2)
+    check_number("beta", beta, above=0)
+    return -log_prior(selection, -beta * lambda1, beta * lambda2) / beta
+
+
+def limit_cost(selection: ArrayLike, lambda1: float, lambda2: float) -> float:  # [V, K]
+    """Return the limit of ``prior_cost`` for large beta: lambda2 ||Z||_0 + (lambda1 - lambda2) K.
+
+    Liang et al. 2021, equations 15 to 18. K is the number of anchors in use.
+
+    >>> z = [[1, 1], [1, 0], [1, 0]]  # 4 weights, 2 anchors
+    >>> round(limit_cost(z, lambda1=0.5, lambda2=0.1), 4)
+    1.2
+    """
+    taken = taken_dishes(selection)
+    return nbant_objective(0.0, int(taken.sum()), taken.shape[1], lambda1, lambda2)

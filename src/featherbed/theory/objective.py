@@ -18,8 +18,7 @@ def check_lambdas(lambda1: float, lambda2: float) -> None:
     if not (is_number(lambda1) and is_number(lambda2) and lambda1 > lambda2 > 0):
         raise ArgumentError(
             f"lambda1={lambda1!r}, lambda2={lambda2!r}: give finite numbers with lambda1 > lambda2 "
-            "> 0; lambda2 is the price "
-            "of a weight, lambda1 that of an anchor and its first weight"
+            "> 0; lambda2 is the price of a weight, lambda1 that of an anchor and its first weight"
         )
 
 
@@ -85,45 +84,20 @@ class ObjectiveTable:
     @property
     def data(self) -> dict[str, Any]:
         """The table as plain lists and numbers, ready for JSON."""
-        rows = [
-            {**vars(run), "lambda2": lambda2, "objective": values}
-            for run, lambda2, values in zip(
-                self.runs, self.lambda2, self.values.tolist(), strict=True
-            )
-        ]
-        return {
-            "lambda1": list(self.lambda1),
-            "runs": rows,
-            "best": [self.runs[row].name for row in self.best],
-        }
+        rows = zip(self.runs, self.lambda2, self.values.tolist(), strict=True)
+        runs = [{**vars(run), "lambda2": own, "objective": values} for run, own, values in rows]
+        best = [self.runs[row].name for row in self.best]
+        return {"lambda1": list(self.lambda1), "runs": runs, "best": best}
 
     def __str__(self) -> str:
-        heads = [
-            "run",
-            "anchors",
-            "nnz(T)",
-            "loss",
-            "lambda2",
-            *(f"lambda1={value:g} " for value in self.lambda1),
-        ]
-        lines = [heads]
+        heads = ["run", "anchors", "nnz(T)", "loss", "lambda2"]
+        lines = [[*heads, *(f"lambda1={value:g} " for value in self.lambda1)]]
         for row, (run, lambda2) in enumerate(zip(self.runs, self.lambda2, strict=True)):
-            cells = [
-                f"{value:.5g}" + ("*" if row == best else " ")
-                for value, best in zip(self.values[row], self.best, strict=True)
-            ]
-            lines.append(
-                [
-                    run.name,
-                    f"{run.anchors:,}",
-                    f"{run.nonzeros:,}",
-                    f"{run.loss:.5g}",
-                    f"{lambda2:g}",
-                    *cells,
-                ]
-            )
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        first, *others = widths
+            counts = [f"{run.anchors:,}", f"{run.nonzeros:,}", f"{run.loss:.5g}", f"{lambda2:g}"]
+            cells = zip(self.values[row], self.best, strict=True)
+            marked = [f"{value:.5g}" + ("*" if row == best else " ") for value, best in cells]
+            lines.append([run.name, *counts, *marked])
+        first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
         return "\n".join(
             "  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip()
             for line in lines
@@ -166,6 +140,5 @@ def objective_table(
         [nbant_objective(run.loss, run.nonzeros, run.anchors, price, weight) for price in prices]
         for run, weight in zip(found, own, strict=True)
     ]
-    return ObjectiveTable(
-        found, tuple(map(float, prices)), tuple(map(float, own)), np.array(values)
-    )
+    columns = tuple(map(float, prices)), tuple(map(float, own))
+    return ObjectiveTable(found, *columns, np.array(values))

@@ -76,15 +76,11 @@ class Transition:
             )
         self.free = np.ones(self.rows)
         self.free[ids_of("exclude", list(exclude), self.rows)] = 0.0
-        self.neighbours = (
-            None
-            if graph is None
-            else graph.matrix.astype(np.float64).multiply(self.free[None, :]).tocsr()
-        )
-        total = float(self.free.sum())  # N
-        count = (
-            np.zeros(self.rows) if self.neighbours is None else self.neighbours @ self.free
-        )  # n_j
+        total, count, self.neighbours = float(self.free.sum()), np.zeros(self.rows), None  # N, n_j
+        if graph is not None:
+            weighted = graph.matrix.astype(np.float64).multiply(self.free[None, :])
+            self.neighbours = weighted.tocsr()
+            count = self.neighbours @ self.free
         changes = self.free * self.p if total > 1 else np.zeros(self.rows)
         if mixture:
             self.every, self.near = changes / (rho * total), changes * (1 - 1 / rho) / (count + 1)
@@ -116,14 +112,11 @@ class Transition:
                 f"ids {places.shape}, losses {given.shape}: give ids [n] and the losses [n, "
                 f"{self.rows}] of all"
             )
-        found: Array = self.own[places] * given[np.arange(len(places)), places] + self.every[
-            places
-        ] * (given @ self.free)
+        kept = self.own[places] * given[np.arange(len(places)), places]
+        found: Array = kept + self.every[places] * (given @ self.free)
         if self.neighbours is not None:
-            found += (
-                self.near[places]
-                * np.asarray(self.neighbours[places].multiply(given).sum(axis=1)).ravel()
-            )
+            near = np.asarray(self.neighbours[places].multiply(given).sum(axis=1)).ravel()
+            found += self.near[places] * near
         return found
 
     @property
@@ -165,19 +158,13 @@ class Factors:
         mean: float = 0.0,
     ) -> None:
         left, right = numbers("users", users), numbers("items", items)
-        if (
-            left.ndim != 2
-            or right.ndim != 2
-            or left.shape[1] != right.shape[1]
-            or not (left.size and right.size)
-        ):
+        matrices = left.ndim == right.ndim == 2 and left.size and right.size
+        if not matrices or left.shape[1] != right.shape[1]:
             raise ArgumentError(
                 f"users {left.shape} and items {right.shape}: give two matrices of one width, "
                 "[rows, d]"
             )
-        if not is_number(mean):
-            raise ArgumentError(f"mean={mean!r}: give a finite number, 0 for none")
-        self.users, self.items, self.mean = left, right, float(mean)
+        self.users, self.items, self.mean = left, right, check_number("mean", mean)
         if biases is not None:
             given = [numbers("biases", side) for side in biases]
             shapes = [side.shape for side in given]
@@ -205,34 +192,32 @@ class Factors:
                 f"users {j.shape}, items {i.shape}, ratings {y.shape}: give one of each for a "
                 "sample, [n]"
             )
-        laws = (
-            share_users or Transition(len(self.users), 0.0),
-            share_items or Transition(len(self.items), 0.0),
+        of_users, of_items = (
+            law or Transition(len(rows), 0.0)
+            for law, rows in ((share_users, self.users), (share_items, self.items))
         )
-        for name, law, rows in zip(
-            ("users", "items"), laws, (len(self.users), len(self.items)), strict=True
-        ):
-            if law.rows != rows:
-                raise ArgumentError(f"share_{name} is over {law.rows} ids, there are {rows} {name}")
-        found = y * (y - 2 * dots(laws[0].expected(self.users), j, laws[1].expected(self.items), i))
-        for a in range(
-            self.users.shape[1]
-        ):  # row a of u uᵀ, from the diagonal on: the rest is there twice
+        for name, law, rows in (("users", of_users, self.users), ("items", of_items, self.items)):
+            if law.rows != len(rows):
+                raise ArgumentError(
+                    f"share_{name} is over {law.rows} ids, there are {len(rows)} {name}"
+                )
+        found = y * (
+            y - 2 * dots(of_users.expected(self.users), j, of_items.expected(self.items), i)
+        )
+        for a in range(self.users.shape[1]):  # row a of u uᵀ, from the diagonal on
             left, right = (e[:, a:] * e[:, a : a + 1] for e in (self.users, self.items))
-            left[:, 1:] *= 2
-            found += dots(laws[0].expected(left), j, laws[1].expected(right), i)
+            left[:, 1:] *= 2  # the matrix is symmetric
+            found += dots(of_users.expected(left), j, of_items.expected(right), i)
         return np.maximum(found, 0.0)  # below 0 by rounding only
 
 
 def label_smoothing(p: float, classes: int, *, include_self: bool = False) -> float:
-    """Return the label smoothing eps that equals sharing targets (SSE-SE) in expectation: p V / (V
-    -
-    1).
+    """Return the label smoothing eps that equals sharing targets (SSE-SE) in expectation.
 
         (1 - p) (-log P_y) + p / (V - 1) Σ_{k != y} (-log P_k)
           = (1 - eps) (-log P_y) + eps / V Σ_k (-log P_k)
 
-    The right-hand side is torch's ``cross_entropy(label_smoothing=eps)``. If the old class is among
+    with eps = p V / (V - 1). The right-hand side is torch's ``cross_entropy(label_smoothing=eps)``. If the old class is among
     the candidates, eps is p itself. Beyond p = (V - 1) / V, where targets are uniform, eps is above
     1 and torch has no such smoothing.
 
@@ -285,12 +270,8 @@ def rademacher_draws(
         part = flat[start : start + BLOCK]
         for first in range(0, draws, 64):
             some = min(64, draws - first)
-            bits = np.unpackbits(
-                np.frombuffer(generator.bytes(some * -(-len(part) // 8)), np.uint8).reshape(
-                    some, -1
-                ),
-                axis=1,
-            )
+            drawn = np.frombuffer(generator.bytes(some * -(-len(part) // 8)), np.uint8)
+            bits = np.unpackbits(drawn.reshape(some, -1), axis=1)
             found[first : first + some] += (2.0 * bits[:, : len(part)] - 1.0) @ part
     return np.abs(found).reshape(draws, *given.shape[1:]) / len(given)
 
@@ -324,11 +305,8 @@ def bias_term(
         )
     count = len(first) if samples is None else check_integer("samples", samples)
     share = np.full(len(first), 1 / len(first)) if weights is None else numbers("weights", weights)
-    if (
-        share.shape != first.shape
-        or (share < 0).any()
-        or not math.isclose(share.sum(), 1.0, abs_tol=1e-6)
-    ):
+    proper = share.shape == first.shape and not (share < 0).any()
+    if not proper or not math.isclose(share.sum(), 1.0, abs_tol=1e-6):
         raise ArgumentError(
             "weights are the cases' probabilities: give one of at least 0 for each, with a sum of 1"
         )
@@ -362,19 +340,12 @@ def excess_risk_bound(
     >>> excess_risk_bound(1.0, 2.0, 3.0, u=2.0, samples=100, width=1.0)
     (42.0, 0.1353352832366127)
     """
-    for name, value in (
-        ("bias", bias),
-        ("complexity_loss", complexity_loss),
-        ("complexity_noise", complexity_noise),
-        ("u", u),
-    ):
+    given = {"bias": bias, "complexity_loss": complexity_loss, "u": u}
+    for name, value in {**given, "complexity_noise": complexity_noise}.items():
         check_number(name, value, minimum=0)
     check_number("width", width, above=0)
-    excess = (
-        2 * bias
-        + 4 * (complexity_loss + complexity_noise)
-        + math.sqrt(check_integer("samples", samples)) * u
-    )
+    root = math.sqrt(check_integer("samples", samples))
+    excess = 2 * bias + 4 * (complexity_loss + complexity_noise) + root * u
     return excess, math.exp(-((u / width) ** 2) / 2)
 
 

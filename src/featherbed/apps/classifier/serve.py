@@ -211,6 +211,22 @@ class Classifier:
         offsets = np.cumsum([0, *map(len, encoded)])
         return [self._rank(row, k) for row in self.probabilities(np.concatenate(encoded), offsets)]
 
+    def word_effects(self, text: str, most: int = 200) -> list[tuple[str, float]]:
+        """Return each of the first ``most`` words of a text and what it adds to the answer.
+
+        That is p(class | text) - p(class | text without the word), for the text's own class.
+        """
+        words, ids = self.encoder.tokens(text)[:most], self.encoder.ids(text)[:most]
+        if not len(ids):
+            raise ArgumentError(f"{text[:40]!r} holds no word: give some text")
+        if len(ids) == 1:  # nothing to compare with
+            return [(words[0], 0.0)]
+        shorter = [np.delete(ids, at) for at in range(len(ids))]
+        offsets = np.cumsum([0, len(ids), *map(len, shorter)])
+        found = self.probabilities(np.concatenate([ids, *shorter]), offsets)
+        best = int(found[0].argmax())
+        return list(zip(words, (found[0, best] - found[1:, best]).tolist(), strict=True))
+
     def unknown(self, text: str) -> list[str]:
         """Return the unknown words of a text, each once; subwords are always known."""
         if self.vocabulary is None:

@@ -126,12 +126,21 @@ class ParameterStep:
         return [c.decay, c.rate, c.keep, c.add, c.second, c.eps, c.correction, threshold, coupled]
 
     def mask_address(self) -> int:
-        """Return the address of the mask of entries that may be nonzero, 0 without a mask."""
-        kept = None if self.penalty is None else self.penalty.kept
-        if kept is not self._mask_source:
-            self._mask_source = kept
-            self.mask = None if kept is None else np.ascontiguousarray(kept.numpy()).view(np.uint8)
-        return 0 if self.mask is None else self.mask.ctypes.data
+        """Return the address of the flags of entries (see ``kernels.arithmetic.step``), or 0."""
+        if self.penalty is None or (self.penalty.kept is None and self.penalty.exempt is None):
+            return 0
+        if self.mask is None or self.penalty.kept is not self._mask_source:
+            self._mask_source = kept = self.penalty.kept
+            flags = (
+                torch.ones_like(self.parameter, dtype=torch.uint8)
+                if kept is None
+                else kept.to(torch.uint8)
+            )
+            if self.penalty.exempt is not None:
+                places = self.penalty.exempt.places(None)
+                flags[places] *= 2
+            self.mask = flags.numpy()
+        return self.mask.ctypes.data
 
 
 class Side:

@@ -31,9 +31,8 @@ class History:
 
     def __init__(self, beta: float) -> None:
         self.beta, self.begin, self.now = beta, 0, 0
-        self.reach = (
-            0 if beta == 0 else math.ceil(math.log(NEGLIGIBLE) / math.log(beta))
-        )  # steps a momentum matters
+        # steps a momentum matters
+        self.reach = 0 if beta == 0 else math.ceil(math.log(NEGLIGIBLE) / math.log(beta))
         self.powers: Numbers = beta ** np.arange(self.reach + 1, dtype=np.float64)
         self.last = 0.0, 1.0  # threshold and move of the last step that moved
         self.table: Numbers = np.zeros((FIRST, 8))  # the numbers of a step lie on one cache line

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import featherbed.optim.lazy.native as native
 from featherbed.errors import ArgumentError
-from featherbed.optim.lazy.rows import RECORDS
+from featherbed.optim.lazy.rows import RECORDS, UNBOUND
 
 
 def _settled(weight: Tensor, ids: Tensor, number: int) -> Tensor:
@@ -53,9 +55,8 @@ def row_gradient(
     gradient: Tensor, ids: Tensor, count: int
 ) -> Tensor:  # [..., s], int64 [...] -> sparse [V, s]
     """Return the row-sparse gradient of a look-up."""
-    return _row_sparse(
-        ids.reshape(-1).clone(), gradient.reshape(ids.numel(), gradient.shape[-1]).clone(), count
-    )
+    rows = gradient.reshape(ids.numel(), gradient.shape[-1])
+    return _row_sparse(ids.reshape(-1).clone(), rows.clone(), count)
 
 
 @row_gradient.register_fake
@@ -101,64 +102,37 @@ def slot_rows(
     Every distinct id is settled and composed once: ``found`` [n] (``count`` [1] of them), their
     values and support [n, s], and ``index`` [n] of each id among them.
     """
-    if native.serves(weight, atoms) and (weights is None or native.serves(weights)):
+    n, slots = len(ids), weight.shape[1]
+    if native.serves(weight, atoms, weights):
         found, index, some = native.distinct(ids.contiguous())
-        values, parts = (
-            weight.new_empty(len(ids), weight.shape[1]),
-            ids.new_empty(len(ids), weight.shape[1], dtype=torch.int32),
-        )
-        lazy, settled, own = RECORDS.get(number), values[:some], found[:some]
-        if lazy is None or not lazy.lags(weight):
-            settled.copy_(weight.detach()[own])
-        elif lazy.state is not None and lazy.state.kind is not None:
-            native.settle_rows(lazy, own, write=False, into=settled)
+        values, parts = weight.new_empty(n, slots), ids.new_empty(n, slots, dtype=torch.int32)
+        lazy, own, settled = RECORDS.get(number), found[:some], values[:some]
+        if lazy is not None and lazy.lags(weight) and lazy.compiled():
+            native.settle_rows(lazy, own, into=settled)
         else:
-            settled.copy_(lazy.read(own))
+            settled.copy_(_settled(weight, own, number))
         if padding >= 0:
-            settled.numpy()[own.numpy() == padding] = 0.0
+            settled[own == padding] = 0.0
         bounds = None if owner is None else torch.searchsorted(owner, torch.arange(bags + 1))
         out = native.slot_rows(support, own, settled, atoms, parts[:some], index, bounds, weights)
         return out, found, torch.tensor([some]), index, values, parts
-    found, index = torch.unique(ids, return_inverse=True)
-    values = _settled(weight, found, number)
-    if padding >= 0:
-        values.masked_fill_((found == padding)[:, None], 0.0)
-    parts = support[found].int()
-    out = _pooled(_composed(parts, values, atoms), index, owner, weights, bags)
-    count, wide = torch.tensor([len(found)]), len(ids)
-    return (
-        out,
-        _padded(found, wide),
-        count,
-        index.int(),
-        _padded(values, wide),
-        _padded(parts, wide),
-    )
+    own, index = torch.unique(ids, return_inverse=True)
+    settled = _settled(weight, own, number).masked_fill((own == padding)[:, None], 0.0)
+    named = support[own].int()
+    out = _pooled(_composed(named, settled, atoms), index, owner, weights, bags)
+    found, values, parts = (_padded(rows, n) for rows in (own, settled, named))
+    return out, found, torch.tensor([len(own)]), index.int(), values, parts
 
 
 @slot_rows.register_fake
 def _(
-    weight: Tensor,
-    support: Tensor,
-    atoms: Tensor,
-    ids: Tensor,
-    owner: Tensor | None,
-    weights: Tensor | None,  # noqa: ARG001
-    bags: int,
-    padding: int,  # noqa: ARG001
-    number: int,  # noqa: ARG001
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    weight: Tensor, support: Tensor, atoms: Tensor, ids: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    owner, _, bags, *_ = rest
     n, slots = len(ids), support.shape[1]
     out = atoms.new_empty(n if owner is None else bags, atoms.shape[1])
-    found, count, index = ids.new_empty(n), ids.new_empty(1), ids.new_empty(n, dtype=torch.int32)
-    return (
-        out,
-        found,
-        count,
-        index,
-        weight.new_empty(n, slots),
-        ids.new_empty(n, slots, dtype=torch.int32),
-    )
+    index, parts = (ids.new_empty(shape, dtype=torch.int32) for shape in ((n,), (n, slots)))
+    return out, ids.new_empty(n), ids.new_empty(1), index, weight.new_empty(n, slots), parts
 
 
 def _composed(parts: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
@@ -193,33 +167,22 @@ def slot_gradients(
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # sparse [V, s], [K, d], [n] or empty
     """Return the gradients of weight, atoms and the weights of a bag."""
-    some = int(count)
-    found, values, parts, gradient = (
-        found[:some],
-        values[:some],
-        parts[:some],
-        gradient.contiguous(),
+    some, lazy = int(count), RECORDS.get(number)
+    found, values, parts = found[:some], values[:some], parts[:some]
+    gradient, slots = gradient.contiguous(), None if lazy is None else lazy.slots
+    keep = lazy is not None and slots is not None and lazy.state is not UNBOUND
+    keep = keep and slots.collects(lazy.weight, lazy.steps)  # type: ignore[union-attr]
+    inputs = (parts, values, atoms, gradient, index, owner, weights)
+    quick = native.serves(gradient, atoms, values, weights)
+    to_values, to_atoms, total = (
+        native.slot_gradients(*inputs, keep) if quick else _gradients(*inputs)
     )
-    quick = native.serves(gradient, atoms, values) and (weights is None or native.serves(weights))
-    lazy = RECORDS.get(number)
-    slots = None if lazy is None else lazy.slots
-    keep = False
-    if slots is not None and lazy is not None and lazy.state is not None:
-        keep = slots.collects(lazy.weight, lazy.steps)
-    if quick:
-        to_values, to_atoms, total = native.slot_gradients(
-            parts, values, atoms, gradient, index, owner, weights, keep
-        )
-    else:
-        to_values, to_atoms, total = _gradients(
-            parts, values, atoms, gradient, index, owner, weights
-        )
     if padding >= 0:
         there = (found == padding).nonzero()[:, 0]
         to_values[there] = 0.0
-        if keep and total is not None:
+        if keep:
             total[there] = 0.0
-    if keep and slots is not None and total is not None:
+    if keep and slots is not None:
         slots.collected.append((found, total, to_values.clone()))
     to_weights = gradient.new_empty(0)
     if of_weights and owner is not None:
@@ -228,31 +191,12 @@ def slot_gradients(
             to_weights = native.weight_gradients(rows, index, gradient, owner)
         else:
             to_weights = (rows[index.long()] * gradient[owner]).sum(-1)
-    if not some:
-        to_values = (
-            to_values.clone()
-        )  # torch resizes an empty gradient, which memory numpy has seen forbids
-    ids, shape = found.clone()[None], (total_rows, to_values.shape[1])
-    sparse = torch.sparse_coo_tensor(ids, to_values, shape, check_invariants=False)
-    return sparse, to_atoms, to_weights
+    return _row_sparse(found.clone(), to_values, total_rows), to_atoms, to_weights
 
 
 @slot_gradients.register_fake
-def _(
-    gradient: Tensor,
-    atoms: Tensor,
-    found: Tensor,
-    count: Tensor,  # noqa: ARG001
-    index: Tensor,
-    values: Tensor,
-    parts: Tensor,  # noqa: ARG001
-    owner: Tensor | None,  # noqa: ARG001
-    weights: Tensor | None,  # noqa: ARG001
-    of_weights: bool,
-    padding: int,  # noqa: ARG001
-    total_rows: int,
-    number: int,  # noqa: ARG001
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, atoms: Tensor, found: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    _, index, values, *_, of_weights, _, total_rows, _ = rest
     to_weights = gradient.new_empty(len(index) if of_weights else 0)
     return _row_sparse(found, values, total_rows), torch.empty_like(atoms), to_weights
 
@@ -288,18 +232,8 @@ def _slot_backward(ctx: object, gradient: Tensor, *_: Tensor) -> tuple[Tensor | 
     of_weights = weights is not None and weights.requires_grad
     padding, rows, number = ctx.rest  # type: ignore[attr-defined]
     found = slot_gradients(gradient, *saved, owner, weights, of_weights, padding, rows, number)
-    to_weight, to_atoms, to_weights = found
-    return (
-        to_weight,
-        None,
-        to_atoms,
-        None,
-        None,
-        to_weights if of_weights else None,
-        None,
-        None,
-        None,
-    )
+    to_weights = found[2] if of_weights else None
+    return found[0], None, found[1], None, None, to_weights, None, None, None
 
 
 slot_rows.register_autograd(_slot_backward, setup_context=_keep_slots)

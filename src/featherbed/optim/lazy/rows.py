@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from featherbed.optim.lazy.history import History
 
 if TYPE_CHECKING:
     from featherbed.optim.lazy.slots import Slots
+    from featherbed.optim.penalties import Penalty
 
 BLOCK = 1 << 18  # rows settled at once
 _numbers = itertools.count(1)
@@ -32,32 +33,26 @@ RECORDS: weakref.WeakValueDictionary[int, LazyRows] = weakref.WeakValueDictionar
 _number_of = WeakIdKeyDictionary()  # parameter -> number
 
 
-class Shrinkage(Protocol):
-    """The part of a penalty that lazily updated rows need."""
-
-    kept: Tensor | None  # [V, s], entries that may be other than zero (None: all)
-
-    def shrink(self, x: Tensor, threshold: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return the proximal point of rows ``ids`` for thresholds lam * step."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class UpdateState:
-    """The optimizer's state for the rows of a parameter, and its update of rows without a gradient.
+    """An optimizer's state for the rows of a parameter, and its update of rows without a gradient.
 
-    ``momentum`` [V, s], multiplied by ``beta`` at every step (None: rows without a gradient do not
-    move); ``second`` [V, s], second moments of the preconditioner s = sqrt(second) + eps (None: 1);
-    ``metric``: thresholds are divided by s. ``kind`` is the penalty's name in compiled loops
-    ("none" without a penalty, None if unknown).
+    ``tensors``: "m", multiplied by ``beta`` at every step (0: rows without a gradient do not move),
+    and "v", second moments; both [V, s]. ``preconditioned``: rows move by m / s, s = sqrt(v) + eps;
+    ``metric``: thresholds are divided by s.
     """
 
-    momentum: Tensor | None
-    second: Tensor | None
-    beta: float
-    eps: float
-    metric: bool
-    penalty: Shrinkage | None
-    kind: str | None
+    rule: str = "plain"
+    tensors: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    beta: float = 0.0
+    eps: float = 0.0
+    preconditioned: bool = False
+    metric: bool = False
+    penalty: Penalty | None = None
+    kind: str | None = "none"  # of the penalty in compiled loops, None if they do not know it
+
+
+UNBOUND = UpdateState()  # of a parameter that no optimizer of ours has stepped
 
 
 class LazyRows:
@@ -73,7 +68,7 @@ class LazyRows:
         self.weight = parameter
         self._owner: weakref.ref[object] | None = None
         self.settled_by_lookup = settled_by_lookup  # False: a module of torch reads the parameter
-        self.state: UpdateState | None = None
+        self.state, self.history = UNBOUND, History(0.0)
         self.slots: Slots | None = None
         self.steps = 0
         self.number = next(_numbers)
@@ -86,14 +81,7 @@ class LazyRows:
 
     def bind(self, owner: object, state: UpdateState, steps: int) -> None:
         """Record the updates of ``owner``, after settling those of another optimizer."""
-        old = self.state if self.bound_to(owner) else None
-        if (
-            old is not None
-            and old.momentum is state.momentum
-            and old.second is state.second
-            and old.penalty is state.penalty
-            and (old.beta, old.eps, old.kind) == (state.beta, state.eps, state.kind)
-        ):
+        if self.bound_to(owner) and self.state == state and self.state.tensors is state.tensors:
             return
         self.release()
         self._owner, self.state, self.steps = weakref.ref(owner), state, steps
@@ -103,71 +91,57 @@ class LazyRows:
     def release(self) -> None:
         """Settle all rows and detach the optimizer."""
         self.settle()
-        self._owner = self.state = None
+        self._owner, self.state = None, UNBOUND
 
     @property
     def behind(self) -> bool:
         """Whether any row may have missed updates."""
-        return self.state is not None and self.history.now > self.history.begin
+        return self.history.now > self.history.begin
+
+    def compiled(self, *others: Tensor) -> bool:
+        """Return whether compiled loops update this parameter, with ``others`` of its type."""
+        return self.state.kind is not None and native.serves(self.weight, *others, wide=True)
 
     def lags(self, weight: Tensor) -> bool:
         """Return whether ``weight`` is the parameter and its rows may have missed updates."""
-        if self.state is None or self.history.now == self.history.begin:
-            return False
-        return self.weight.data_ptr() == weight.data_ptr()
+        return self.behind and self.weight.data_ptr() == weight.data_ptr()
 
     def read(self, ids: Tensor) -> Tensor:  # [n] -> [n, s]
         """Return settled rows without writing."""
         if not self.behind:
             return self.weight.detach()[ids]
-        return (
-            native.settle_rows(self, ids, write=False) if self._compiled() else self.replay(ids)[0]
-        )
+        return native.settle_rows(self, ids) if self.compiled() else self.replay(ids)[0]
 
     def settle(self, ids: Tensor | None = None) -> None:  # [n], distinct
         """Apply the missed updates of rows (all by default) in place."""
         if not self.behind:
             return
-        if ids is not None:
-            self._settle(ids)
-            return
-        count, device = len(self.weight), self.weight.device
-        for start in range(0, count, BLOCK):
-            self._settle(torch.arange(start, min(start + BLOCK, count), device=device))
-        self.history.clear()
-
-    def _compiled(self) -> bool:
-        return (
-            self.state is not None
-            and self.state.kind is not None
-            and native.serves(self.weight, wide=True)
-        )
-
-    def _settle(self, ids: Tensor) -> None:
-        if self._compiled():
+        if ids is None:
+            everyone = torch.arange(len(self.weight), device=self.weight.device)
+            for some in torch.split(everyone, BLOCK):
+                self.settle(some)
+            self.history.clear()
+        elif self.compiled():
             native.settle_rows(self, ids, write=True)
-            return
-        rows, momentum = self.replay(ids)
-        self.weight.data[ids] = rows
-        assert self.state is not None
-        if self.state.momentum is not None and momentum is not None:
-            self.state.momentum[ids] = momentum
-        self.stamps[ids] = self.history.now
+        else:
+            rows, momentum = self.replay(ids)
+            self.weight.data[ids] = rows
+            if momentum is not None:
+                self.state.tensors["m"][ids] = momentum
+            self.stamps[ids] = self.history.now
 
     def replay(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return rows and momentum after their missed updates: stepwise while momentum matters,
-        then
-        at once.
+        then at once.
 
         The reference implementation of ``native.settle_rows``.
         """
         history, state = self.history, self.state
-        assert state is not None
         rows = self.weight.detach()[ids]
         at = (self.stamps[ids].long() - history.begin).cpu()  # the last step each row has seen
         missed = len(history) - at
-        scale = 1.0 if state.second is None else state.second[ids].sqrt() + state.eps
-        momentum = None if state.momentum is None else state.momentum[ids]
+        scale = state.tensors["v"][ids].sqrt() + state.eps if state.preconditioned else 1.0
+        momentum = state.tensors["m"][ids] if state.beta > 0 else None
         names = ("decay", "move", "threshold", "debt", "fall")
         table = {name: torch.from_numpy(history.column(name)) for name in names}
 
@@ -177,9 +151,8 @@ class LazyRows:
         def shrink(values: Tensor, threshold: Tensor) -> Tensor:
             if state.penalty is None:
                 return values
-            return state.penalty.shrink(
-                values, threshold / scale if state.metric else threshold, ids
-            )
+            each = threshold / scale if state.metric else threshold
+            return state.penalty.shrink(values, each, ids)
 
         steps = min(int(missed.max()) if len(missed) else 0, history.reach)
         for k in range(1, steps + 1):

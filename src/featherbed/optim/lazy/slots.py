@@ -79,27 +79,25 @@ class Slots:
             return None
         ids, total = native.summed(ids, total)
         atoms, support = self.table.atoms.detach(), self.table.support[ids]
-        if native.serves(total, atoms):
-            return Proposal(
-                self.table,
-                ids,
-                *native.best_atoms(total, support, atoms, factor, self.table.nonnegative),
-            )
-        best = [
-            self._best(*part, atoms, factor)
-            for part in zip(torch.split(total, BLOCK), torch.split(support, BLOCK), strict=True)
-        ]
-        return Proposal(self.table, ids, *(torch.cat(parts) for parts in zip(*best, strict=True)))
-
-    def _best(
-        self, total: Tensor, support: Tensor, atoms: Tensor, factor: float
-    ) -> tuple[Tensor, Tensor]:
-        scores = factor * (total @ atoms.T)
-        wanted = (-scores if self.table.nonnegative else scores.abs()).scatter_(
-            1, support.long(), -torch.inf
+        best = native.best_atoms if native.serves(total, atoms) else best_atoms
+        return Proposal(
+            self.table, ids, *best(total, support, atoms, factor, self.table.nonnegative)
         )
+
+
+def best_atoms(
+    total: Tensor, support: Tensor, atoms: Tensor, factor: float, signed: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the missing atom of largest gradient for each row: ``native.best_atoms`` in torch."""
+    found = []
+    for rows, own in zip(torch.split(total, BLOCK), torch.split(support, BLOCK), strict=True):
+        scores = factor * (rows @ atoms.T)
+        wanted = (-scores if signed else scores.abs()).scatter_(1, own.long(), -torch.inf)
         highest, index = wanted.max(dim=1)
-        return index, scores.gather(1, index[:, None])[:, 0].masked_fill(highest == -torch.inf, 0.0)
+        gradients = scores.gather(1, index[:, None])[:, 0]
+        found.append((index, gradients.masked_fill(highest == -torch.inf, 0.0)))
+    atom_ids, gradients = map(torch.cat, zip(*found, strict=True))
+    return atom_ids, gradients
 
 
 def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
@@ -116,8 +114,8 @@ def _scaled_by(ids: Tensor, values: Tensor, gradient: Tensor) -> float | None:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 raise ArgumentError(
                     "the gradient of a table with slots holds other rows than its backward pass "
-                    "saw: with DistributedDataParallel "
-                    "set table.slot_group = torch.distributed.group.WORLD"
+                    "saw: with DistributedDataParallel set table.slot_group = "
+                    "torch.distributed.group.WORLD"
                 )
             return None
         before, now = left.values(), gradient.values()

@@ -1,0 +1,295 @@
+"""PackedCollection: the tables of many columns in one file, looked up together with numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featherbed.errors import ArgumentError, FormatError, IdError
+from featherbed.packed.codes import Ids
+from featherbed.packed.file import (
+    Buffer,
+    array_of,
+    metadata_of,
+    open_file,
+    refuse_unreadable,
+    table_from,
+    write_arrays,
+)
+from featherbed.packed.matrix import Floats
+from featherbed.packed.schema import FieldReader, Take, stored_metadata
+from featherbed.packed.table import PackedTable
+from featherbed.packed.validate import validate
+
+COLLECTION_VERSION = 3  # the version of the format that added collections
+MOST_COLUMNS = 1 << 12
+LONGEST_NAME = 1000  # characters
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where the rows of a column are: rows start .. start + rows - 1 of a table of the collection.
+
+    >>> Column("site", table=0, start=0, rows=5000).rows
+    5000
+    """
+
+    name: str
+    table: int
+    start: int
+    rows: int
+
+
+class PackedCollection:
+    """Named columns over few packed tables, as stored in one file.
+
+    >>> import featherbed as fb
+    >>> path = getfixture("tmp_path") / "clicks.safetensors"
+    >>> columns = {"site": (50, 4, "dense"), "app": (9, 4, "dense")}
+    >>> fb.Collection.from_spec(columns).save(path)
+    >>> packed = PackedCollection.load(path)
+    >>> packed[{"site": [3, 17], "app": [8, 0]}].shape, packed.rows("app", [8]).shape
+    ((2, 8), (1, 4))
+    """
+
+    def __init__(self, tables: Sequence[PackedTable], columns: Sequence[Column]) -> None:
+        self.tables, self.columns = list(tables), list(columns)
+        self.layout = Layout(self.columns, [table.rows for table in self.tables])
+        self.dims = [self.tables[column.table].dim for column in self.columns]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        rows = sum(column.rows for column in self.columns)
+        return f"PackedCollection({len(self)} columns, {rows:,} rows, {self.nbytes:,} bytes)"
+
+    def rows(self, name: str, ids: ArrayLike) -> Floats:  # [...] -> [..., d]
+        """Return the rows of ids of one column."""
+        number = self.layout.number(name)
+        given = self.layout.checked(np.asarray(ids).reshape(-1, 1), [number])
+        found = self.tables[self.columns[number].table][given + self.columns[number].start]
+        return found.reshape(*np.shape(ids), -1)
+
+    def __getitem__(self, ids: ArrayLike | Mapping[str, ArrayLike]) -> Floats:  # [B, C] -> [B, Σ d]
+        """Return the rows of a batch of all columns, those of the columns side by side.
+
+        Ids [B, columns], or ids [B] by the name of their column.
+        """
+        batch = self.layout.batch(ids)
+        out = np.empty((len(batch), sum(self.dims)), dtype=np.float32)
+        ends = np.cumsum(self.dims)
+        for table, columns in self.layout.groups:
+            dim = self.tables[table].dim
+            rows = self.tables[table][batch[:, columns] + self.layout.starts[columns]]
+            for place, column in enumerate(columns):
+                out[:, ends[column] - dim : ends[column]] = rows[:, place]
+        return out
+
+    def bag(self, ids: ArrayLike, lengths: ArrayLike, *, mode: str = "sum") -> Floats:
+        """Pool the rows of bags, [N] ids of all bags of a column after those of the one before.
+
+        ``lengths`` [columns, B]: the number of ids in each bag. Returns [B, Σ d].
+        """
+        given, counts = self.layout.bags(np.asarray(ids), np.asarray(lengths))
+        rows = given + np.repeat(self.layout.starts, counts.sum(1))
+        parts = np.split(rows, np.cumsum(counts.sum(1))[:-1])
+        out = np.empty((counts.shape[1], sum(self.dims)), dtype=np.float32)
+        ends = np.cumsum(self.dims)
+        for table, columns in self.layout.groups:
+            inside = counts[columns].reshape(-1)
+            own = np.concatenate([parts[column] for column in columns])
+            pooled = self.tables[table].bag(own, np.cumsum(inside) - inside, mode=mode)
+            for column, part in zip(columns, np.split(pooled, len(columns)), strict=True):
+                out[:, ends[column] - part.shape[1] : ends[column]] = part
+        return out
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Every stored array by the name it has in the file."""
+        tables = enumerate(self.tables)
+        return {
+            f"t{i}.{name}": array for i, table in tables for name, array in table.arrays.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored arrays without keys."""
+        return sum(table.nbytes for table in self.tables)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of the file."""
+        tables = [stored_metadata(table) for table in self.tables]
+        columns = [asdict(column) for column in self.columns]
+        return {"version": COLLECTION_VERSION, "tables": tables, "columns": columns}
+
+    def save(self, path: str | Path) -> None:
+        """Write all tables to one file, atomically."""
+        for table in self.tables:
+            refuse_unreadable(table)
+        write_arrays(Path(path), self.metadata(), self.arrays)
+
+    @classmethod
+    def load(cls, path: str | Path, *, mmap: bool = True) -> PackedCollection:
+        """Open a file of a collection: its header is read, everything else is memory-mapped."""
+        return read_collection(*open_file(Path(path), mapped=mmap))
+
+    def check(self) -> None:
+        """Check every stored byte; raise FormatError at the first fault."""
+        for table in self.tables:
+            validate(table)
+
+
+class Layout:
+    """The places of columns in the tables of a collection; checks names, ids and batches."""
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[int]) -> None:
+        self.columns = list(columns)
+        self.names = [column.name for column in columns]
+        if not self.columns or len(set(self.names)) < len(self.names):
+            raise ArgumentError(f"columns={self.names}: give one or more, each under its own name")
+        for column in self.columns:
+            inside = 0 <= column.table < len(rows)
+            if not inside or not 0 <= column.start <= rows[column.table] - column.rows:
+                raise ArgumentError(f"{column} lies outside of the tables, which have {rows} rows")
+        self.starts = np.array([column.start for column in columns])
+        self.counts = np.array([column.rows for column in columns])
+        used = sorted({column.table for column in columns})
+        if used != list(range(len(rows))):
+            raise ArgumentError(f"the columns use the tables {used}, there are {len(rows)}")
+        self.groups = [(t, [i for i, c in enumerate(columns) if c.table == t]) for t in used]
+
+    def number(self, name: str) -> int:
+        """Return the place of a column, or raise an error."""
+        if name not in self.names:
+            raise ArgumentError(f"there is no column {name!r}: the columns are {self._shown()}")
+        return self.names.index(name)
+
+    def _shown(self) -> str:
+        more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
+        return ", ".join(map(repr, self.names[:8])) + more
+
+    def check_names(self, names: Any) -> None:
+        """Raise an error unless every column is named, and no other."""
+        for name in names:
+            self.number(name)
+        missing = [name for name in self.names if name not in names]
+        if missing:
+            raise ArgumentError(
+                f"the batch lacks the column {missing[0]!r}: give ids of {self._shown()}"
+            )
+
+    def batch(self, ids: ArrayLike | Mapping[str, ArrayLike]) -> Ids:  # -> [B, columns]
+        """Return the checked ids of a batch."""
+        if isinstance(ids, Mapping):
+            self.check_names(ids)
+            parts = [np.asarray(ids[name]) for name in self.names]
+            if len({part.shape for part in parts}) > 1 or parts[0].ndim != 1:
+                shapes = {name: part.shape for name, part in zip(self.names, parts, strict=True)}
+                raise ArgumentError(f"ids have the shapes {shapes}: give [B] for every column")
+            ids = np.stack(parts, axis=1)
+        given = np.asarray(ids)
+        if given.ndim != 2 or given.shape[1] != len(self.names):
+            raise ArgumentError(
+                f"ids have the shape {given.shape}: give [B, {len(self.names)}], a column each for "
+                f"{self._shown()}"
+            )
+        return self.checked(given, range(len(self.names)))
+
+    def bags(self, ids: NDArray[Any], lengths: NDArray[Any]) -> tuple[Ids, Ids]:
+        """Return checked ids [N] and lengths [columns, B] of bags."""
+        if lengths.ndim != 2 or len(lengths) != len(self.names) or lengths.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"lengths are {lengths.dtype} of shape {lengths.shape}: give whole numbers "
+                f"[{len(self.names)}, B], the number of ids in each bag of each column"
+            )
+        counts = lengths.astype(np.int64)
+        if ids.ndim != 1 or bool((counts < 0).any()) or int(counts.sum()) != len(ids):
+            raise ArgumentError(
+                f"lengths add up to {int(counts.sum())}, there are {ids.size} ids of shape "
+                f"{ids.shape}: give the ids of all bags [N], column by column"
+            )
+        parts = np.split(ids, np.cumsum(counts.sum(1))[:-1])
+        found = [self.checked(part[:, None], [c])[:, 0] for c, part in enumerate(parts)]
+        return np.concatenate(found), counts
+
+    def checked(self, ids: NDArray[Any], columns: Sequence[int]) -> Ids:  # [n, columns]
+        """Return ids as int64; an error names the column of a bad one."""
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise IdError(f"ids have dtype {ids.dtype}: a column takes whole numbers")
+        wide = ids.astype(np.int64)
+        if wide.size:
+            for place, column in enumerate(columns):
+                low, high = int(wide[:, place].min()), int(wide[:, place].max())
+                if low < 0 or high >= self.counts[column]:
+                    raise self.beyond(column, low if low < 0 else high)
+        return wide
+
+    def beyond(self, column: int, bad: int) -> IdError:
+        """Return the error for an id that a column does not have."""
+        last = self.counts[column] - 1
+        return IdError(
+            f"id {bad} is not in the column {self.names[column]!r}: its ids go from 0 to {last}"
+        )
+
+
+def read_collection(header: dict[str, Any], start: int, buffer: Buffer) -> PackedCollection:
+    """Return the collection in a file; anything wrong is a FormatError."""
+    top = FieldReader(metadata_of(header), "metadata", sparse=True)
+    if top.raw("version") != COLLECTION_VERSION or not isinstance(top.raw("tables"), list):
+        raise FormatError(
+            "the file holds no collection of this version: open a table with fb.load, or use a "
+            "newer featherbed"
+        )
+    listed, described = top.raw("tables"), top.raw("columns")
+    if not isinstance(described, list) or not 1 <= len(described) <= MOST_COLUMNS:
+        raise FormatError(f"metadata.columns must be a list of 1 to {MOST_COLUMNS} columns")
+    if not 1 <= len(listed) <= len(described):
+        raise FormatError(f"{len(described)} columns cannot use {len(listed)} tables")
+    top.finish()
+    used: set[str] = set()
+
+    entries: dict[str, dict[str, Any]] = {}
+    for name, entry in header.items():
+        owner, _, own = name.partition(".")
+        entries.setdefault(owner, {})[own] = entry
+
+    def taker(prefix: str) -> Take:
+        def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+            used.add(prefix + name)
+            return array_of(buffer, header, start, prefix + name, kind, shape)
+
+        return take
+
+    tables = [
+        table_from(fields, entries.get(f"t{i}", {}), taker(f"t{i}."))
+        for i, fields in enumerate(listed)
+    ]
+    columns = [_read_column(fields, i, tables) for i, fields in enumerate(described)]
+    extra = set(header) - used - {"__metadata__"}
+    if extra:
+        raise FormatError(
+            f"the file holds arrays no part of a table uses: {', '.join(sorted(extra))[:200]}"
+        )
+    try:
+        return PackedCollection(tables, columns)
+    except ArgumentError as error:
+        raise FormatError(f"metadata.columns: {str(error)[:300]}") from None
+
+
+def _read_column(fields: Any, number: int, tables: list[PackedTable]) -> Column:
+    reader = FieldReader(fields, f"columns[{number}]")
+    name, table = reader.raw("name"), reader.integer("table", 0, len(tables) - 1)
+    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        raise FormatError(
+            f"columns[{number}].name must be a text of 1 to {LONGEST_NAME} characters"
+        )
+    rows = reader.integer("rows", 1, tables[table].rows)
+    column = Column(name, table, reader.integer("start", 0, tables[table].rows - rows), rows)
+    reader.finish()
+    return column

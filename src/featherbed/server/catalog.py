@@ -1,0 +1,193 @@
+"""The served files: packed tables and model folders, each under its name, replaced when they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from featherbed.apps.classifier.serve import Classifier
+from featherbed.apps.language.serve import LanguageModel
+from featherbed.apps.recommender.serve import Recommender
+from featherbed.errors import ArgumentError, FeatherbedError, FormatError, MissingFileError
+from featherbed.io.texts import tokenize
+from featherbed.packed import PackedTable, load
+from featherbed.server.explore import explore_data
+
+RESERVED = frozenset(
+    {"tables", "health", "ready", "metrics", "v1", "openapi.json", "page", "static"}
+)
+FOLDERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {  # description: kind, open, table
+    "recommender.json": ("recommender", Recommender.open, "items"),
+    "classifier.json": ("classifier", Classifier.open, "table"),
+    "language.json": ("language model", LanguageModel.open, "table"),
+}
+WARM_ROWS = 8_192  # enough for compiled loops to be used
+ATTEMPTS = 5  # at a folder whose files change while they are opened
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An opened table or model; requests that began with it also end with it."""
+
+    name: str
+    kind: str  # table, recommender, classifier or language model
+    path: Path
+    model: Any
+    table: PackedTable  # rows of items or words
+    signature: Signature
+
+    @classmethod
+    def open(cls, name: str, path: Path) -> ServedModel:
+        """Open a packed file, or the folder of a model; errors name the path."""
+        for _ in range(ATTEMPTS):
+            before = file_signature(path)
+            try:
+                kind, model, table = _open(path)
+            except FeatherbedError:
+                if file_signature(path) == before:
+                    raise
+                continue
+            if file_signature(path) == before:
+                warm_up(table)
+                return cls(name, kind, path, model, table, before)
+        raise FormatError(f"{path} changes while it is read: replace files in one step")
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind, shape, method and bytes."""
+        table = self.table
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "rows": table.rows,
+            "dim": table.dim,
+            "method": table.made_by.get("method") or table.made_by.get("table"),
+            "bytes": table.nbytes,
+            "keys": table.keys is not None,
+        }
+
+    @cached_property
+    def points(self) -> bytes:
+        """The data of the page as JSON, computed when it is first asked for."""
+        return orjson.dumps(explore_data(self.table))
+
+    def text_ids(self, text: str) -> list[int]:
+        """Return the ids of the known words of a text, in order."""
+        if self.kind == "classifier":
+            return [int(id_) for id_ in self.model.encoder.ids(text)]
+        if self.kind == "language model":
+            words = self.model.vocabulary.find
+        elif self.table.keys is None:
+            raise ArgumentError(f"{self.name} has no keys, so texts have no rows: send token ids")
+        else:
+            words = self._key_id
+        found = (words(word) for word in tokenize(text))
+        return [id_ for id_ in found if id_ is not None]
+
+    def _key_id(self, word: str) -> int | None:
+        return int(self.table.ids_of(word)) if word in self.table else None
+
+
+def file_signature(path: Path) -> Signature:
+    """Return name, inode, size and time of a file, or of every file of a folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found = []
+    for file in files:
+        try:
+            stat = file.stat()
+        except FileNotFoundError:  # replaced at this moment
+            continue
+        found.append((file.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def _open(path: Path) -> tuple[str, Any, PackedTable]:
+    if not path.is_dir():
+        table = load(path)
+        return "table", table, table
+    for description, (kind, open_folder, attribute) in FOLDERS.items():
+        if (path / description).exists():
+            model = open_folder(path)
+            return kind, model, getattr(model, attribute)
+    raise MissingFileError(
+        f"{path} holds no model: a recommender, classifier or language model folder has one of "
+        f"{', '.join(FOLDERS)}"
+    )
+
+
+def warm_up(table: PackedTable) -> None:
+    """Look up and search once, so that no request waits for compiled loops."""
+    table[np.arange(min(table.rows, WARM_ROWS))]
+    table.search(np.zeros(table.dim, np.float32), 1)
+
+
+class Catalog:
+    """Served models by name; ``refresh`` reopens those whose files were replaced.
+
+    >>> import featherbed as fb
+    >>> path = getfixture("tmp_path") / "items.safetensors"
+    >>> _ = fb.save(fb.DenseTable(5, 4), path)
+    >>> catalog = Catalog([str(path)])
+    >>> catalog["items"].describe()["rows"], catalog.refresh()
+    (5, {})
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Open every path; ``NAME=PATH`` gives a name, the default is the file's own."""
+        if not paths:
+            raise ArgumentError("nothing to serve: give packed files or model folders")
+        self.models: dict[str, ServedModel] = {}
+        for path in paths:
+            name, place = served_name(path)
+            if name in self.models:
+                raise ArgumentError(
+                    f"{path} and {self.models[name].path} are both called {name!r}: "
+                    "write NAME=PATH for one of them"
+                )
+            self.models[name] = ServedModel.open(name, place)
+
+    def __getitem__(self, name: str) -> ServedModel:
+        return self.models[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.models
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(list(self.models.values()))
+
+    def refresh(self) -> dict[str, str]:
+        """Reopen replaced files and return a line for each; a file that fails keeps its old model."""
+        lines = {}
+        for model in self:
+            if file_signature(model.path) in (model.signature, ()):
+                continue
+            try:
+                self.models[model.name] = ServedModel.open(model.name, model.path)
+                lines[model.name] = f"{model.name}: reloaded {model.path}"
+            except (FeatherbedError, OSError) as error:
+                lines[model.name] = f"{model.name}: the old model is still served, {error}"
+        return lines
+
+
+def served_name(path: str) -> tuple[str, Path]:
+    """Return the name a path is served under, and the path.
+
+    >>> served_name("words=models/glove.safetensors")
+    ('words', PosixPath('models/glove.safetensors'))
+    >>> served_name("tables.safetensors")
+    Traceback (most recent call last):
+    featherbed.errors.ArgumentError: 'tables' is an endpoint of the server: write NAME=tables.safetensors
+    """
+    name, equals, place = path.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        name, place = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).resolve().stem), path
+    if name in RESERVED or name in ("", ".", ".."):
+        raise ArgumentError(f"{name!r} is an endpoint of the server: write NAME={place}")
+    return name, Path(place)

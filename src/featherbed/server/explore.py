@@ -1,0 +1,358 @@
+"""The page to explore a table: a projection of its rows, their codes, atoms and neighbors.
+
+The same page runs online (data from the endpoints of the server) and offline (data within the file
+that ``featherbed view`` writes).
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError, DataError, FeatherbedError, MissingExtra
+from featherbed.packed import PackedTable, anchor_count, strongest, weighted_band
+
+TEMPLATE = Path(__file__).with_name("explore.html")
+POINTS = 100_000  # rows drawn at most
+OFFLINE_POINTS = 30_000
+NEIGHBORS = 8
+ANCHORS = 200  # shown at most
+BLOCK = 1 << 14
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+def sample_rows(rows: int, most: int, seed: int = 0) -> Ids:
+    """Return all ids, or a random sample of ``most``, ascending.
+
+    >>> sample_rows(5, 10).tolist(), len(sample_rows(1000, 10))
+    ([0, 1, 2, 3, 4], 10)
+    """
+    if rows <= most:
+        return np.arange(rows)
+    chosen = np.random.default_rng(seed).choice(rows, most, replace=False)
+    return np.sort(chosen).astype(np.int64)
+
+
+def project_rows(table: PackedTable, ids: Ids) -> Floats:  # [n] -> [n, 2]
+    """Return the two leading principal components of rows, scaled to at most 1.
+
+    >>> import featherbed as fb
+    >>> project_rows(fb.DenseTable(50, 8).pack(), np.arange(50)).shape
+    (50, 2)
+    """
+    total, second = np.zeros(table.dim), np.zeros((table.dim, table.dim))
+    for start in range(0, len(ids), BLOCK):
+        rows = np.nan_to_num(table[ids[start : start + BLOCK]]).astype(np.float64)
+        total += rows.sum(0)
+        second += rows.T @ rows
+    mean = total / len(ids)
+    axes = np.linalg.eigh(second / len(ids) - np.outer(mean, mean))[1][:, ::-1][:, :2]
+    axes *= np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])
+    if table.dim == 1:
+        axes = np.pad(axes, ((0, 0), (0, 1)))
+    places = np.concatenate(
+        [
+            (np.nan_to_num(table[ids[start : start + BLOCK]]) - mean) @ axes
+            for start in range(0, len(ids), BLOCK)
+        ]
+    )
+    scaled: Floats = (places / max(1e-30, np.abs(places).max())).astype(np.float32)
+    return scaled
+
+
+def color_columns(
+    table: PackedTable, ids: Ids, given: Mapping[str, NDArray[Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the columns that points may be colored by: ``kind`` and base64 ``values`` of each.
+
+    They are the strongest anchor, the first code, the band, the norm, and the ``given`` columns
+    (such as popularity), each with one entry per row of the table.
+    """
+    columns: dict[str, dict[str, Any]] = {}
+    for name, values in (given or {}).items():
+        if len(values) != table.rows:
+            raise ArgumentError(
+                f"{name} has {len(values):,} entries, the table {table.rows:,} rows: give one each"
+            )
+        chosen = np.asarray(values)[ids]
+        if chosen.dtype.kind in "iuf":
+            columns[name] = as_numbers(chosen)
+        else:
+            names, codes = np.unique(chosen.astype(str), return_inverse=True)
+            columns[name] = as_categories(codes) | {"names": names.tolist()}
+    with suppress(FeatherbedError):  # no weights over anchors
+        parts = range(0, len(ids), BLOCK)
+        anchors = [strongest_anchors(table, ids[start : start + BLOCK]) for start in parts]
+        columns["anchor"] = as_categories(np.concatenate(anchors))
+    with suppress(FeatherbedError):  # no fixed codes
+        columns["first code"] = as_categories(table.codes_of(ids)[:, 0])
+    if len(table.bands) > 1:
+        bands = np.empty(len(ids), dtype=np.int64)
+        for number, (_, batch, _) in enumerate(table.places(ids)):
+            bands[batch] = number
+        columns["band"] = as_categories(bands)
+    norms = [
+        np.linalg.norm(table[ids[start : start + BLOCK]], axis=1)
+        for start in range(0, len(ids), BLOCK)
+    ]
+    return columns | {"norm": as_numbers(np.concatenate(norms))}
+
+
+def read_columns(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the columns of a .csv or .tsv file with a header, or the arrays of an .npz file."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ","))
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1:
+        raise DataError(f"{path.name} needs a header and the same number of cells in every line")
+    columns = {}
+    for name, *cells in zip(*rows, strict=True):
+        try:
+            columns[name] = np.array([float(cell) for cell in cells])
+        except ValueError:
+            columns[name] = np.array(cells)
+    return columns
+
+
+def strongest_anchors(table: PackedTable, ids: Ids) -> Ids:
+    """Return the anchor with the largest weight of each row, -1 for rows without weights."""
+    band, anchors = weighted_band(table), anchor_count(table)
+    if band.values is not None:
+        weights = np.abs(band.values.rows(ids)[:, :anchors])
+        indices = np.broadcast_to(np.arange(anchors), weights.shape)
+    else:
+        indices, values = band.fetch(ids, ids)
+        assert values is not None
+        weights = np.where(indices < anchors, np.abs(values), 0)
+    best = weights.argmax(1)
+    found: Ids = np.where(weights.max(1) > 0, indices[np.arange(len(ids)), best], -1)
+    return found
+
+
+def describe_row(
+    table: PackedTable, id_: int, original: NDArray[Any] | None = None
+) -> dict[str, Any]:
+    """Return key, codes, atoms with weights, bits and nearest rows of one row.
+
+    With ``original``, the matrix before compression, also the nearest rows there.
+    """
+    row = table[np.array([id_])]
+    number, band, position = next(
+        (number, band, positions)
+        for number, (band, batch, positions) in enumerate(table.places(np.array([id_])))
+        if len(batch)
+    )
+    ids, scores = table.search(row[0], NEIGHBORS + 1, metric="cosine")
+    details: dict[str, Any] = {
+        "id": id_,
+        "key": key_of(table, id_),
+        "band": number if len(table.bands) > 1 else None,
+        "bits": round(8 * sum(array.nbytes for _, array in band.arrays()) / max(1, band.rows), 1),
+        "norm": float(np.linalg.norm(row)),
+        "neighbors": name_rows(table, ids, scores, id_),
+    }
+    try:
+        details["codes"] = table.codes_of([id_])[0].tolist()
+    except FeatherbedError:
+        details["codes"] = None
+    details["atoms"] = None
+    try:
+        weighted_band(table)
+        if band.values is not None:
+            weights = band.values.rows(position)[0]
+            indices = np.arange(len(weights))
+        else:
+            found, values = band.fetch(np.array([id_]), position)
+            assert values is not None
+            indices, weights = found[0], values[0]
+        order = np.argsort(-np.abs(weights), kind="stable")[:10]
+        details["atoms"] = [
+            {"atom": int(indices[at]), "weight": float(weights[at])}
+            for at in order
+            if weights[at] != 0
+        ]
+    except FeatherbedError:
+        pass
+    if original is not None:
+        before, similar = nearest_original(original, id_)
+        details["neighbors_before"] = name_rows(table, before, similar, id_)
+    return details
+
+
+def nearest_original(original: NDArray[Any], id_: int) -> tuple[Ids, Floats]:
+    """Return ids and cosine similarities of the rows of a matrix nearest to one of them."""
+    query = np.asarray(original[id_], dtype=np.float32)
+    scores = np.empty(len(original), dtype=np.float32)
+    for start in range(0, len(original), BLOCK):
+        rows = np.asarray(original[start : start + BLOCK], dtype=np.float32)
+        norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(query)
+        scores[start : start + BLOCK] = rows @ query / np.maximum(norms, 1e-30)
+    best = np.argsort(-scores, kind="stable")[: NEIGHBORS + 1]
+    return best, scores[best]
+
+
+def name_rows(table: PackedTable, ids: Ids, scores: Floats, own: int) -> list[dict[str, Any]]:
+    """Return id, key and score of rows, without row ``own``."""
+    pairs = zip(ids.tolist(), scores.tolist(), strict=True)
+    found = [
+        {"id": id_, "key": key_of(table, id_), "score": round(score, 4)}
+        for id_, score in pairs
+        if id_ != own
+    ]
+    return found[:NEIGHBORS]
+
+
+def key_of(table: PackedTable, id_: int) -> str | None:
+    """Return the key of a row, None for a table without keys."""
+    return None if table.keys is None else table.keys[id_]
+
+
+def list_anchors(table: PackedTable, count: int = 8) -> list[dict[str, Any]]:
+    """Return, for each anchor, the objects with its largest weights; empty without anchors.
+
+    These are the induced objects of Liang et al. (2021), Table 5.
+    """
+    try:
+        anchors = min(ANCHORS, anchor_count(table))
+    except FeatherbedError:
+        return []
+    classes = np.full(anchor_count(table), -1)
+    classes[:anchors] = np.arange(anchors)
+    found: list[dict[str, Any]] = [{"anchor": number, "objects": []} for number in range(anchors)]
+    for weight in strongest(table, count, classes):
+        entry = {"id": weight.id, "key": weight.key, "weight": round(weight.weight, 4)}
+        found[weight.anchor]["objects"].append(entry)
+    return found
+
+
+def explore_data(
+    table: PackedTable, most: int = POINTS, columns: Mapping[str, NDArray[Any]] | None = None
+) -> dict[str, Any]:
+    """Return what the page draws: places, keys and columns of points, and the anchors."""
+    ids = sample_rows(table.rows, most)
+    places = project_rows(table, ids)
+    return {
+        "rows": table.rows,
+        "dim": table.dim,
+        "bytes": table.nbytes,
+        "method": table.made_by.get("method") or table.made_by.get("table"),
+        "ids": as_base64(ids.astype("<u4")),
+        "x": as_base64(places[:, 0].astype("<f4")),
+        "y": as_base64(places[:, 1].astype("<f4")),
+        "keys": None if table.keys is None else [table.keys[int(id_)] for id_ in ids],
+        "columns": color_columns(table, ids, columns),
+        "anchors": list_anchors(table),
+    }
+
+
+def offline_page(
+    name: str,
+    table: PackedTable,
+    *,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+    original: NDArray[Any] | None = None,
+) -> str:
+    """Return the page of one table as a file of its own, neighbors included; no network is needed.
+
+    >>> import featherbed as fb
+    >>> "Plotly" in offline_page("items", fb.DenseTable(50, 8).pack())
+    True
+    """
+    data = explore_data(table, OFFLINE_POINTS, columns)
+    ids = sample_rows(table.rows, OFFLINE_POINTS)
+    data["neighbors"] = as_base64(nearest_rows(table, ids).astype("<u4"))
+    try:
+        codes = table.codes_of(ids)
+        data["codes"] = {"count": codes.shape[1], "values": as_base64(codes.astype("<u2"))}
+    except FeatherbedError:
+        data["codes"] = None
+    if original is not None:
+        if original.shape != (table.rows, table.dim):
+            raise ArgumentError(
+                f"the original is {original.shape}, the table {(table.rows, table.dim)}"
+            )
+        dense = np.asarray(original, dtype=np.float32)
+        data["neighbors_before"] = as_base64(nearest_in(dense, ids).astype("<u4"))
+    script = f"<script>{plotly_script()}</script>"
+    return render(script, {"name": name, "kind": "table", "data": data})
+
+
+def nearest_rows(table: PackedTable, ids: Ids) -> Ids:  # [n] -> [n, NEIGHBORS]
+    """Return the nearest rows of each row by cosine, itself left out."""
+    found = np.empty((len(ids), NEIGHBORS), dtype=np.int64)
+    most = min(NEIGHBORS + 1, table.rows)
+    for start in range(0, len(ids), 1024):
+        part = ids[start : start + 1024]
+        near = table.search(table[part], most, metric="cosine")[0]
+        found[start : start + 1024] = without_own(near, part)
+    return found
+
+
+def nearest_in(matrix: Floats, ids: Ids) -> Ids:  # [n] -> [n, NEIGHBORS]
+    """Return the nearest rows of a matrix by cosine, the row itself left out."""
+    unit = matrix / np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-30)
+    found = np.empty((len(ids), NEIGHBORS), dtype=np.int64)
+    most = min(NEIGHBORS + 1, len(matrix))
+    for start in range(0, len(ids), 256):
+        part = ids[start : start + 256]
+        scores = unit[part] @ unit.T
+        near = np.argpartition(-scores, most - 1, axis=1)[:, :most]
+        order = np.argsort(-np.take_along_axis(scores, near, 1), axis=1, kind="stable")
+        found[start : start + 256] = without_own(np.take_along_axis(near, order, 1), part)
+    return found
+
+
+def without_own(near: Ids, own: Ids) -> Ids:  # [n, k + 1], [n] -> [n, NEIGHBORS]
+    """Leave out each row's own id, or else the last of its neighbors; repeat the last if few."""
+    keep = near != own[:, None]
+    keep[keep.all(1), -1] = False
+    few = near[keep].reshape(len(near), -1) if near.shape[1] > 1 else near
+    return np.pad(few, ((0, 0), (0, NEIGHBORS - few.shape[1])), mode="edge")
+
+
+def online_page(script: str = "static/plotly.js") -> str:
+    """Return the page whose data comes from the server."""
+    return render(f'<script src="{script}"></script>', None)
+
+
+def render(script: str, data: Mapping[str, Any] | None) -> str:
+    """Fill the template with plotly's script and the data, None online."""
+    text = orjson.dumps(data).decode().replace("<", "\\u003c")
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return template.replace("<!--plotly-->", script, 1).replace('"{{data}}"', text, 1)
+
+
+def plotly_script() -> str:
+    """Return plotly's library as one script."""
+    try:
+        return str(import_module("plotly.offline").get_plotlyjs())
+    except ModuleNotFoundError:
+        raise MissingExtra("plotly", "view", "exploring a table") from None
+
+
+def as_categories(values: NDArray[Any]) -> dict[str, Any]:
+    """Return a column of whole numbers that name groups."""
+    return {"kind": "category", "values": as_base64(values.astype("<i4"))}
+
+
+def as_numbers(values: NDArray[Any]) -> dict[str, Any]:
+    """Return a column of numbers."""
+    return {"kind": "number", "values": as_base64(values.astype("<f4"))}
+
+
+def as_base64(array: NDArray[Any]) -> str:
+    """Return the bytes of an array as base64, which the page reads as typed arrays."""
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

@@ -1,0 +1,227 @@
+"""Collection: many named columns, looked up or pooled in one call and stored in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from featherbed.checks import check_integer
+from featherbed.errors import ArgumentError, IdError
+from featherbed.packed.collection import Column, Layout, PackedCollection
+from featherbed.tables.spec import make_table, parse_spec
+from featherbed.tables.table import Table
+
+Batch = Tensor | Mapping[str, Tensor]
+Spec = tuple[int, int, str] | str
+
+
+class Collection(nn.Module):
+    """Columns of ids over tables: ``collection(ids)`` returns the rows of all columns side by side.
+
+    Columns of the same width and spec are one table, with their rows one after the other: they are
+    looked up, differentiated and updated by one call, and share the dictionary of the method.
+
+    Args:
+        tables: the tables.
+        columns: where the rows of each column are in them.
+
+    >>> columns = {"site": (5_000, 16, "anchor:anchors=8"), "app": (900, 16, "anchor:anchors=8")}
+    >>> collection = Collection.from_spec({**columns, "last_site": "site"})
+    >>> collection(torch.tensor([[17, 3, 4999], [0, 899, 17]])).shape, len(collection.tables)
+    (torch.Size([2, 48]), 1)
+    >>> collection({"site": torch.tensor([17]), "app": torch.tensor([3]),
+    ...             "last_site": torch.tensor([17])}).shape
+    torch.Size([1, 48])
+    """
+
+    def __init__(self, tables: Sequence[Table], columns: Sequence[Column]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+        self.layout = Layout(columns, [table.num_embeddings for table in tables])
+        self.dims = [tables[column.table].embedding_dim for column in columns]
+        self.register_buffer("starts", torch.from_numpy(self.layout.starts), persistent=False)
+        self.starts: Tensor
+
+    @classmethod
+    def from_spec(cls, columns: Mapping[str, Spec], *, fuse: bool = True, **settings: Any) -> Self:
+        """Create a collection from {name: (rows, dim, spec)}, or the name of a column to share.
+
+        Args:
+            fuse: one table for all columns of the same dim and spec, where its rows are alike
+                (``Table.rows_alike``); False: a table for each column.
+            settings: generator, dtype and device of the tables.
+
+        >>> Collection.from_spec({"site": (50, 4, "dense"), "app": (9, 8, "quantized:bits=4")})
+        Collection(2 columns, 59 rows: site 50 x 4, app 9 x 8)
+        """
+        if not isinstance(columns, Mapping) or not columns:
+            raise ArgumentError(f"columns={columns!r}: give {{name: (rows, dim, spec), ...}}")
+        groups: dict[Any, list[tuple[str, int]]] = {}  # (dim, spec) -> its columns
+        for name, given in columns.items():
+            if isinstance(given, str):
+                continue
+            if not isinstance(given, tuple | list) or len(given) != 3:
+                raise ArgumentError(f"column {name!r}: give (rows, dim, spec), not {given!r}")
+            rows, dim, spec = given
+            alike = parse_spec(spec)[0].rows_alike and fuse
+            key = (check_integer("dim", dim), spec, None if alike else name)
+            groups.setdefault(key, []).append((name, check_integer("rows", rows)))
+        tables, places = list[Table](), dict[str, Column]()
+        for (dim, spec, _), members in groups.items():
+            start = 0
+            for name, rows in members:
+                places[name] = Column(name, len(tables), start, rows)
+                start += rows
+            tables.append(make_table(spec, start, dim, **settings))
+        for name, given in columns.items():
+            if isinstance(given, str):
+                if given not in places or given == name:
+                    raise ArgumentError(f"column {name!r} shares {given!r}, which has no table")
+                like = places[given]
+                places[name] = Column(name, like.table, like.start, like.rows)
+        return cls(tables, [places[name] for name in columns])
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Table]) -> Self:
+        """Create a collection of tables that are there; one given twice is shared.
+
+        >>> import featherbed as fb
+        >>> Collection.from_tables({"word": fb.DenseTable(9, 4), "tag": fb.DenseTable(3, 2)})
+        Collection(2 columns, 12 rows: word 9 x 4, tag 3 x 2)
+        """
+        different = list({id(table): table for table in tables.values()}.values())
+        number = {id(table): place for place, table in enumerate(different)}
+        columns = [
+            Column(name, number[id(table)], 0, table.num_embeddings)
+            for name, table in tables.items()
+        ]
+        return cls(different, columns)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in their order."""
+        return list(self.layout.names)
+
+    @property
+    def penalized(self) -> tuple[nn.Parameter, ...]:
+        """Parameters of all tables whose entries an L1 penalty makes sparse."""
+        return tuple(parameter for table in self._all() for parameter in table.penalized)
+
+    def _all(self) -> list[Table]:
+        return list(self.tables)  # type: ignore[arg-type]
+
+    def forward(self, ids: Batch) -> Tensor:  # [B, columns] -> [B, Σ d]
+        """Return the rows of all columns; ids [B, columns], or [B] by the name of the column."""
+        batch = self.shifted(ids)
+        found: list[Tensor | None] = [None] * len(self.dims)
+        for table, columns in self.layout.groups:
+            whole = len(columns) == len(self.dims)
+            rows: Tensor = self.tables[table](batch if whole else batch[:, columns])
+            if whole:
+                return rows.flatten(1)
+            for column, part in zip(columns, rows.unbind(1), strict=True):
+                found[column] = part
+        return torch.cat([part for part in found if part is not None], dim=1)
+
+    def shifted(self, ids: Batch) -> Tensor:  # -> int64 [B, columns], rows of the tables
+        """Return the checked ids of a batch as rows of the tables."""
+        if isinstance(ids, Mapping):
+            self.layout.check_names(ids)
+            ids = torch.stack([ids[name] for name in self.names], dim=1)
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] != len(self.dims):
+            shape = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+            raise ArgumentError(f"ids are {shape}: give a tensor [B, {len(self.dims)}]")
+        counts = self.layout.counts.tolist()
+        checked: Tensor = column_ids(ids, counts, "\n".join(self.names))
+        return checked + self.starts
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:  # [...] -> [..., d]
+        """Return the rows of ids of one column."""
+        column = self.layout.columns[self.layout.number(name)]
+        flat = column_ids(ids.reshape(-1, 1), [column.rows], name)
+        found: Tensor = self.tables[column.table](flat[:, 0] + column.start)
+        return found.reshape(*ids.shape, found.shape[1])
+
+    def bag(
+        self,
+        ids: Tensor,  # integer [N]
+        lengths: Tensor,  # integer [columns, B]
+        per_sample_weights: Tensor | None = None,  # [N]
+        *,
+        mode: str = "sum",
+    ) -> Tensor:  # [B, Σ d]
+        """Pool the rows of bags of all columns: the ids of all bags of a column, then of the next.
+
+        ``lengths`` are the numbers of ids in the bags, as in a KeyedJaggedTensor of TorchRec.
+
+        >>> collection = Collection.from_spec({"site": (50, 4, "dense"), "app": (9, 4, "dense")})
+        >>> lengths = torch.tensor([[2, 1], [0, 1]])  # two sites and no app, one site and one app
+        >>> collection.bag(torch.tensor([3, 4, 49, 8]), lengths).shape
+        torch.Size([2, 8])
+        """
+        given, counts = self.layout.bags(ids.cpu().numpy(), lengths.cpu().numpy())
+        bags, ends = counts.shape[1], np.cumsum(counts.sum(1))
+        rows = torch.from_numpy(given + np.repeat(self.layout.starts, counts.sum(1))).to(ids.device)
+        found: list[Tensor | None] = [None] * len(self.dims)
+        for number, columns in self.layout.groups:
+            parts = [slice(ends[c] - counts[c].sum(), ends[c]) for c in columns]
+            weights = None
+            if per_sample_weights is not None:
+                weights = torch.cat([per_sample_weights[part] for part in parts])
+            inside = counts[columns].reshape(-1)
+            offsets = torch.from_numpy(np.cumsum(inside) - inside).to(ids.device)
+            own = torch.cat([rows[part] for part in parts])
+            pooled = self._all()[number].bag(own, offsets, weights, mode=mode)
+            for place, column in enumerate(columns):
+                found[column] = pooled[place * bags : (place + 1) * bags]
+        return torch.cat([part for part in found if part is not None], dim=1)
+
+    def pack(
+        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+    ) -> PackedCollection:
+        """Return the packed form, see ``fb.Table.pack``."""
+        tables = [table.pack(values, dictionary, layout) for table in self._all()]
+        return PackedCollection(tables, self.layout.columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write all tables to one file, atomically; ``fb.PackedCollection.load`` opens it."""
+        self.pack().save(path)
+
+    def __repr__(self) -> str:
+        sizes = zip(self.layout.columns, self.dims, strict=True)
+        shown = [f"{column.name} {column.rows:,} x {dim}" for column, dim in sizes]
+        more = f", {len(shown) - 8} more" if len(shown) > 8 else ""
+        total = sum(table.num_embeddings for table in self._all())
+        return f"Collection({len(shown)} columns, {total:,} rows: {', '.join(shown[:8])}{more})"
+
+
+@torch.library.custom_op("featherbed::column_ids", mutates_args=())
+def column_ids(ids: Tensor, rows: list[int], names: str) -> Tensor:  # [B, columns] -> int64
+    """Return ids as int64, or raise an error that names the column of the bad id.
+
+    >>> column_ids(torch.tensor([[1, 0]]), [5, 1], "site app").tolist()
+    [[1, 0]]
+    """
+    if ids.is_floating_point() or ids.dtype == torch.bool or ids.is_complex():
+        raise IdError(f"ids have dtype {ids.dtype}: a column takes whole numbers, ids.long()")
+    checked = ids.to(torch.int64, copy=True)
+    if len(checked):
+        low, high = checked.amin(0).tolist(), checked.amax(0).tolist()
+        for column, count in enumerate(rows):
+            if low[column] < 0 or high[column] >= count:
+                bad = low[column] if low[column] < 0 else high[column]
+                name = names.split("\n")[column]
+                raise IdError(
+                    f"id {bad} is not in the column {name!r}: its ids go from 0 to {count - 1}"
+                )
+    return checked
+
+
+@column_ids.register_fake
+def _(ids: Tensor, rows: list[int], names: str) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(ids, dtype=torch.int64)

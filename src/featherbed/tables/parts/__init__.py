@@ -1,0 +1,1 @@
+"""Parts of tables with learned codes: relaxations, guides, cells and normalization."""

@@ -1,0 +1,475 @@
+"""The HTTP server as a process: answers equal numpy's, refusals name the remedy, files are replaced."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import featherbed as fb
+from featherbed.apps.classifier.serve import write_classifier
+from featherbed.apps.language.serve import write_language
+from featherbed.apps.recommender import write_recommender
+
+httpx = pytest.importorskip("httpx", reason="needs the extra dev")
+pytest.importorskip("fastapi", reason="needs the extra serve")
+
+WORDS = ["<pad>", "<unk>", "<eos>", "goal", "profit", "team", "bank"]
+
+
+def write_words(folder, seed=0):
+    rows = np.random.default_rng(seed).normal(size=(300, 8)).astype(np.float32)
+    keys = [f"w{number}" for number in range(300)]
+    return fb.save(
+        fb.DenseTable.from_dense(torch.from_numpy(rows)), folder / "words.safetensors", keys=keys
+    )
+
+
+def write_models(folder):
+    write_words(folder)
+    rng = np.random.default_rng(1)
+    fb.save(fb.ProductTable(5_000, 16, parts=4, choices=16), folder / "items.safetensors")
+    users = fb.DenseTable.from_dense(torch.from_numpy(rng.normal(size=(4, 3)).astype("f4")))
+    films = fb.DenseTable.from_dense(torch.from_numpy(rng.normal(size=(6, 3)).astype("f4")))
+    (folder / "films").mkdir()
+    packed = [
+        fb.save(users, folder / "u.safetensors", keys=["ann", "bob", "eve", "kim"]),
+        fb.save(films, folder / "i.safetensors", keys=list("abcdef")),
+    ]
+    write_recommender(
+        folder / "films",
+        *packed,
+        seen=([0, 1, 1, 1, 1], [0]),
+        mean=3.0,
+        biases="column",
+        titles=[f"Film {key}" for key in "abcdef"],
+    )
+    rows = rng.normal(size=(len(WORDS), 4)).astype("f4")
+    rows[0] = 0
+    table = fb.DenseTable.from_dense(torch.from_numpy(rows), padding_idx=0).pack()
+    layer = {"layer0.weight": rng.normal(size=(2, 4)), "layer0.bias": np.zeros(2)}
+    write_classifier(
+        folder / "news", table, layer, kind="bag", classes=["sport", "money"], words=WORDS
+    )
+    plain = fb.DenseTable.from_dense(torch.from_numpy(rows)).pack()
+    gates = rng.normal(size=(16, 4)), rng.normal(size=(16, 4)), np.zeros(16), np.zeros(16)
+    write_language(folder / "lm", plain, [gates], np.zeros(len(WORDS)), words=WORDS)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def started(*paths, options=(), **environment):
+    port = free_port()
+    code = "import sys; sys.modules['torch'] = None; from featherbed.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", *map(str, paths), "--port", str(port), *options],
+        stderr=subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            for _ in range(600):
+                try:
+                    if client.get("/ready").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    assert process.poll() is None, process.stderr.read().decode()
+                    time.sleep(0.1)
+            yield client, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    write_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    paths = [folder / "words.safetensors", folder / "items.safetensors", folder / "films"]
+    with started(*paths, folder / "news", f"lm={folder / 'lm'}") as (client, _):
+        yield client
+
+
+def test_lists_what_it_serves(client):
+    tables = {table["name"]: table for table in client.get("/tables").json()["tables"]}
+    assert {name: table["kind"] for name, table in tables.items()} == {
+        "words": "table",
+        "items": "table",
+        "films": "recommender",
+        "news": "classifier",
+        "lm": "language model",
+    }
+    assert tables["items"]["rows"] == 5_000
+    assert tables["items"]["method"] == "ProductTable"
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json()["tables"] == list(tables)
+
+
+def test_rows_equal_those_of_the_file(client, folder):
+    packed = fb.load(folder / "items.safetensors")
+    ids = [0, 17, 4_999, 17]
+    rows = client.post("/items/rows", json={"ids": ids}).json()["rows"]
+    np.testing.assert_array_equal(np.array(rows, dtype=np.float32), packed[ids])
+    answer = client.post("/items/rows", json={"ids": ids}, headers={"accept": "application/x-npy"})
+    np.testing.assert_array_equal(np.load(io.BytesIO(answer.content)), packed[ids])
+    words = fb.load(folder / "words.safetensors")
+    rows = client.post("/words/rows", json={"keys": ["w3", "w299"]}).json()["rows"]
+    np.testing.assert_array_equal(np.array(rows, dtype=np.float32), words[["w3", "w299"]])
+    many = np.arange(5_000).tolist()
+    rows = client.post("/items/rows", json={"ids": many}).json()["rows"]
+    np.testing.assert_array_equal(np.array(rows, dtype=np.float32), packed[many])
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+def test_search_equals_that_of_the_file(client, folder, metric):
+    words = fb.load(folder / "words.safetensors")
+    ids, scores = words.search(words["w7"], 6, metric=metric)
+    keep = ids != 7
+    answer = client.post("/words/search", json={"key": "w7", "k": 5, "metric": metric}).json()
+    assert answer["ids"] == ids[keep][:5].tolist()
+    assert answer["keys"] == [f"w{id_}" for id_ in answer["ids"]]
+    np.testing.assert_allclose(answer["scores"], scores[keep][:5], rtol=1e-6)
+    by_id = client.post("/words/search", json={"id": 7, "k": 5, "metric": metric}).json()
+    assert by_id == answer
+    vector = words["w7"].tolist()
+    nearest = client.post("/words/search", json={"vector": vector, "k": 1000, "metric": metric})
+    assert len(nearest.json()["ids"]) == 300
+    assert "keys" not in client.post("/items/search", json={"id": 0}).json()
+
+
+def test_recommendations(client, folder):
+    recommender = fb.Recommender.open(folder / "films")
+    items = client.post("/films/recommend", json={"user": "ann", "k": 3}).json()["items"]
+    expected = [item._asdict() for item in recommender.recommend("ann", 3)]
+    assert [item["key"] for item in items] == [item["key"] for item in expected]
+    assert items[0]["title"] == expected[0]["title"]
+    assert items[0]["score"] == pytest.approx(expected[0]["score"])
+    rated = client.post("/films/recommend", json={"user": "ann", "include_rated": True}).json()
+    assert len(rated["items"]) == 6
+
+
+def test_classes_and_continuations(client):
+    one = client.post("/news/classify", json={"text": "goal team"}).json()["classes"]
+    assert sum(entry["probability"] for entry in one) == pytest.approx(1)
+    many = client.post("/news/classify", json={"texts": ["goal team", "bank"], "k": 1}).json()
+    assert many["classes"][0][0]["label"] == one[0]["label"]
+    assert many["classes"][0][0]["probability"] == pytest.approx(one[0]["probability"], rel=1e-5)
+    assert len(many["classes"]) == 2
+    body = {"text": "goal", "words": 4, "seed": 3}
+    text = client.post("/lm/continue", json=body).json()["text"]
+    assert text.startswith("goal")
+    assert client.post("/lm/continue", json=body).json()["text"] == text
+
+
+def test_embeddings_in_openai_format(client, folder):
+    words = fb.load(folder / "words.safetensors")
+    body = {"model": "words", "input": ["w1 W2 unknown", "w3"]}
+    answer = client.post("/v1/embeddings", json=body).json()
+    assert answer["object"] == "list"
+    assert answer["usage"]["prompt_tokens"] == 3
+    found = np.array(answer["data"][0]["embedding"], dtype=np.float32)
+    np.testing.assert_allclose(found, words[["w1", "w2"]].mean(0), rtol=1e-6)
+    packed = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()
+    decoded = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), dtype=np.float32)
+    np.testing.assert_array_equal(decoded, found)
+    by_id = client.post("/v1/embeddings", json={"model": "words", "input": [[1, 2], [3]]}).json()
+    np.testing.assert_allclose(by_id["data"][0]["embedding"], found, rtol=1e-6)
+    news = client.post("/v1/embeddings", json={"model": "news", "input": "goal bank"})
+    assert len(news.json()["data"][0]["embedding"]) == 4
+
+
+REFUSED = {
+    "not JSON": ("/items/rows", b"{", 400, "not JSON"),
+    "no object": ("/items/rows", b"[1]", 400, "JSON object"),
+    "deep": ("/items/rows", b"[" * 100_000, 400, "not JSON"),
+    "nothing": ("/items/rows", b"{}", 400, "exactly one of ids, keys"),
+    "both": ("/items/rows", {"ids": [1], "keys": ["a"]}, 400, "exactly one"),
+    "unknown field": ("/items/rows", {"id": [1]}, 400, "unknown"),
+    "empty": ("/items/rows", {"ids": []}, 400, "list of whole numbers"),
+    "fraction": ("/items/rows", {"ids": [1, 1.5]}, 400, "whole numbers only"),
+    "bool": ("/items/rows", {"ids": [1, True]}, 400, "whole numbers only"),
+    "null": ("/items/rows", {"ids": [None]}, 400, "whole numbers only"),
+    "nested": ("/items/rows", {"ids": [[1]]}, 400, "whole numbers only"),
+    "beyond": ("/items/rows", {"ids": [5_000]}, 404, "ids go from 0 to 4999"),
+    "negative": ("/items/rows", {"ids": [-1]}, 404, "ids go from 0 to 4999"),
+    "beyond 64 bits": ("/items/rows", b'{"ids": [18446744073709551615]}', 400, "too large"),
+    "beyond a float": ("/items/rows", b'{"ids": [1' + b"0" * 400 + b"]}", 400, ""),
+    "NaN": ("/items/rows", b'{"ids": [NaN]}', 400, "not JSON"),
+    "too many": ("/items/rows", {"ids": [1] * 70_000}, 413, "at most 65,536"),
+    "no keys": ("/items/rows", {"keys": ["a"]}, 404, "without keys"),
+    "unknown key": ("/words/rows", {"keys": ["w1", "zz"]}, 404, "zz"),
+    "too large": ("/items/rows", b" " * (9 << 20), 413, "at most 8,388,608 bytes"),
+    "k": ("/items/search", {"id": 1, "k": 10**9}, 400, "k must be"),
+    "k zero": ("/items/search", {"id": 1, "k": 0}, 400, "k must be"),
+    "metric": ("/items/search", {"id": 1, "metric": "l2"}, 400, "cosine or dot"),
+    "vector": ("/items/search", {"vector": [1.0]}, 400, "16 numbers"),
+    "vector of texts": ("/items/search", {"vector": ["a"] * 16}, 400, "16 numbers"),
+    "huge vector": ("/items/search", {"vector": [1e300] * 16}, 400, "beyond float32"),
+    "unknown user": ("/films/recommend", {"user": "zoe"}, 404, "zoe"),
+    "user and history": ("/films/recommend", {"user": "ann", "history": ["a"]}, 400, "one of"),
+    "bad history": ("/films/recommend", {"history": [{"item": 3}]}, 400, "entry of history"),
+    "no recommender": ("/items/recommend", {"user": "ann"}, 404, "not a recommender"),
+    "no word": ("/news/classify", {"text": "  "}, 400, "no word"),
+    "long text": ("/news/classify", {"text": "a" * 200_000}, 413, "at most 100,000"),
+    "temperature": ("/lm/continue", {"text": "goal", "temperature": -1}, 400, "temperature"),
+    "words": ("/lm/continue", {"text": "goal", "words": 10**7}, 400, "words must be"),
+    "no table": ("/nothing/rows", {"ids": [1]}, 404, "use one of words, items"),
+    "traversal": ("/..%2f..%2fetc%2fpasswd/rows", {"ids": [1]}, 404, ""),
+    "null byte": ("/%00/rows", {"ids": [1]}, 404, ""),
+    "embeddings of ids": ("/v1/embeddings", {"model": "words", "input": [10**6]}, 404, "ids go"),
+    "no known word": ("/v1/embeddings", {"model": "words", "input": ["zz"]}, 400, "no word of"),
+    "embeddings without keys": ("/v1/embeddings", {"model": "items", "input": "a"}, 400, "no keys"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_bad_requests_are_told_what_is_accepted(client, case):
+    path, body, status, message = REFUSED[case]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post(path, content=content)
+    assert answer.status_code == status, answer.text
+    assert message in answer.json()["error"]["message"]
+    assert client.get("/health").status_code == 200
+
+
+def test_other_methods_and_paths(client):
+    assert client.get("/items/rows").status_code == 405
+    assert client.post("/items/nothing").status_code == 404
+    assert client.get("/docs").status_code == 404
+    assert "/{name}/rows" in client.get("/openapi.json").json()["paths"]
+    assert (
+        client.get("/tables", headers={"origin": "http://x"}).headers.get(
+            "access-control-allow-origin"
+        )
+        is None
+    )
+
+
+def test_metrics_count_requests(client):
+    client.post("/items/rows", json={"ids": [1]})
+    text = client.get("/metrics").text
+    assert 'featherbed_requests_total{endpoint="/{name}/rows",status="200"}' in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_slow_bodies_end(folder):
+    with started(folder / "items.safetensors", options=["--timeout", "0.5"]) as (client, _):
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+            raw.sendall(b"POST /items/rows HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            raw.settimeout(10)
+            assert b"408" in raw.recv(1000).splitlines()[0]
+        assert client.get("/health").status_code == 200
+
+
+def test_a_token_and_origins(folder):
+    options = ["--cors", "https://shop.example"]
+    path = folder / "items.safetensors"
+    with started(path, options=options, FEATHERBED_TOKEN="secret") as (client, _):
+        assert client.get("/tables").status_code == 401
+        assert client.get("/tables", headers={"authorization": "Bearer other"}).status_code == 401
+        allowed = client.get(
+            "/tables",
+            headers={"authorization": "Bearer secret", "origin": "https://shop.example"},
+        )
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://shop.example"
+
+
+def test_replaced_files_are_picked_up_and_answers_are_never_mixed(tmp_path):
+    tables = [write_words(tmp_path, seed) for seed in (0, 1)]
+    expected = [table[np.arange(300)] for table in tables]
+    path = tmp_path / "words.safetensors"
+    tables[0].save(path)
+    with started(path, options=["--watch"]) as (client, _):
+
+        def ask(_):
+            rows = client.post("/words/rows", json={"ids": list(range(300))})
+            assert rows.status_code == 200
+            found = np.array(rows.json()["rows"], dtype=np.float32)
+            return [bool((found == rows_of).all()) for rows_of in expected]
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(ask, range(50)))
+            assert all(answer == [True, False] for answer in answers)
+            tables[1].save(path)
+            deadline = time.monotonic() + 20
+            while not (answers := list(pool.map(ask, range(20))))[-1][1]:
+                assert time.monotonic() < deadline
+                assert all(sum(answer) == 1 for answer in answers)
+            (tmp_path / "broken").write_bytes(b"broken")
+            (tmp_path / "broken").replace(path)
+            time.sleep(2.5)
+            assert ask(0) == [False, True], "the last good file is still served"
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["nothing.safetensors"], "no such file"),
+        (["."], "holds no model"),
+        (["tables=words.safetensors"], "endpoint of the server"),
+        (["words.safetensors", "words.safetensors"], "both called 'words'"),
+        (["broken.safetensors"], "not a featherbed file"),
+    ],
+)
+def test_bad_paths_end_with_one_line(tmp_path, paths, message):
+    write_words(tmp_path)
+    (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 100)
+    done = subprocess.run(
+        [sys.executable, "-m", "featherbed.cli", "serve", *paths],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+
+
+def test_several_workers(folder):
+    with started(folder / "words.safetensors", options=["--workers", "2"]) as (client, _):
+        for _ in range(20):
+            assert client.post("/words/rows", json={"ids": [3]}).status_code == 200
+
+
+def test_the_client_example(client, capsys):
+    import runpy
+
+    example = runpy.run_path("examples/http_client.py")
+    example["main"](str(client.base_url), "words", "w3", "w4")
+    shown = capsys.readouterr().out
+    assert "2 rows of 8 numbers" in shown
+    assert "w3 is near" in shown
+
+
+def test_rows_are_inspected(client, folder):
+    words = fb.load(folder / "words.safetensors")
+    row = client.post("/words/inspect", json={"key": "w7"}).json()
+    ids, _ = words.search(words["w7"], 9, metric="cosine")
+    assert [other["id"] for other in row["neighbors"]] == [i for i in ids.tolist() if i != 7][:8]
+    assert row["key"] == "w7"
+    codes = client.post("/items/inspect", json={"id": 11}).json()["codes"]
+    assert codes == fb.load(folder / "items.safetensors").codes_of([11])[0].tolist()
+
+
+def test_words_that_move_a_class(client):
+    found = client.post("/news/explain", json={"text": "goal bank"}).json()
+    whole = found["classes"][0]
+    for word, other in (("goal", "bank"), ("bank", "goal")):
+        alone = client.post("/news/classify", json={"text": other}).json()["classes"]
+        left = next(entry["probability"] for entry in alone if entry["label"] == whole["label"])
+        effect = next(entry["effect"] for entry in found["words"] if entry["word"] == word)
+        assert effect == pytest.approx(whole["probability"] - left, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        options = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--use-gl=swiftshader",
+            "--ignore-gpu-blocklist",
+        ]
+        browser = playwright.chromium.launch(executable_path=chromium, args=options)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser, url, **settings):
+    page, errors = browser.new_page(**settings), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    page.goto(url)
+    page.wait_for_selector("body[data-ready]", timeout=60_000)
+    yield page
+    assert not errors
+    page.close()
+
+
+def test_the_page_is_explored(client, browser):
+    with opened(browser, str(client.base_url)) as page:
+        page.fill("#find", "w7")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelector('#detail h2')?.textContent === 'w7'")
+        nearest = client.post("/words/inspect", json={"key": "w7"}).json()["neighbors"][0]["key"]
+        page.click(f"#detail button:text-is('{nearest}')")
+        page.wait_for_function(f"document.querySelector('#detail h2').textContent === '{nearest}'")
+        box = page.locator("#plot .nsewdrag").first.bounding_box()
+        point = page.evaluate(
+            "() => { const f = document.querySelector('#plot')._fullLayout, d = data;"
+            " const x = floats(d.x), y = floats(d.y);"
+            " return [f.xaxis.l2p(x[5]), f.yaxis.l2p(y[5])]; }"
+        )
+        page.mouse.move(box["x"] + point[0], box["y"] + point[1])
+        page.wait_for_timeout(300)
+        page.mouse.click(box["x"] + point[0], box["y"] + point[1])
+        page.wait_for_function(f"document.querySelector('#detail h2').textContent !== '{nearest}'")
+        page.select_option("#table", "films")
+        page.wait_for_selector("body[data-ready=films]")
+        page.fill("#recommend", "ann")
+        page.click("#ask button")
+        page.wait_for_selector("#recommend-answer li")
+        assert "Film" in page.inner_text("#recommend-answer")
+        page.select_option("#table", "news")
+        page.wait_for_selector("body[data-ready=news]")
+        page.fill("#classify", "goal bank")
+        page.click("#ask button")
+        page.wait_for_selector("#classify-answer .word")
+        assert "%" in page.inner_text("#classify-answer")
+
+
+def test_the_offline_page(folder, tmp_path, browser):
+    out = tmp_path / "page.html"
+    rows = fb.load(folder / "items.safetensors")[:]
+    np.save(tmp_path / "before.npy", rows + 0.1)
+    (tmp_path / "columns.csv").write_text(
+        "genre,sold\n" + "".join(f"g{i % 3},{i}\n" for i in range(5_000))
+    )
+    options = {"--out": out, "--original": tmp_path / "before.npy"}
+    options["--columns"] = tmp_path / "columns.csv"
+    words = [str(word) for option in options.items() for word in option]
+    done = subprocess.run(
+        [sys.executable, "-m", "featherbed.cli", "view", str(folder / "items.safetensors"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "http" not in done.stdout
+    phone = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
+    with opened(browser, out.as_uri(), **phone) as page:
+        assert {"genre", "sold", "first code"} <= set(page.inner_text("#color").split("\n"))
+        page.fill("#find", "17")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelector('#detail h2')?.textContent === 'row 17'")
+        assert "Before compression" in page.inner_text("#detail")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
