@@ -168,7 +168,8 @@ def write_encoder(
     if out.exists() or not out.parent.is_dir():
         raise ArgumentError(f"{out} cannot be written: name a new folder in one that exists")
     if settings:
-        table = compress(np.asarray(rows, dtype=np.float32), **settings)
+        # by their error, which rows of zeros (unused tokens) have too
+        table = compress(np.asarray(rows, dtype=np.float32), measure="error", **settings)
     else:
         atoms = Matrix.encode(rows, "float32")
         table = PackedTable([Band(len(rows), Identity(), dictionary=atoms)], rows.shape[1])

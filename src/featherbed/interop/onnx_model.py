@@ -222,27 +222,20 @@ def export_model(
     output = "sentence_embedding" if pooling else "logits" if heads else "last_hidden_state"
     ids, mask = sample_inputs(model, embedding)
     with torch.no_grad():
-        expected = ModelOutput(model, output, pooling)(ids, mask)
+        expected = torch_output(model, ids, mask, output, pooling)
         body = export_body(model, embedding, output, pooling, bool(heads), dynamic)
     proto = stitch(body, embedding, output, bool(heads))
     check_export(proto, (ids, mask), expected, loose=dynamic)
     return proto
 
 
-class ModelOutput(nn.Module):
-    """The output of a model by its token ids, as torch computes it."""
-
-    def __init__(self, model: nn.Module, output: str, pooling: Pooling | None) -> None:
-        super().__init__()
-        self.model, self.output, self.pooling = model, output, pooling
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the output."""
-        found = self.model(input_ids=ids, attention_mask=mask, return_dict=True)
-        if self.pooling is None:
-            states: Tensor = getattr(found, self.output)
-            return states
-        return self.pooling.apply(found.last_hidden_state, mask)
+def torch_output(
+    model: Any, ids: Tensor, mask: Tensor, output: str, pooling: Pooling | None
+) -> Tensor:
+    """Return the output of a model by its token ids, as torch computes it."""
+    found = model(input_ids=ids, attention_mask=mask, return_dict=True)
+    states: Tensor = getattr(found, output if pooling is None else "last_hidden_state")
+    return states if pooling is None else pooling.apply(states, mask)
 
 
 def sample_inputs(model: Any, embedding: PackedEmbedding) -> tuple[Tensor, Tensor]:
