@@ -9,7 +9,7 @@ SEED   ?= 0
 JOBS   ?= 2
 EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,dev
 
-.PHONY: help install demo test check fuzz format bench paper experiments clean
+.PHONY: help install demo test check fuzz format bench paper experiments queue clean
 
 help:
 	@echo "make demo     train and compare tables on generated ratings (about a minute)"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench    speed against torch, side by side"
 	@echo "make experiments  every published table and study of research/, and whether it has results"
 	@echo "make paper    run one: NAME=ant/table14 [SIZE=quick|small|full] [SEEDS=0,1,2] [ROWS=dense,ant-29k]"
+	@echo "make queue    run what research/queue.toml plans and has no results yet, on one thread"
 	@echo "make install  the environment in $(VENV), with every extra"
 
 install: $(READY)
@@ -60,6 +61,9 @@ paper: $(READY)
 
 experiments: $(READY)
 	@$(BIN)/python -m research list
+
+queue: $(READY)
+	nice -n 19 $(BIN)/python -m research queue
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -20,8 +20,7 @@ from timing import race
 
 import featherbed as fb
 from featherbed.kernels.threads import set_threads
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 

@@ -29,8 +29,7 @@ BLOCK = 1 << 14  # rows written at once
 
 def write(path, kind, size):
     """Write a packed file of about ``size`` bytes, never more than a few blocks in memory."""
-    from featherbed.packed.band import Band
-    from featherbed.packed.codes import Every
+    from featherbed.packed.band import Band, Every
     from featherbed.packed.file import header_of
     from featherbed.packed.matrix import Matrix
     from featherbed.packed.table import PackedTable

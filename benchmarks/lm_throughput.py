@@ -20,11 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
-from featherbed.apps.language.fit import detach
 from featherbed.apps.language.model import LSTMModel
-from featherbed.apps.words.selection import Lexicon
-from featherbed.apps.words.settings import WordTableSettings
-from featherbed.apps.words.table import build_word_table
+from featherbed.apps.language.train import detach
+from featherbed.apps.words import Lexicon, WordTableSettings, build_word_table
 from featherbed.kernels.threads import set_threads
 
 RESULTS = Path(__file__).parent / "results"

@@ -20,8 +20,7 @@ from timing import race
 
 import featherbed as fb
 from featherbed.kernels.threads import set_threads
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, Identity, Ragged
+from featherbed.packed.band import Band, Every, Fixed, Identity, Ragged
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 

@@ -22,10 +22,8 @@ from pathlib import Path
 import numpy as np
 
 import featherbed as fb
-from featherbed.apps.recommender.serve import Recommender
-from featherbed.apps.recommender.store import write_recommender
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, sparse_layout
+from featherbed.apps.recommender.serve import Recommender, write_recommender
+from featherbed.packed.band import Band, Every, Fixed, sparse_layout
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable

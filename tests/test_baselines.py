@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from featherbed.apps.recommender import baselines
-from featherbed.apps.recommender.baselines import fit_biases, fit_validated_biases
+from featherbed.apps.recommender import graded as baselines
 from featherbed.apps.recommender.data import make_split
-from featherbed.apps.recommender.fit import pack_rows
-from featherbed.apps.recommender.insight import describe_recommender
+from featherbed.apps.recommender.graded import (
+    fit_biases,
+    fit_validated_biases,
+)
+from featherbed.apps.recommender.train import describe_recommender, pack_rows
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings
 
@@ -25,7 +27,7 @@ def test_planted_biases_are_found(monkeypatch):
     train, validation, test = biased_ratings(30_000, 0.0).split(0)
     fitted = fit_validated_biases(train, validation)
     assert fitted.error(test) < 0.01 * test.values.var()
-    monkeypatch.setattr(baselines, "BLOCK", 999)
+    monkeypatch.setattr(baselines, "BIAS_BLOCK", 999)
     assert fit_validated_biases(train, validation).error(test) == pytest.approx(fitted.error(test))
 
 

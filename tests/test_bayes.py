@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from featherbed.apps.recommender.bayes import (
+from featherbed.apps.recommender.graded import (
     Posterior,
     balance,
     feature_moments,

@@ -22,6 +22,8 @@ SPECS = {
     "quantized": "quantized",
     "banded": "banded:hot=7,tail=lowrank:rank=3",
     "kd": "kd:choices=4,parts=3",
+    "product": "product:choices=4,parts=4",
+    "centroid": "product:choices=4,parts=4,variant=centroid",
     "tensortrain": "tensortrain:rank=3",
 }
 
@@ -82,6 +84,16 @@ def test_every_table_scales_its_initial_rows(name):
     assert before > 0.1
     table.scale_initial_rows(0.02)
     assert float(table.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["product", "centroid"])
+def test_scaling_keeps_the_codes_and_takes_the_queries_along(name):
+    table = made(name).eval()
+    codes, queries = table.codes_of(), table.queries.detach().clone()
+    factor = 0.02 / float(table.weight.detach().std())
+    table.scale_initial_rows(0.02)
+    assert torch.equal(table.codes_of(), codes)
+    torch.testing.assert_close(table.queries.detach(), factor * queries)
 
 
 def test_the_divergence_of_a_variational_table_is_warmed_up():

@@ -13,9 +13,18 @@ from typer.testing import CliRunner
 
 import featherbed as fb
 from featherbed.cli import app
-from featherbed.packed.band import Affine, Band, Members
+from featherbed.packed.band import (
+    Affine,
+    Band,
+    Every,
+    Fixed,
+    Hash,
+    Identity,
+    Members,
+    Ragged,
+    Remainder,
+)
 from featherbed.packed.cells import KINDS, Cell
-from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 

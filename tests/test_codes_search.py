@@ -7,9 +7,8 @@ import pytest
 
 import featherbed as fb
 from featherbed.packed import search
-from featherbed.packed.band import Affine, Band, Members
+from featherbed.packed.band import Affine, Band, Every, Fixed, Identity, Members, Ragged
 from featherbed.packed.cells import Cell
-from featherbed.packed.codes import Every, Fixed, Identity, Ragged
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 

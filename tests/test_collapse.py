@@ -7,14 +7,14 @@ import torch
 import featherbed as fb
 from featherbed import cli
 from featherbed.apps.classifier.data import prepare
-from featherbed.apps.classifier.fit import fit_classifier
 from featherbed.apps.classifier.settings import ClassifierSettings
-from featherbed.apps.language.fit import fit_language
+from featherbed.apps.classifier.train import fit_classifier
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import fit_language
+from featherbed.apps.pipeline import check_weights
 from featherbed.apps.recommender.data import make_split
+from featherbed.apps.recommender.model import fit_tables
 from featherbed.apps.recommender.settings import RecommenderSettings
-from featherbed.apps.recommender.tables import fit_tables
-from featherbed.apps.training import check_weights
 from featherbed.io.records import make_ratings
 from featherbed.io.texts import Corpus, LabeledTexts
 

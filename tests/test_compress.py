@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.checks import read_bytes
 from featherbed.codecs import auto, trial
 from featherbed.codecs.codec import CodecJob
 from featherbed.codecs.coding import AdditiveEncoder, decode, least_squares
@@ -20,12 +21,11 @@ from featherbed.codecs.principal import effective_rank
 from featherbed.codecs.quality import QualityEvaluator, band_edges, overlap
 from featherbed.codecs.registry import CODECS, codec_of
 from featherbed.codecs.rows import WeightedRows
-from featherbed.codecs.target import Target, read_bytes
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Fixed
+from featherbed.codecs.target import Target
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.report.figures import as_bytes
+from featherbed.report.page import as_bytes
 
 NAMES = [
     *CODECS,

@@ -19,11 +19,9 @@ from torch.utils.data import DataLoader
 import featherbed as fb
 from featherbed.interop.disk import DiskRows
 from featherbed.packed import disk
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Fixed, Ragged
+from featherbed.packed.band import Band, Every, Fixed, Ragged
 from featherbed.packed.disk import RowFile, open_rows
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import Matrix
+from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable
 from test_kernels import LAYOUTS, V, table
 

@@ -6,8 +6,8 @@ import pytest
 
 from featherbed import cli
 from featherbed.apps.recommender import train_recommender
+from featherbed.checks import TRAINING, require
 from featherbed.errors import MissingExtra
-from featherbed.extras import TRAINING, require
 
 
 @pytest.fixture

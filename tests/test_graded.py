@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 import featherbed as fb
 from featherbed.codecs.graded import LEFT, allocate_bits, grade_ends
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Every
-from featherbed.packed.graded import Graded, stream_bytes
-from featherbed.packed.matrix import Matrix
-from featherbed.packed.report import as_text, file_size, report
+from featherbed.packed.band import Affine, Band, Every
+from featherbed.packed.inspect import as_text, file_size, report
+from featherbed.packed.matrix import Graded, Matrix, stream_bytes
 from featherbed.packed.schema import describe, rebuild
 from featherbed.packed.table import PackedTable
 from featherbed.tables.graded import GradedTable
@@ -80,7 +78,7 @@ def test_few_rows_are_decoded_alone_and_many_are_kept():
 
 
 def test_long_streams_are_packed_in_parts(monkeypatch):
-    from featherbed.packed import graded as module
+    from featherbed.packed import matrix as module
 
     levels, bits, rows, scales, matrix = some(5, most_rows=200)
     whole = Graded.encode(levels, bits, rows, scales)

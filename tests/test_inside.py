@@ -12,9 +12,8 @@ import featherbed as fb
 from featherbed.errors import ArgumentError
 from featherbed.io.opening import read_lines
 from featherbed.io.records import read_movielens
-from featherbed.packed import anchor_weights
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every, Ragged, sparse_layout
+from featherbed.packed import inspect as anchor_weights
+from featherbed.packed.band import Band, Every, Ragged, sparse_layout
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable

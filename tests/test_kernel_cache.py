@@ -103,8 +103,8 @@ def test_a_damaged_cache_is_compiled_again(tmp_path):
 
 
 def test_without_locks_the_code_is_still_the_right_one(tmp_path):
-    text = MODULE.replace("import sys\n", "import sys\n\nimport featherbed.locks\n", 1)
-    text = text.replace("def make(", "featherbed.locks.fcntl = None\n\n\ndef make(", 1)
+    text = MODULE.replace("import sys\n", "import sys\n\nimport featherbed.files\n", 1)
+    text = text.replace("def make(", "featherbed.files.fcntl = None\n\n\ndef make(", 1)
     (tmp_path / "loops.py").write_text(text)
     finish([start(tmp_path, [number]) for number in (1, 2)])
     finish([start(tmp_path, [1, 2])])

@@ -18,9 +18,18 @@ import torch.nn.functional as F
 
 import featherbed as fb
 from featherbed.kernels import threads, workqueue
-from featherbed.packed.band import Affine, Band, Members
+from featherbed.packed.band import (
+    Affine,
+    Band,
+    Every,
+    Fixed,
+    Hash,
+    Identity,
+    Members,
+    Ragged,
+    Remainder,
+)
 from featherbed.packed.cells import Cell
-from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 

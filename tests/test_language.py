@@ -11,16 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import featherbed as fb
-from featherbed.apps import training
-from featherbed.apps.checkpoints import Checkpoints
-from featherbed.apps.language import fit as fitting
+from featherbed.apps import pipeline as training
+from featherbed.apps.language import train as fitting
 from featherbed.apps.language.data import columns, corpus_lexicon, segments
-from featherbed.apps.language.fit import fit_language, perplexity
 from featherbed.apps.language.model import AllRows, AWDLSTMModel, LSTMModel, locked_dropout
-from featherbed.apps.language.run import LanguageRun
 from featherbed.apps.language.settings import DropoutSettings, LanguageSettings
-from featherbed.apps.pipeline import RunOptions
-from featherbed.apps.words.table import build_word_table
+from featherbed.apps.language.train import LanguageRun, fit_language, perplexity
+from featherbed.apps.pipeline import Checkpoints, RunOptions
+from featherbed.apps.words import build_word_table
 from featherbed.io.texts import Corpus
 from featherbed.optim.wrappers import Averaged, penalties_of
 

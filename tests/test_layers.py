@@ -13,9 +13,9 @@ import featherbed as fb
 SOURCE = Path(fb.__file__).parent
 # from the bottom up: a module imports from lower layers, and sideways only what SIDEWAYS names
 LAYERS = [
-    ["version", "errors", "locks"],
+    ["version", "errors", "files"],
     ["checks", "lazy"],
-    ["extras", "progress", "settings", "specs", "compose", "hashing"],
+    ["progress", "settings", "specs", "compose", "hashing"],
     ["kernels"],
     ["packed"],
     ["codecs"],
@@ -33,11 +33,10 @@ HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 WITHOUT_TORCH = (
     "version",
     "errors",
-    "extras",
     "progress",
     "settings",
     "specs",
-    "locks",
+    "files",
     "compose",
     "hashing",
     "kernels",

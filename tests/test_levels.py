@@ -8,21 +8,22 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.recommender.bayes import fit_posterior, squared_error
 from featherbed.apps.recommender.data import make_split, sort_by_frequency
 from featherbed.apps.recommender.graded import (
     allocate_sides,
     fit_graded,
     fit_levels,
+    fit_posterior,
     grade_moments,
     grade_sizes,
     round_posterior,
+    squared_error,
 )
 from featherbed.codecs.graded import LEFT
 from featherbed.errors import ArgumentError
 from featherbed.io.records import Ratings, make_ratings, read_movielens
 from featherbed.kernels.threads import set_threads
-from featherbed.packed.report import file_size
+from featherbed.packed.inspect import file_size
 
 SPLIT = sort_by_frequency(make_split(make_ratings(600, 300, 40_000, groups=6, dim=4, seed=1)))
 POSTERIOR = fit_posterior(SPLIT.train, 6, validation=SPLIT.validation)

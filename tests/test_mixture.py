@@ -9,7 +9,7 @@ import torch
 
 import featherbed as fb
 from featherbed.errors import ArgumentError
-from featherbed.packed.codes import Ragged
+from featherbed.packed.band import Ragged
 from featherbed.tables import spec
 from featherbed.tables.mixture import MixtureTable, enclosing_simplex, sparse_softmax
 

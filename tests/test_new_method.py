@@ -14,7 +14,7 @@ import torch
 
 from featherbed.codecs.half import HalfCodec
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Identity
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
 from featherbed.tables.rows import empty_parameter, encode
@@ -58,7 +58,7 @@ import numpy as np
 
 from featherbed.codecs.codec import Codec, FinalFit, matrix_size
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Identity
 from featherbed.packed.matrix import Matrix
 
 

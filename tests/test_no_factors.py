@@ -7,15 +7,12 @@ import pytest
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.apps.recommender.serve import Recommender
-from featherbed.apps.recommender.store import write_recommender
+from featherbed.apps.recommender.serve import Recommender, write_recommender
 from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
-from featherbed.packed.columns import columns_with_bits, nonzero_columns
-from featherbed.packed.graded import Graded
-from featherbed.packed.report import as_text, report
+from featherbed.packed.band import Band, Every
+from featherbed.packed.inspect import as_text, report
+from featherbed.packed.matrix import Graded
 from featherbed.packed.table import PackedTable
 
 KEYS = ["a", "b", "c", "d"]
@@ -50,11 +47,11 @@ def run(monkeypatch, capsys):
 
 
 def test_columns_that_hold_something():
-    assert columns_with_bits(graded("2010")).tolist() == [True, False, True, False]
-    assert columns_with_bits(fb.DenseTable(3, 2).pack()) is None
+    assert graded("2010").columns_with_bits().tolist() == [True, False, True, False]
+    assert fb.DenseTable(3, 2).pack().columns_with_bits() is None
     rows = np.zeros((10_000, 3), np.float32)
     rows[9_999, 2] = 1
-    assert nonzero_columns(fb.DenseTable.from_dense(rows).pack()).tolist() == [False, False, True]
+    assert fb.DenseTable.from_dense(rows).pack().nonzero_columns().tolist() == [False, False, True]
 
 
 def test_directions_of_one_column_are_refused():

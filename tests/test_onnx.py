@@ -14,10 +14,18 @@ from featherbed.interop.onnx import export as exporter
 from featherbed.interop.onnx import graph as fields
 from featherbed.interop.onnx import rows
 from featherbed.interop.onnx.export import to_onnx
-from featherbed.packed.band import Affine, Band, Members
-from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import KINDS, Matrix
+from featherbed.packed.band import (
+    Affine,
+    Band,
+    Every,
+    Fixed,
+    Hash,
+    Identity,
+    Members,
+    Ragged,
+    Remainder,
+)
+from featherbed.packed.matrix import KINDS, Graded, Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.tables.spec import METHODS, method_name
 

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import featherbed as fb
-from featherbed.packed import bits, file, writing
-from featherbed.packed.band import Band, Members
-from featherbed.packed.codes import Every, Fixed, Ragged
+from featherbed import files as writing
+from featherbed.packed import bits, file
+from featherbed.packed.band import Band, Every, Fixed, Members, Ragged
 from featherbed.packed.disk import open_rows
-from featherbed.packed.graded import Graded
+from featherbed.packed.inspect import report
 from featherbed.packed.keys import Keys
 from featherbed.packed.levels import ValueLevels
-from featherbed.packed.matrix import KINDS, Matrix
-from featherbed.packed.report import report
+from featherbed.packed.matrix import KINDS, Graded, Matrix
 from featherbed.packed.schema import describe
 from featherbed.packed.table import PackedTable
 from test_cells import cell_table
@@ -711,7 +710,7 @@ def test_spans_near_the_end_of_all_numbers_are_refused(tmp_path, monkeypatch):
 
 
 def test_totals_that_lead_below_zero_are_refused(tmp_path, monkeypatch):
-    from featherbed.packed.codes import Identity
+    from featherbed.packed.band import Identity
 
     rows = [Matrix.encode(np.ones((n, 2), np.float32), "float32") for n in (1, 1023)]
     hot = Band(1, Identity(), dictionary=rows[0], members=Members.of(np.array([700]), 1024))
@@ -982,7 +981,7 @@ def test_spliced_files_raise_only_format_errors(tmp_path_factory, junk, at):
 WRITER = """
 import sys, numpy as np, featherbed as fb
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 table = PackedTable([Band(40_000, Identity(), dictionary=Matrix.encode(np.full((40_000, 64), 2.0, np.float32), "float32"))], 64)

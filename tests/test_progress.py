@@ -157,8 +157,8 @@ def test_lines_go_to_stderr(clock, capsys):
 def test_training_writes_lines_when_redirected(log, clock, monkeypatch):
     from featherbed.apps.recommender import model as ratings
     from featherbed.apps.recommender.data import make_split
+    from featherbed.apps.recommender.model import fit_tables
     from featherbed.apps.recommender.settings import RecommenderSettings
-    from featherbed.apps.recommender.tables import fit_tables
     from featherbed.io.records import make_ratings
 
     whole = ratings.train_epoch

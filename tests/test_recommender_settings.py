@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from featherbed.apps.recommender import RecommenderSettings, train_recommender
+from featherbed.apps.recommender.model import check_tables
 from featherbed.apps.recommender.settings import AUTO, GROWING
-from featherbed.apps.recommender.tables import check_tables
 from featherbed.cli import app
 from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings

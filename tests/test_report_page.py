@@ -13,18 +13,16 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.popularity import bin_edges, row_cost
-from featherbed.apps.recommender import insight as insights
-from featherbed.apps.recommender.insight import describe_recommender
+from featherbed.apps.recommender import describe_recommender
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.io.records import ItemTitles, Ratings, make_ratings
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
-from featherbed.packed.graded import Graded
+from featherbed.packed.band import Band, Every
+from featherbed.packed.inspect import row_cost
 from featherbed.packed.keys import Keys
-from featherbed.packed.matrix import Matrix
+from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.report.page import plot
+from featherbed.report import ratings as insights
+from featherbed.report.page import bin_edges, plot
 from featherbed.report.ratings import ratings_page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
@@ -345,9 +343,9 @@ def test_bits_of_rows():
 
 def test_the_cost_of_rows_is_counted_in_blocks(monkeypatch):
     packed, counts = anchored(120)[1], np.bincount(PARTS[0].users, minlength=120)
-    whole = insights._describe_cost(packed, counts)
+    whole = insights.describe_cost(packed, counts)
     monkeypatch.setattr(insights, "ROWS", 7)
-    assert insights._describe_cost(packed, counts) == whole
+    assert insights.describe_cost(packed, counts) == whole
     assert sum(one["rows"] for one in whole["bins"]) == 120
     cost = row_cost(packed, np.arange(120), coded=True)
     for one, following in zip(whole["bins"], [*whole["bins"][1:], {"low": math.inf}], strict=True):
@@ -394,12 +392,10 @@ def test_an_item_without_title_goes_by_its_key():
         packed.bands, 4, keys=Keys.of(f"k{i}" for i in range(80)), made_by=packed.made_by
     )
     names = {
-        top["name"]
-        for one in insights._describe_anchors(named, None)["shown"]
-        for top in one["top"]
+        top["name"] for one in insights.describe_anchors(named, None)["shown"] for top in one["top"]
     }
     assert names and all(name.startswith("k") for name in names)
-    titled = insights._describe_anchors(packed, ItemTitles(TITLES, None))
+    titled = insights.describe_anchors(packed, ItemTitles(TITLES, None))
     weights = table.transform.detach().numpy()
     for one in titled["shown"]:
         best = np.argsort(-np.abs(weights[:, one["anchor"]]), kind="stable")[: len(one["top"])]

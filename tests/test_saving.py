@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 import featherbed as fb
+from featherbed import files as writing
 from featherbed.apps.pipeline import _temporary_workplace, move_files
-from featherbed.locks import exclusive
-from featherbed.packed import writing
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.files import exclusive, remove_stale, replacing, temporary_folder
+from featherbed.packed.band import Band, Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.packed.writing import remove_stale, replacing, temporary_folder
 
 
 def small(value=1.0, rows=4):
@@ -86,7 +84,7 @@ FULL = """
 import resource, signal, sys
 import numpy as np
 from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Identity
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -111,7 +109,7 @@ def test_a_disk_that_is_full_is_told_with_the_path(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from featherbed.packed import writing
+from featherbed import files as writing
 writing._nameless = lambda folder: None
 with writing.temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "part").write_text("half")
@@ -142,7 +140,7 @@ def test_what_a_killed_process_leaves_is_removed_and_what_a_running_one_writes_i
 
 
 def test_without_locks_nothing_is_removed_and_writing_works(tmp_path, monkeypatch):
-    monkeypatch.setattr("featherbed.locks.fcntl", None)
+    monkeypatch.setattr("featherbed.files.fcntl", None)
     (tmp_path / ".featherbed-abcdefgh.tmp").mkdir()
     remove_stale(tmp_path)
     small().save(tmp_path / "t")

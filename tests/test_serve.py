@@ -10,16 +10,20 @@ import pytest
 import torch
 
 import featherbed as fb
+from featherbed.apps.recommender import serve as folders
 from featherbed.apps.recommender import serve as recommenders
-from featherbed.apps.recommender import store as folders
 from featherbed.apps.recommender.model import MatrixFactorization
-from featherbed.apps.recommender.serve import Recommender, ScoredItem, check_recommender
-from featherbed.apps.recommender.store import collect_rated, write_recommender
-from featherbed.cli.ratings import format_items, recommend
+from featherbed.apps.recommender.serve import (
+    Recommender,
+    ScoredItem,
+    check_recommender,
+    collect_rated,
+    write_recommender,
+)
+from featherbed.cli.models import format_items, recommend
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
-from featherbed.io.arrays import read_arrays, write_arrays
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
+from featherbed.packed.file import read_arrays, write_arrays
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
@@ -332,16 +336,16 @@ def test_broken_lists_of_what_was_seen(place):
     offsets, items = good["offsets"].copy(), good["items"].copy()
     swapped = offsets.copy()
     swapped[3] = offsets[5]
-    write_arrays(path, "seen", {"offsets": swapped, "items": items})
+    write_arrays(path, {"seen": 1}, {"offsets": swapped, "items": items})
     with pytest.raises(FormatError, match="offsets must rise"):
         check_recommender(place)
     swapped[3] = 1 << 31
-    write_arrays(path, "seen", {"offsets": swapped, "items": items})
+    write_arrays(path, {"seen": 1}, {"offsets": swapped, "items": items})
     with pytest.raises(FormatError, match="the items of user 3 lie outside"):
         Recommender.open(place).recommend("user3")
     wrong = items.copy()
     wrong[offsets[4]] = ITEMS
-    write_arrays(path, "seen", {"offsets": offsets, "items": wrong})
+    write_arrays(path, {"seen": 1}, {"offsets": offsets, "items": wrong})
     with pytest.raises(FormatError, match=f"user 4 has seen item {ITEMS}, there are {ITEMS}"):
         Recommender.open(place).recommend("user4")
     with pytest.raises(FormatError, match=f"names item {ITEMS}"):
@@ -353,13 +357,13 @@ def test_broken_lists_of_what_was_seen(place):
         {"offsets": offsets, "items": items.astype(np.float32)},
         {"offsets": offsets[None], "items": items},
     ):
-        write_arrays(path, "seen", arrays)
+        write_arrays(path, {"seen": 1}, arrays)
         with pytest.raises(FormatError, match=r"seen\.safetensors"):
             Recommender.open(place)
-    write_arrays(path, "titles", {"offsets": offsets, "items": items})
+    write_arrays(path, {"titles": 1}, {"offsets": offsets, "items": items})
     with pytest.raises(FormatError, match="is not what this featherbed reads as 'seen'"):
         Recommender.open(place)
-    write_arrays(path, "seen", {"offsets": offsets, "items": items})
+    write_arrays(path, {"seen": 1}, {"offsets": offsets, "items": items})
     assert (
         repr(check_recommender(place)) == f"Recommender({USERS} users, {ITEMS} items, width {DIM})"
     )
@@ -370,7 +374,7 @@ def test_broken_titles_and_tables_of_another(place, tmp_path_factory):
     good = read_arrays(path, "titles", {"text": ("U8",), "ends": ("U32",)})
     text, ends = good["text"].copy(), good["ends"].copy()
     ends[20] += 10_000
-    write_arrays(path, "titles", {"text": text, "ends": ends})
+    write_arrays(path, {"titles": 1}, {"text": text, "ends": ends})
     with pytest.raises(FormatError, match=r"the title of item 2[01] lies outside"):
         Recommender.open(place).recommend("user0", k=ITEMS, include_rated=True)
     shutil.copy(place / "items.safetensors", place / "users.safetensors")
@@ -395,7 +399,7 @@ def test_no_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Recommender.open(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         Recommender.open(tmp_path / "file")
 
 
@@ -428,7 +432,7 @@ def test_nothing_acts_on_the_terminal():
 def test_it_needs_neither_torch_nor_numba(place):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.cli.ratings import recommend; recommend(sys.argv[1], 'user2', 3)\n"
+        "from featherbed.cli.models import recommend; recommend(sys.argv[1], 'user2', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy') if m in sys.modules])"
     )
     found = subprocess.run(
@@ -440,7 +444,7 @@ def test_it_needs_neither_torch_nor_numba(place):
 def test_few_items_do_not_wait_for_a_compiler(tmp_path):
     code = (
         "import sys, numpy as np\n"
-        "from featherbed.packed.band import Band; from featherbed.packed.codes import Every\n"
+        "from featherbed.packed.band import Band; from featherbed.packed.band import Every\n"
         "from featherbed.packed.keys import Keys; from featherbed.packed.matrix import Matrix\n"
         "from featherbed.packed.table import PackedTable\n"
         "from featherbed.apps.recommender import Recommender, write_recommender\n"

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import featherbed as fb
+from featherbed.apps import bundle as bundles
+from featherbed.apps.bundle import encode_weights, read_words, stored_bytes, write_words
 from featherbed.apps.classifier import serve as classifiers
 from featherbed.apps.classifier.model import BagOfWords, TextCNN
 from featherbed.apps.classifier.serve import (
@@ -22,16 +24,13 @@ from featherbed.apps.classifier.serve import (
     write_classifier,
 )
 from featherbed.apps.language import serve as languages
-from featherbed.apps.language.fit import perplexity
 from featherbed.apps.language.model import AWDLSTMModel, LSTMModel
 from featherbed.apps.language.serve import LanguageModel, check_language, write_language
-from featherbed.apps.words import bundle as bundles
-from featherbed.apps.words.bundle import encode_weights, read_words, stored_bytes, write_words
-from featherbed.cli.texts import classify, continue_text, format_classes
+from featherbed.apps.language.train import perplexity
+from featherbed.cli.models import classify, continue_text, format_classes
 from featherbed.errors import ArgumentError, DataError, FormatError
-from featherbed.io.arrays import write_arrays
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
+from featherbed.packed.file import write_arrays
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
@@ -640,7 +639,7 @@ def test_serving_needs_neither_torch_nor_numba(place, tmp_path_factory):
     other = store_language(language_of(), tmp_path_factory.mktemp("lm"))
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.cli.texts import classify, continue_text\n"
+        "from featherbed.cli.models import classify, continue_text\n"
         "classify(sys.argv[1], 'word3', 1); continue_text(sys.argv[2], 'word3', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy', 'tokenizers') if m in sys.modules])"
     )

@@ -14,7 +14,8 @@ from featherbed.apps.recommender.data import (
     sort_by_frequency,
 )
 from featherbed.errors import ArgumentError, DataError, FormatError
-from featherbed.io.records import Ratings, is_stored, new_array, spool
+from featherbed.io.records import Ratings, is_stored, new_array
+from featherbed.io.records import ratings as spool
 from featherbed.packed.keys import IntegerKeys, TextKeys
 
 RNG = np.random.default_rng(0)

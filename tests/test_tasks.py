@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
 from featherbed.apps.language.data import columns
-from featherbed.apps.language.fit import FitOptions, perplexity, train_model
 from featherbed.apps.language.model import LSTMModel
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import FitOptions, perplexity, train_model
+from featherbed.apps.pipeline import Checkpoints, Result, finite
 from featherbed.apps.recommender import model as ratings
-from featherbed.apps.results import Result, finite
 from featherbed.io.opening import find_data
 from featherbed.io.records import Ratings, make_ratings, read_movielens
 from featherbed.io.texts import Corpus, read_corpus, read_ptb
@@ -270,7 +269,7 @@ def test_penn_treebank_counts(data):
 
 KILLED = """
 import sys, time, torch, featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.pipeline import Checkpoints
 
 folder, steps, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)

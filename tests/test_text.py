@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 
 import featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
 from featherbed.apps.classifier.data import Documents, prepare, text_lexicon
-from featherbed.apps.classifier.fit import accuracy, fit_classifier, predict, sample_batches
 from featherbed.apps.classifier.model import BagOfWords, TextCNN
 from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.apps.classifier.train import accuracy, fit_classifier, predict, sample_batches
+from featherbed.apps.pipeline import Checkpoints
 from featherbed.io.texts import LabeledTexts
 
 COMMON = [f"common{n}" for n in range(30)]

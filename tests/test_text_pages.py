@@ -11,12 +11,11 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.apps.classifier.insight import prediction_insight
-from featherbed.apps.language.insight import loss_bands
-from featherbed.apps.words import insight as insights
-from featherbed.apps.words.insight import row_kind, word_insight
+from featherbed.apps.classifier.train import prediction_insight
+from featherbed.apps.language.train import loss_bands
 from featherbed.errors import ArgumentError
-from featherbed.report.texts import language_page, text_page
+from featherbed.report import texts as insights
+from featherbed.report.texts import language_page, row_kind, text_page, word_insight
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
 WORDS = ["<pad>", "<unk>", *(f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(98))]
@@ -291,7 +290,7 @@ def test_words_of_anchors(monkeypatch):
         ]
     best = np.unravel_index(weights.argmax(), weights.shape)
     assert (found["pairs"][0]["word"], found["pairs"][0]["anchor"]) == (WORDS[best[0]], best[1])
-    monkeypatch.setattr("featherbed.packed.anchor_weights.HELD", 50)
+    monkeypatch.setattr("featherbed.packed.inspect.HELD", 50)
     monkeypatch.setattr(insights, "BLOCK", 7)
     assert word_insight(packed, WORDS, COUNTS, anchor_ids=[2, 3, -1, -1]) == found, "in blocks too"
 
@@ -371,7 +370,7 @@ def test_losses_by_band():
 
 
 def test_the_page_needs_no_torch():
-    code = "import sys; sys.modules['torch'] = None; import featherbed.report.texts, featherbed.apps.words.insight\n"
+    code = "import sys; sys.modules['torch'] = None; import featherbed.report.texts\n"
     code += "print('plotly' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

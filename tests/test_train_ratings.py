@@ -15,8 +15,9 @@ from safetensors.numpy import load_file
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.apps.recommender import bayes, fit
+from featherbed.apps.recommender import graded as bayes
 from featherbed.apps.recommender import model as loop
+from featherbed.apps.recommender import train as fit
 from featherbed.apps.recommender.data import load_split
 from featherbed.apps.recommender.stream import StreamedFactorization
 from featherbed.io.records import make_ratings, read_ratings

@@ -8,9 +8,9 @@ import pytest
 
 import featherbed as fb
 from featherbed import cli
+from featherbed.apps.bundle import stored_bytes
 from featherbed.apps.classifier.serve import Classifier
 from featherbed.apps.language.serve import LanguageModel
-from featherbed.apps.words.bundle import stored_bytes
 
 GOOD, BAD = ("good", "fine", "lovely", "witty"), ("dull", "bad", "boring", "weak")
 PLAIN = ("film", "story", "a", "the", "actor", "and", "scene", "of")

@@ -10,7 +10,7 @@ import pytest
 
 from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.report.compression import _ticks, compression_page, compression_text
-from featherbed.report.figures import as_bytes
+from featherbed.report.page import as_bytes
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(1)'>\"&amp;</style></title>"
 POINTS = [

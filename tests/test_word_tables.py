@@ -6,9 +6,13 @@ import torch
 from scipy.sparse import csr_array
 
 import featherbed as fb
-from featherbed.apps.words.selection import Lexicon, glove_vectors, select_words
-from featherbed.apps.words.settings import WordTableSettings
-from featherbed.apps.words.table import build_word_table
+from featherbed.apps.words import (
+    Lexicon,
+    WordTableSettings,
+    build_word_table,
+    glove_vectors,
+    select_words,
+)
 
 WORDS = (
     "<pad>",
@@ -88,6 +92,7 @@ BY = [
     "tfidf",
     "kmeans-glove",
     "kmeans-cooccurrence",
+    "coreset",
     "frequency-clusters",
     "lasso",
     "vvd",
@@ -190,6 +195,9 @@ def test_related_words_are_those_of_the_graph():
         "remainder:divisor=4",
         "selected:keep=5",
         "kd:choices=4,parts=3",
+        "product:choices=4,parts=4",
+        "product:choices=4,parts=4,variant=centroid",
+        "mixed:dims=[64,8]",
     ],
 )
 def test_rows_start_with_the_spread_asked_for(spec):

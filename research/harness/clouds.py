@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from featherbed.codecs.principal import row_directions
 from featherbed.errors import ArgumentError
-from featherbed.report.figures import as_html
-from featherbed.report.page import plotly_module
+from featherbed.report.page import as_html, plotly_module
 
 COLORS = (
     *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee"),

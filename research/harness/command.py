@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Grid
 
 from featherbed.errors import ArgumentError, FeatherbedError
-from featherbed.packed.writing import replacing
+from featherbed.files import replacing
 from research.harness.page import summary_page
+from research.harness.queue import QUEUE, list_queue, run_queue
 from research.harness.records import record_path
 from research.harness.report import REPORTS, report_folder, report_module, report_text
 from research.harness.run import Results, planned, run_experiment, with_planned_rows
@@ -119,6 +122,18 @@ def report(names: list[str], check: bool = False, pictures: bool = False) -> Non
             draw(path.parent)
 
 
+def queue(
+    path: Path = QUEUE, data: Path | None = None, until: str | None = None, listed: bool = False
+) -> None:
+    """Run what the queue plans and has no record, or list it."""
+    if listed:
+        sys.stdout.write("\n".join(list_queue(path)) + "\n")
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with it
+    if run_queue(path, data=data, until=None if until is None else _time(until)):
+        raise SystemExit(1)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Read the command line; a bad request ends with exit code 2 and one line."""
     given = parser().parse_args(arguments)
@@ -128,6 +143,8 @@ def main(arguments: list[str] | None = None) -> None:
             run(**{name: getattr(given, name) for name in names})
         elif given.command == "report":
             report(given.names, given.check, given.pictures)
+        elif given.command == "queue":
+            queue(given.plan, given.data, given.until, given.list)
         else:
             list_experiments()
     except FeatherbedError as error:
@@ -148,6 +165,11 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--data", type=Path, help="the folder of data sets (or FEATHERBED_DATA)")
     one.add_argument("--out", type=Path, help="another folder for results and pages")
     one.add_argument("--quiet", action="store_true", help="show no progress")
+    three = commands.add_parser("queue", help="run what research/queue.toml plans, on one thread")
+    three.add_argument("--plan", type=Path, default=QUEUE, help="another file of planned runs")
+    three.add_argument("--data", type=Path, help="the folder of data sets (or FEATHERBED_DATA)")
+    three.add_argument("--until", help="stop at this time of today, such as 11:30")
+    three.add_argument("--list", action="store_true", help="list what waits, and run nothing")
     two = commands.add_parser("report", help="fill in the tables of the READMEs from the results")
     two.add_argument("names", nargs="*", metavar="NAME", help=", ".join(REPORTS))
     two.add_argument("--check", action="store_true", help="write nothing; fail if one differs")
@@ -157,6 +179,14 @@ def parser() -> argparse.ArgumentParser:
 
 def _listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _time(text: str) -> datetime:
+    try:
+        given = datetime.strptime(text, "%H:%M")
+    except ValueError:
+        raise ArgumentError(f"--until {text}: give a time of today, such as 11:30") from None
+    return datetime.now().replace(hour=given.hour, minute=given.minute, second=0, microsecond=0)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from featherbed.report.figures import as_html
-from featherbed.report.page import page, table
+from featherbed.report.page import as_html, page, table
 from featherbed.version import __version__
 from research.harness.plots import drawing
 from research.harness.run import Results

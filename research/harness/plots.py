@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from featherbed.report.figures import as_html
-from featherbed.report.page import AXIS, COLORS, LAYOUT, plot
+from featherbed.report.page import AXIS, COLORS, LAYOUT, as_html, plot
 from research.harness.run import Results
 from research.harness.settings import Row
 from research.harness.summary import MEASURES, mean_and_error

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featherbed.apps.results import Result, finite, made_by
+from featherbed.apps.pipeline import Checkpoints, Result, finite, made_by, open_checkpoints
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.writing import replacing
+from featherbed.files import replacing
 from research.harness.legacy import converted, is_legacy
 from research.harness.measures import flattened, table_sizes
 from research.harness.settings import RESULTS, WORK, Row
@@ -34,6 +34,15 @@ class Run:
     row: str = ""
     work: Path = WORK
     results: Path = RESULTS
+
+    def checkpoints(self, settings: Mapping[str, Any], seed: int) -> Checkpoints:
+        """Return the checkpoints of this row; those of other settings are removed."""
+        folder = self.work / f"{self.row}-seed-{seed}"
+        given = {"settings": dict(settings), "seed": seed}
+        try:
+            return open_checkpoints(folder, given, resume=True)
+        except ArgumentError:
+            return open_checkpoints(folder, given, resume=False)
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""

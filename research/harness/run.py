@@ -51,19 +51,24 @@ def with_planned_rows(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def planned(experiment: Experiment) -> Iterator[tuple[Row, int]]:
-    """Yield rows and seeds, seed after seed: a stopped run has all rows of the first seeds."""
+    """Yield rows and seeds to run, seed after seed: a stopped run has all rows of the first."""
+    yield from _rows_and_seeds(experiment, replaced=False)
+
+
+def _rows_and_seeds(experiment: Experiment, replaced: bool) -> Iterator[tuple[Row, int]]:
     seeds = dict.fromkeys(experiment.seeds)
     seeds |= dict.fromkeys(seed for row in experiment.rows for seed in row.seeds)
     for seed in seeds:
         for row in experiment.rows:
-            if row.runs and seed in (row.seeds or experiment.seeds):
+            own = row.seeds or experiment.seeds
+            if row.runs and bool(row.replaced) == replaced and seed in own:
                 yield row, seed
 
 
 def read_results(experiment: Experiment, folder: Path) -> Results:
     """Return the results that are in ``folder``."""
     records: dict[str, dict[int, Record]] = {}
-    for row, seed in planned(experiment):
+    for row, seed in (*planned(experiment), *_rows_and_seeds(experiment, replaced=True)):
         path = record_path(folder, row, seed)
         if path.exists():
             records.setdefault(row.name, {})[seed] = read_record(path, row)

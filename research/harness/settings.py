@@ -48,6 +48,7 @@ ROW = {
     "sizes",
     "quick",
     "runs",
+    "replaced",
 }
 SIZES = ("small", "full")  # the first one an experiment has is the default
 QUICK = "quick"  # on generated data, in seconds: every experiment has it
@@ -61,7 +62,8 @@ class Row:
     ``home`` is the folder of its results, relative to the folder of all results. ``reported``
     marks published numbers that were read elsewhere than in the paper. A row that does not
     ``run`` is listed for its published number only. ``data`` and ``seeds`` default to those of
-    the experiment; ``beside`` names the row its first measure is compared with.
+    the experiment; ``beside`` names the row its first measure is compared with. ``replaced`` says
+    why another row took the place of this one: its records are shown, and it is not run again.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Row:
     data: str = ""
     beside: str = ""
     seeds: tuple[int, ...] = ()
+    replaced: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,7 @@ def _row(
         row.get("data", file.get("data", "")),
         row.get("beside", ""),
         seeds,
+        row.get("replaced", ""),
     )
 
 

@@ -43,6 +43,7 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "perplexity": ("test perplexity", 1.0, 1),
     "validation_perplexity": ("validation perplexity", 1.0, 1),
     "gap_percent": ("against dense (%)", 0.01, 1),
+    "tokens_per_second": ("words a second", 1.0, 0),
     "word_anchors": ("anchors", 1.0, 0),
     "times": ("times fewer parameters", 1.0, 1),
     "bytes": ("packed (KB)", 1000.0, 1),
@@ -153,7 +154,8 @@ def summarise(results: Results) -> list[Line]:
         records = [*results.records.get(row.name, {}).values()]
         figures = [_figure(results, row, name) for name in paper.measures]
         seconds = mean_and_error([record["seconds"] for record in records])[0]
-        lines.append(Line(row.name, row.label, len(records), tuple(figures), seconds, row.reported))
+        label = f"{row.label} (replaced)" if row.replaced else row.label
+        lines.append(Line(row.name, label, len(records), tuple(figures), seconds, row.reported))
     return lines
 
 
@@ -218,13 +220,16 @@ def notes(results: Results) -> list[str]:
     found.append(
         "Mean ± standard error over seeds; the difference is ours less the published number."
     )
+    found += [f"Replaced: {row.label}: {row.replaced}." for row in paper.rows if row.replaced]
     if any(name in BESIDE for name in paper.measures):
         found.append(
             "Against dense: the difference to the plain rows of the same model, seed by seed."
         )
     found += [f"Not run, for want of data: {message}" for message in results.absent.values()]
     if missing:
-        found.append(f"Not run yet: {_grouped(missing, sum(row.runs for row in paper.rows))}.")
+        found.append(
+            f"Not run yet: {_grouped(missing, sum(row.runs and not row.replaced for row in paper.rows))}."
+        )
     return found
 
 

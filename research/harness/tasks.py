@@ -29,6 +29,8 @@ TASKS = {
     "ranking": Task("runners.ranking:run_ranking"),
     "text": Task("runners.text:run_text", TEXTS),
     "language": Task("runners.language:run_language", CORPUS),
+    "literal": Task("runners.literal:run_literal"),
+    "softmax": Task("runners.softmax:run_softmax", CORPUS),
     "planted": Task("runners.planted:run_planted", NO_DATA),
     "anchors": Task("runners.anchors:run_anchors"),
     "tables": Task("runners.tables:run_ratings"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
+from featherbed.apps.pipeline import Checkpoints
 from featherbed.apps.recommender import model as ratings
 from research.harness.records import Outcome, Run, outcome_of
 from research.sources.ratings import Source

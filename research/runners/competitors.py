@@ -120,7 +120,7 @@ def dense(dim, task, settings):
 
 def bayes(task, settings):
     """Variational Bayes in closed form; stops by validation as the others do; turned to its main axes before it is rounded."""
-    from featherbed.apps.recommender.bayes import balance, fit_posterior
+    from featherbed.apps.recommender.graded import balance, fit_posterior
 
     found = fit_posterior(
         task.train, settings["dim"], iterations=ROUNDS, validation=task.validation, seed=task.seed

@@ -89,6 +89,32 @@ def als_side(
         own[i] = np.linalg.solve(gram, values[rated] @ rows + pull[i] * near[i])
 
 
+def laplacian_side(
+    own: Floats,  # [V, d]
+    other: Floats,
+    ratings: Any,  # scipy.sparse CSR [V, others]
+    decay: float,
+    pull: float,
+    graph: Any,
+) -> None:
+    """Solve for one row of a side after another under pull tr(U'LU), L = D - A, in place.
+
+    A row is set to the exact minimum while all others stand, so the objective never rises:
+    (Σ v v' + (decay + pull deg_i) I) u_i = Σ r v + pull Σ_{j ~ i} u_j.
+    """
+    starts, members, values = ratings.indptr, ratings.indices, ratings.data
+    eye, wide = np.eye(own.shape[1]), other.astype(np.float64)
+    for i in range(len(own)):
+        rated = slice(starts[i], starts[i + 1])
+        rows = wide[members[rated]]
+        near = () if graph is None else graph.indices[graph.indptr[i] : graph.indptr[i + 1]]
+        gram = rows.T @ rows + (decay + pull * len(near)) * eye
+        target = values[rated] @ rows
+        if len(near):
+            target = target + pull * own[near].sum(0, dtype=np.float64)
+        own[i] = np.linalg.solve(gram, target)
+
+
 class Factors:
     """Rows of users and items (columns), their biases and the mean; rows start normal with spread 1/sqrt(d).
 
@@ -214,13 +240,17 @@ def train_als(
     dim: int,
     seed: int,
     decay: float,
-    pull: float,
+    pull: float = 0.0,
+    laplacian: bool = False,
     graphs: Sequence[Any],
     epochs: int,
     patience: int,
     after: After | None = None,
 ) -> dict[str, float]:
-    """Minimise squared errors + decay |U|² + pull Σ |u_i - mean of its neighbours|², and the same for items, side by side."""
+    """Minimise squared errors + decay |U|² + pull Σ |u_i - mean of its neighbours|², and the same for items, side by side.
+
+    ``laplacian``: with pull tr(U'LU) in place of the distance to the mean of the last sweep.
+    """
     from scipy.sparse import csr_array
 
     train = parts[0]
@@ -231,14 +261,18 @@ def train_als(
     by_user = csr_array((left.astype(np.float32), (train.users, train.items)), shape=shape)
     by_item = by_user.T.tocsr()
     means = [_neighbours(graph, count, pull) for graph, count in zip(graphs, shape, strict=True)]
+    edges = [None if graph is None else graph.matrix.tocsr() for graph in graphs]
     best = Best(factors, parts, patience, after)
     for epoch in range(epochs):
         best.begin()
-        for own, other, matrix, (mean, pulls) in (
-            (factors.rows, factors.columns, by_user, means[0]),
-            (factors.columns, factors.rows, by_item, means[1]),
+        for own, other, matrix, (mean, pulls), near in (
+            (factors.rows, factors.columns, by_user, means[0], edges[0]),
+            (factors.columns, factors.rows, by_item, means[1], edges[1]),
         ):
-            als_side(own, other, matrix, decay, pulls, mean @ own)
+            if laplacian:
+                laplacian_side(own, other, matrix, decay, pull, near)
+            else:
+                als_side(own, other, matrix, decay, pulls, mean @ own)
         if best.ended(epoch):
             break
     return best.result()

@@ -5,23 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from featherbed.errors import ArgumentError
 from featherbed.progress import show_progress
 from research.harness.records import Outcome, Run
-from research.runners.factorization import MODELS, train_als, train_sgd
+from research.runners.factorization import MODELS, Parts, train_als, train_sgd
+from research.runners.sweep import combinations
 from research.sources.ratings import Source
 
 WAYS = {
     "sgd": {"model", "dim", "lr", "decay", "epochs", "patience", "drop", "p"},
     "sse-graph": {"model", "dim", "lr", "decay", "epochs", "patience", "drop", "p", "rho"},
-    "als": {"model", "dim", "decay", "pull", "epochs", "patience"},
+    "als": {"model", "dim", "decay", "pull", "laplacian", "epochs", "patience"},
 }
 
 
 def run_factors(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
-    """Train factors and measure the root of the mean squared error on the test part, once."""
-    how, own = checked(settings)
-    parts, history = source.split(seed), []
+    """Train factors and measure the root of the mean squared error on the test part, once.
+
+    Lists in ``sweep`` are swept by the validation error of the same seed.
+    """
+    sweep = settings.get("sweep", {})
+    given = {key: value for key, value in settings.items() if key != "sweep"}
+    train, validation, _ = source.split(seed)
+    errors: list[float] = []
+    candidates = [*combinations(sweep)]
+    for chosen in candidates if sweep else ():
+        how, own = checked({**given, **chosen})
+        blind = (train, validation, validation)  # candidates never see the test part
+        errors.append(fit_factors(how, {**own, "seed": seed}, source, blind)["validation"])
+    best = candidates[int(np.argmin(errors))] if errors else {}
+    how, own = checked({**given, **best})
+    history: list[dict[str, float]] = []
     with show_progress(run.title, own["epochs"], shown=run.shown) as shown:
 
         def after(epoch: int, error: float) -> None:
@@ -29,15 +45,20 @@ def run_factors(settings: Mapping[str, Any], seed: int, source: Source, run: Run
             shown.update(advance=1, note=f"validation {error:.4f}")
 
         loop: dict[str, Any] = {**own, "seed": seed, "after": after}
-        if how == "als":
-            found = train_als(source.ratings, parts, **loop, graphs=source.relations)
-        else:
-            graphs = source.relations if how == "sse-graph" else (None, None)
-            found = train_sgd(source.ratings, parts, **loop, graphs=graphs)
+        found = fit_factors(how, loop, source, source.split(seed))
     measures = {"rmse": found["test"], "validation": found["validation"], "train": found["train"]}
-    return Outcome(
-        measures | {"epochs": found["epoch"] + 1.0, "epoch_seconds": found["seconds"]}, history
-    )
+    measures |= {"epochs": found["epoch"] + 1.0, "epoch_seconds": found["seconds"]}
+    return Outcome(measures, history, {"chosen": best} if sweep else {})
+
+
+def fit_factors(
+    how: str, loop: Mapping[str, Any], source: Source, parts: Parts
+) -> dict[str, float]:
+    """Train factors by ``how``, least squares or steps, and return the errors of the parts."""
+    if how == "als":
+        return train_als(source.ratings, parts, **loop, graphs=source.relations)
+    graphs = source.relations if how == "sse-graph" else (None, None)
+    return train_sgd(source.ratings, parts, **loop, graphs=graphs)
 
 
 def checked(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -3,32 +3,43 @@
 Settings have the short names of ``LANGUAGE_NAMES``, with a table ``words`` as for texts; ``times``
 as for texts; ``cut``: the number of words of the training text that are read; ``lambda2``: the price
 of a weight in NBANT's objective; ``post``, such as ``hash:anchors=500``: how dense rows are
-compressed after training; and ``packed``, such as ``float16``: the type of the stored values, for
-the bytes of the whole file.
+compressed after training; ``packed``, such as ``float16``: the type of the stored values, for the
+bytes of the whole file; and ``forms``, a list of such types: the table is stored in each of them,
+its perplexities and bytes are measured. ``pairs``: how many words of each anchor word, and how many
+(word, anchor) pairs, are kept (table 5).
+
+Runs that begin with epochs of dense rows (``dense_epochs``) and agree in all but their tables share
+these epochs: the first of them trains and keeps them, the others continue from there.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from featherbed.apps.language.fit import fit_language, perplexity
+from featherbed.apps.language.model import RecurrentModel
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import fit_language, perplexity
+from featherbed.apps.pipeline import Checkpoints
 from featherbed.codecs.compress import compress
 from featherbed.errors import ArgumentError
 from featherbed.io.texts import Corpus
-from featherbed.packed.report import file_size
-from featherbed.tables import Table
+from featherbed.packed.inspect import file_size
+from featherbed.tables import DenseTable, Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run
 from research.runners.text import named_values, table_sizes
 
-OWN = ("cut", "lambda2", "post", "packed")
+OWN = ("cut", "lambda2", "post", "packed", "forms", "pairs")
+TABLE_SETTINGS = ("words", "times", "weights_lr", *OWN)  # of a row's own table, not of its start
 LANGUAGE_NAMES = {
     "model": "model.kind",
     **{
@@ -63,7 +74,9 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Ru
     asked = {key: value for key, value in settings.items() if key != "times" or "post" not in own}
     chosen = language_settings(asked, len(source.words))
     corpus = shortened(source, own["cut"]) if "cut" in own else source
-    fitted = fit_language(chosen, corpus, seed=seed, progress=run.shown, name=run.title)
+    checkpoints = SharedStart(run.checkpoints(settings, seed), start_folder(settings, seed, run))
+    options: dict[str, Any] = {"seed": seed, "progress": run.shown, "name": run.title}
+    fitted = fit_language(chosen, corpus, **options, checkpoints=checkpoints)
     if fitted.interrupted:
         raise KeyboardInterrupt
     table = fitted.words.table
@@ -77,14 +90,90 @@ def run_language(settings: Mapping[str, Any], seed: int, source: Corpus, run: Ru
     if "packed" in own and "bytes" in sizes:
         kind = own["packed"]
         measures["bytes"] = file_size(table.eval().pack(values=kind, dictionary=kind), keys=False)
+    for kind in own.get("forms", ()):
+        measures |= stored_form(fitted.model, corpus, kind)
     if table.sparse_codes:
         measures |= objectives(table, measures["perplexity"], own.get("lambda2"))
-    details = {
+    details: dict[str, Any] = {
         "words": len(corpus.words),
         "tokens": len(corpus.train),
         "notes": [*fitted.notes],
     }
+    if "pairs" in own:
+        details |= associations(table, corpus.words, own["pairs"])
     return Outcome(measures, [dict(row) for row in fitted.history], details)
+
+
+class SharedStart(Checkpoints):
+    """The checkpoints of a row, whose dense epochs are in a folder that rows share."""
+
+    def __init__(self, own: Checkpoints, start: Path) -> None:
+        super().__init__(own.folder)
+        self.own, self.start = own, start
+
+    def stage(self, name: str) -> Checkpoints:
+        """Return the checkpoints of a stage."""
+        return Checkpoints(self.start, keep=1) if name == "dense" else self.own.stage(name)
+
+    def save(self, step: int, **state: Any) -> None:
+        """Write the state after ``step`` steps, beside the settings of the row."""
+        self.own.save(step, **state)
+
+
+def start_folder(settings: Mapping[str, Any], seed: int, run: Run) -> Path:
+    """Return the folder of the dense epochs that rows with such settings begin with."""
+    words = {key: settings.get("words", {}).get(key) for key in ("dim", "start", "sse")}
+    same = {key: value for key, value in settings.items() if key not in TABLE_SETTINGS}
+    same |= {"words": words, "cut": settings.get("cut"), "seed": seed}
+    digest = sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+    return run.work / f"dense-start-{digest[:12]}"
+
+
+@torch.no_grad()
+def stored_form(model: RecurrentModel, corpus: Corpus, kind: str) -> dict[str, float]:
+    """Return perplexities and file bytes of a model whose table is stored with values of a type.
+
+    A dictionary of anchors is stored as float16 beside float16 weights, else as int8.
+    """
+    table, words = model.table.eval(), model.words
+    types = {"dictionary": kind}
+    if table.has_anchors:
+        types = {"values": kind, "dictionary": "float16" if kind == "float16" else "int8"}
+    packed = table.pack(**types)
+    rows = torch.from_numpy(np.asarray(packed[np.arange(len(packed))], dtype=np.float32))
+    model.words = DenseTable.from_dense(rows)
+    found = {f"{kind}_{name}": perplexity(model, getattr(corpus, part)) for name, part in MEASURED}
+    model.words = words
+    return found | {f"{kind}_bytes": float(file_size(packed, keys=False))}
+
+
+def associations(table: Table, words: Sequence[str], count: int) -> dict[str, Any]:
+    """Return the words with the largest weights of each anchor word, and the largest pairs.
+
+    >>> from featherbed.tables import AnchorTable
+    >>> from featherbed.anchors import Frequency
+    >>> table = AnchorTable(3, 2, anchors=1, init=Frequency([9, 5, 1]))
+    >>> with torch.no_grad():
+    ...     _ = table.transform.copy_(torch.tensor([[1.0], [0.5], [0.0]]))
+    >>> associations(table, ["stock", "bonds", "the"], 2)
+    {'anchors': {'stock': ['bonds']}, 'pairs': [['bonds', 'stock']]}
+    """
+    anchors = table.anchor_objects()
+    if anchors is None:
+        raise ArgumentError(
+            "pairs: the anchors of this table are no words; give words by=frequency"
+        )
+    weights = table.penalized[0].detach().clone()
+    weights[anchors] = 0.0
+    best = torch.topk(weights, min(count, len(weights)), dim=0).indices.T.tolist()
+    found = {
+        words[anchor]: [words[i] for i in ids if weights[i, place] > 0]
+        for place, (anchor, ids) in enumerate(zip(anchors.tolist(), best, strict=True))
+    }
+    flat = torch.topk(weights.flatten(), min(count, weights.numel())).indices.tolist()
+    places = [divmod(at, weights.shape[1]) for at in flat if weights.flatten()[at] > 0]
+    pairs = [[words[i], words[int(anchors[place])]] for i, place in places]
+    return {"anchors": found, "pairs": pairs}
 
 
 def language_settings(settings: Mapping[str, Any], rows: int) -> LanguageSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,8 @@ from featherbed.apps.recommender.ranking import (
 )
 from featherbed.errors import ArgumentError, MissingExtra
 from research.harness.records import Outcome, Run
+from research.runners.rankers import train_ranker
+from research.runners.sweep import combinations
 from research.sources.ratings import Source
 
 PARTS = ("train", "validation", "minimum")  # interactions per user, minimum number of ratings
@@ -33,27 +36,38 @@ LOOP = tuple(
 def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:
     """Train by BPR, stop on the validation interactions, and rank all other items for the test part.
 
-    With ``yardstick`` (als or bpr) the model is one of the ``implicit`` package instead.
+    With ``yardstick`` (als or bpr) the model is one of the ``implicit`` package instead; ``how`` is
+    sql-rank, or dropout (BPR with coordinates dropped from rows). Lists in ``sweep`` are swept by
+    the NDCG@10 of the validation interactions.
     """
     settings = {OLD_NAMES.get(key, key): value for key, value in settings.items()}
     if "yardstick" in settings:
         return run_implicit(settings, seed, source, run)
-    unknown = sorted(set(settings) - {*PARTS, *LOOP})
+    how, sweep = settings.get("how"), settings.get("sweep", {})
+    given = {key: value for key, value in settings.items() if key not in ("how", "sweep")}
+    unknown = sorted({*given, *sweep} - {*PARTS, *LOOP} - ({"drop"} if how else set()))
     if unknown:
         raise ArgumentError(
             f"{', '.join(unknown)}: no setting of a ranking, which takes {', '.join([*PARTS, *LOOP])}"
         )
     parts = {key: settings[key] for key in PARTS if key in settings}
     train, validation, test = split_interactions(source.ratings, **parts, seed=seed)
-    loop = {key: settings[key] for key in LOOP if key in settings}
-    ranked = train_bpr(train, validation, **loop, seed=seed, progress=run.shown, name=run.title)
+    loop = {key: value for key, value in given.items() if key not in PARTS}
+    loop |= {"seed": seed, "progress": run.shown, "name": run.title}
+    found: list[tuple[float, dict[str, Any], Any]] = []
+    for chosen in combinations(sweep):
+        train_one = train_bpr if how is None else partial(train_ranker, how=how)
+        one = train_one(train, validation, **{**loop, **chosen})
+        found.append((one.history[one.epoch]["ndcg@10"], chosen, one))
+    _, best, ranked = max(found, key=lambda one: one[0])
     known = both(train, validation)
     measures = ranking_metrics(ranked.users, ranked.items, known, test)
     measures |= {
         "validation": ranked.history[ranked.epoch]["ndcg@10"],
         "epochs": ranked.epoch + 1.0,
     }
-    return Outcome(measures, [dict(row) for row in ranked.history])
+    details = {"chosen": best} if sweep else {}
+    return Outcome(measures, [dict(row) for row in ranked.history], details)
 
 
 def run_implicit(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:

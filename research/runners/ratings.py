@@ -16,12 +16,19 @@ import torch
 from torch import Tensor
 
 from featherbed.apps.recommender.data import Split
-from featherbed.apps.recommender.model import MatrixFactorization, fit_model, mean_squared_error
+from featherbed.apps.recommender.model import (
+    INIT_STD,
+    FittedTables,
+    MatrixFactorization,
+    check_tables,
+    fit_model,
+    fit_tables,
+    mean_squared_error,
+)
 from featherbed.apps.recommender.settings import ADAM_LR, RecommenderSettings
-from featherbed.apps.recommender.tables import INIT_STD, FittedTables, check_tables, fit_tables
 from featherbed.errors import ArgumentError
 from featherbed.optim import AdamW
-from featherbed.packed.anchor_weights import objects_of, purity, zero_rows
+from featherbed.packed.inspect import objects_of, purity, zero_rows
 from featherbed.tables import DenseTable, Table
 from featherbed.theory.objective import nbant_objective
 from research.harness.records import Outcome, Run

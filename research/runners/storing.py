@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from featherbed.io.records import Ratings
-from featherbed.packed.codes import Fixed, Hash, Identity, Remainder
+from featherbed.packed.band import Fixed, Hash, Identity, Remainder
+from featherbed.packed.inspect import file_size
 from featherbed.packed.matrix import Matrix
-from featherbed.packed.report import file_size
 from featherbed.packed.table import PackedTable
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 import featherbed as fb
-from featherbed.apps.checkpoints import Checkpoints
-from featherbed.apps.language.fit import FitOptions, perplexity, train_model
 from featherbed.apps.language.model import LSTMModel
 from featherbed.apps.language.settings import LanguageSettings
+from featherbed.apps.language.train import FitOptions, Schedule, perplexity, train_model
+from featherbed.apps.pipeline import Checkpoints, Result
 from featherbed.apps.recommender import model as ratings
-from featherbed.apps.results import Result
 from featherbed.io.texts import Corpus
 from research.harness.records import Outcome, Run, outcome_of
 from research.sources.ratings import Source
@@ -24,8 +23,7 @@ def make_scaled(settings: Mapping[str, Any], rows: int, generator: torch.Generat
     """Return the table of a row, with the initial standard deviation the settings give."""
     table: fb.Table = fb.make_table(settings["table"], rows, settings["dim"], generator=generator)
     if "init_std" in settings:
-        with torch.no_grad():
-            table.weight.mul_(settings["init_std"])
+        table.scale_initial_rows(settings["init_std"])
     return table
 
 
@@ -95,15 +93,18 @@ def train_lstm(
     settings: Mapping[str, Any],
     seed: int,
     run: Run,
+    schedule: Schedule | None = None,
 ) -> Result:
     """Train a language model by the settings of a row; record validation and sizes."""
-    values = {f"training.{name}": settings[name] for name in ("epochs", "batch", "length")}
+    names = [name for name in ("epochs", "batch", "length", "patience") if name in settings]
+    values = {f"training.{name}": settings[name] for name in names}
     values |= {"table.spec": "dense", "table.dim": settings["dim"]}
     if "clip" in settings:
         values["optimizer.clip"] = settings["clip"]
     checkpoints = Checkpoints(run.work / f"{run.row}-seed-{seed}")
     options = FitOptions(seed, checkpoints, run.shown, run.title)
-    result = train_model(model, optimizer, corpus, LanguageSettings.from_values(values), options)
+    chosen = LanguageSettings.from_values(values)
+    result = train_model(model, optimizer, corpus, chosen, options, schedule=schedule)
     result.settings = dict(settings)
     result.metrics["validation"] = {"perplexity": perplexity(model, corpus.validation)}
     result.sizes = {"words": asdict(model.table.sizes(optimizer))}

@@ -12,14 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featherbed.apps.classifier.fit import accuracy, fit_classifier
-from featherbed.apps.classifier.run import train_classifier
 from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.apps.classifier.train import accuracy, fit_classifier, train_classifier
 from featherbed.errors import ArgumentError, DataError, NotPackable
 from featherbed.tables import Table
 from featherbed.tables.spec import parse_spec
 from research.harness.measures import flattened
 from research.harness.records import Outcome, Run
+from research.runners.terms import known_to_specs
 from research.sources.texts import TextFiles, TextSource
 
 PARTS = ("length", "validation", "min_count", "most", "subwords")  # settings of ``prepare``
@@ -47,8 +47,9 @@ def run_text(settings: Mapping[str, Any], seed: int, source: TextSource, run: Ru
     if data.test is None:
         raise DataError("there is no test part to measure: give the source a test file")
     size = len(data.vocabulary.words)
-    chosen = text_settings(settings, size)
-    fitted = fit_classifier(chosen, data, seed=seed, progress=run.shown, name=run.title)
+    with known_to_specs():
+        chosen = text_settings(settings, size)
+        fitted = fit_classifier(chosen, data, seed=seed, progress=run.shown, name=run.title)
     if fitted.interrupted:
         raise KeyboardInterrupt
     measures = {

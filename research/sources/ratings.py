@@ -207,9 +207,16 @@ def read_films(folder: Path) -> dict[str, tuple[str, list[str]]]:
     return {key: (title, genres.split("|")) for key, title, genres in lines}
 
 
+def long_stream(_: Callable[[str], Path]) -> Source:
+    """Return generated ratings as many as MovieLens-25M has: 162,000 users, 59,000 items."""
+    ratings = make_ratings(162_000, 59_000, 25_000_000, groups=20)
+    return Source(ratings, ratings.split)
+
+
 SOURCES: dict[str, Callable[[Callable[[str], Path]], Source]] = {
     "ml-1m": movielens,
     "ml-1m-few": few_ratings,
     "ml-1m-sse": authors_split,
     "douban": douban,
+    "generated-25m": long_stream,
 }

@@ -5,6 +5,9 @@ from __future__ import annotations
 import atexit
 import csv
 import gzip
+import re
+import zipfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +21,7 @@ from featherbed.apps.classifier.data import TextData, prepare
 from featherbed.apps.classifier.settings import TextVocabularySettings
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io.opening import DATA_VARIABLE, find_data
-from featherbed.io.texts import Corpus, LabeledTexts, read_corpus, read_ptb, read_texts
+from featherbed.io.texts import END, Corpus, LabeledTexts, read_corpus, read_ptb, read_texts
 
 TEXTS = {  # folder: possible names of the training file; the test file is test.csv or test.tsv
     "ag-news": ("train.csv", "train_subset.csv"),
@@ -29,6 +32,7 @@ TEXTS = {  # folder: possible names of the training file; the test file is test.
 }
 TEST = ("test.csv", "test.tsv")
 ENDINGS = ("", ".gz", ".xz", ".bz2")
+BROWN = r"brown/c[a-r]\d\d"  # its documents, inside brown.zip
 WIKI = tuple(f"wiki.{part}.tokens" for part in ("train", "valid", "test"))
 
 
@@ -127,9 +131,8 @@ def open_corpus(name: str, data: str | Path | None = None, quick: bool = False) 
         raise ArgumentError(f"data={name!r}: language models are trained on {', '.join(CORPORA)}")
     if quick:
         return generated_corpus()
-    return CORPORA[name](
-        folder_of(name, data, ", ".join(WIKI) if name.startswith("wiki") else "ptb.*.txt")
-    )
+    files = {"ptb": "ptb.*.txt", "brown": "brown.zip"}
+    return CORPORA[name](folder_of(name, data, files.get(name, ", ".join(WIKI))))
 
 
 def folder_of(name: str, data: str | Path | None, files: str) -> Path:
@@ -161,8 +164,32 @@ def _wikitext(folder: Path) -> Corpus:
     return read_corpus([train, validation, test])
 
 
+def read_brown(folder: Path) -> Corpus:
+    """Return the Brown corpus with its whole vocabulary, case kept, the most frequent words first.
+
+    Of ten documents the ninth validates and the tenth tests. Every line ends with ``<eos>``.
+    """
+    with zipfile.ZipFile(folder / "brown.zip") as archive:
+        names = sorted(name for name in archive.namelist() if re.fullmatch(BROWN, name))
+        texts = [archive.read(name).decode() for name in names]
+    if not texts:
+        raise DataError(f"{folder / 'brown.zip'} holds no documents called brown/ca01 and so on")
+    parts: list[list[str]] = [[], [], []]
+    for number, text in enumerate(texts):
+        part = parts[max(0, number % 10 - 7)]
+        for line in filter(None, map(str.split, text.splitlines())):
+            part += [token.rpartition("/")[0] for token in line]
+            part.append(END)
+    counts, every = Counter(parts[0]), Counter(word for part in parts for word in part)
+    words = sorted(every, key=lambda word: (-counts[word], -every[word], word))
+    place = {word: number for number, word in enumerate(words)}
+    ids = [np.array([place[word] for word in part], dtype=np.int64) for part in parts]
+    return Corpus(tuple(words), np.bincount(ids[0], minlength=len(words)), *ids)
+
+
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
     "ptb": read_ptb,
+    "brown": read_brown,
     "wikitext-2": _wikitext,
     "wikitext-103": _wikitext,
 }

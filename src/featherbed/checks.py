@@ -1,12 +1,40 @@
-"""Checks of arguments used throughout the package, with one message each."""
+"""Checks of arguments, with one message each, and of optional packages, before work starts."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, MissingExtra
+
+Packages = Mapping[str, Sequence[str]]  # extra -> modules of it that are needed
+
+TRAINING: Packages = {
+    "train": ("torch", "numba", "polars", "pyarrow", "scipy"),
+    "view": ("plotly",),
+}
+COMPRESSING: Packages = {"compress": ("faiss", "numba", "scipy")}
+SERVING: Packages = {"serve": ("fastapi", "uvicorn", "orjson", "prometheus_client")}
+NAMES = {
+    "prometheus_client": "prometheus-client",
+    "sklearn": "scikit-learn",
+}  # of packages whose module has another name
+
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def is_integer(value: Any, minimum: float = -math.inf, maximum: float = math.inf) -> bool:
@@ -74,3 +102,38 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ArgumentError(f"{name}={value!r}: use one of {', '.join(choices)}")
     return str(value)
+
+
+def require(purpose: str, *packages: Packages) -> None:
+    """Raise ``MissingExtra``, with the command that installs all, unless every module is there.
+
+    >>> require("reading", {"text": ["json"]})
+    >>> require("flight", {"air": ["sky"], "text": ["json", "wings"]})
+    Traceback (most recent call last):
+    featherbed.errors.MissingExtra: flight needs sky and wings: pip install "featherbed[air,text]"
+    """
+    missing: dict[str, list[str]] = {}
+    for extra, modules in ((extra, part[extra]) for part in packages for extra in part):
+        absent = [NAMES.get(module, module) for module in modules if find_spec(module) is None]
+        missing[extra] = [*missing.get(extra, []), *absent]
+    extras = [extra for extra, absent in missing.items() if absent]
+    if extras:
+        listed = dict.fromkeys(name for absent in missing.values() for name in absent)
+        raise MissingExtra(" and ".join(listed), ",".join(extras), purpose)
+
+
+def read_bytes(text: int | str) -> int:
+    """Return a number of bytes, which may be given with a unit.
+
+    >>> read_bytes("600KB"), read_bytes("1.5 MiB"), read_bytes(4096)
+    (600000, 1572864, 4096)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(text))
+    if isinstance(text, bool) or match is None or match[2].upper() not in UNITS:
+        raise ArgumentError(
+            f'budget={text!r}: give bytes, such as 600000, "600KB", "1.5MB" or "2MiB"'
+        )
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size < 1:
+        raise ArgumentError(f"budget={text!r}: a table needs at least one byte")
+    return size

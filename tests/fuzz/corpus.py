@@ -13,13 +13,21 @@ import torch
 
 import featherbed as fb
 from featherbed.codecs.registry import CODECS, WRAPPABLE
-from featherbed.packed.band import Affine, Band, Members
+from featherbed.packed.band import (
+    Affine,
+    Band,
+    Every,
+    Fixed,
+    Hash,
+    Identity,
+    Members,
+    Ragged,
+    Remainder,
+)
 from featherbed.packed.cells import Cell
-from featherbed.packed.codes import Every, Fixed, Hash, Identity, Ragged, Remainder
 from featherbed.packed.file import to_bytes
-from featherbed.packed.graded import Graded
 from featherbed.packed.keys import Keys
-from featherbed.packed.matrix import KINDS, Matrix
+from featherbed.packed.matrix import KINDS, Graded, Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.tables.spec import METHODS as TABLES
 from featherbed.tables.spec import method_name

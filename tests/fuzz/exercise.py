@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from featherbed.errors import FeatherbedError, FormatError
-from featherbed.packed import anchor_weights, report
+from featherbed.packed import inspect as anchor_weights
+from featherbed.packed import inspect as report
 from featherbed.packed.disk import open_rows
 from featherbed.packed.engine import VARIABLE
 from featherbed.packed.file import check, from_bytes, load, to_bytes

@@ -29,8 +29,12 @@ import torch
 import featherbed as fb
 from featherbed.apps.classifier.serve import Classifier, check_classifier, write_classifier
 from featherbed.apps.language.serve import LanguageModel, check_language, write_language
-from featherbed.apps.recommender.serve import Recommender, check_recommender
-from featherbed.apps.recommender.store import collect_rated, write_recommender
+from featherbed.apps.recommender.serve import (
+    Recommender,
+    check_recommender,
+    collect_rated,
+    write_recommender,
+)
 from featherbed.errors import FeatherbedError
 from fuzz.workers import describe, run_cases
 

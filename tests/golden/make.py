@@ -10,11 +10,9 @@ import numpy as np
 import torch
 
 import featherbed as fb
-from featherbed.packed.band import Affine, Band
+from featherbed.packed.band import Affine, Band, Every, Fixed, Ragged
 from featherbed.packed.cells import Cell
-from featherbed.packed.codes import Every, Fixed, Ragged
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import Matrix
+from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable
 
 HERE = Path(__file__).parent

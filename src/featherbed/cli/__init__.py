@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 import featherbed.cli.compress as compression
+import featherbed.cli.export as portable
 import featherbed.cli.models as models
-import featherbed.cli.ratings as recommenders
 import featherbed.cli.serve as server
 import featherbed.cli.tables as tables
-import featherbed.cli.texts as texts
 from featherbed.cli.options import Json, show_settings
 from featherbed.errors import FeatherbedError, TrainingError
 from featherbed.version import __version__
@@ -49,23 +48,23 @@ train = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-app.command()(recommenders.demo)
+app.command()(models.demo)
 app.add_typer(train, name="train")
-train.command()(recommenders.ratings)
-train.command(name="text")(texts.train_text)
-train.command(name="lm")(texts.train_lm)
-app.command()(recommenders.recommend)
-app.command()(texts.classify)
-app.command(name="continue")(texts.continue_text)
+train.command(name="ratings")(models.train_ratings)
+train.command(name="text")(models.train_text)
+train.command(name="lm")(models.train_lm)
+app.command()(models.recommend)
+app.command()(models.classify)
+app.command(name="continue")(models.continue_text)
 _SIGNED = {"ignore_unknown_options": True}  # -1 is an id, not an option
 app.command()(tables.inspect)
 app.command(context_settings=_SIGNED)(tables.lookup)
 app.command(context_settings=_SIGNED)(tables.search)
 app.command()(tables.check)
 app.command()(compression.compress)
-app.command()(models.export)
-app.command()(models.distill)
-app.command()(models.encode)
+app.command()(portable.export)
+app.command()(portable.distill)
+app.command()(portable.encode)
 app.command()(compression.gate)
 app.command()(server.serve)
 app.command()(server.view)

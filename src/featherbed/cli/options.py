@@ -7,7 +7,7 @@ import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,9 +33,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 SETTINGS = {  # command: module and class of its settings, imported when needed
-    "train ratings": ("featherbed.apps.recommender.settings", "RecommenderSettings"),
-    "train text": ("featherbed.apps.classifier.settings", "ClassifierSettings"),
-    "train lm": ("featherbed.apps.language.settings", "LanguageSettings"),
+    "train ratings": ("featherbed.apps.recommender", "RecommenderSettings"),
+    "train text": ("featherbed.apps.classifier", "ClassifierSettings"),
+    "train lm": ("featherbed.apps.language", "LanguageSettings"),
 }
 
 
@@ -47,6 +47,12 @@ def log_line(line: str) -> None:
 def command_line() -> str:
     """Return the command as it was typed."""
     return shlex.join(["featherbed", *sys.argv[1:]])
+
+
+def run_options(seed: int, resume: bool, overwrite: bool, quiet: bool) -> dict[str, Any]:
+    """Return the keywords that all training functions take (see ``RunOptions``)."""
+    shared = {"seed": seed, "resume": resume, "overwrite": overwrite, "progress": not quiet}
+    return {**shared, "log": log_line, "command": command_line()}
 
 
 def settings_of(command: str) -> type[Settings]:
@@ -64,10 +70,8 @@ def show_settings(command: str, *, as_json: bool = False) -> str:
     lines = settings_of(command).describe()
     if as_json:
         return json.dumps([line._asdict() for line in lines], indent=1, default=str)
-    width = max(len(f"{line.name} = {_shown(line.default)}") for line in lines)
-    width = min(width, 44)
-    shown: list[str] = []
-    section = ""
+    width = min(44, max(len(f"{line.name} = {_shown(line.default)}") for line in lines))
+    shown, section = list[str](), ""
     for line in lines:
         here = line.name.rpartition(".")[0]
         if here != section and shown:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from featherbed.extras import SERVING, require
+from featherbed.checks import SERVING, require
 
 
 def serve(
@@ -77,8 +77,8 @@ def view(
 ) -> None:
     """Write a page to explore a packed table: one HTML file that needs no network."""
     require("viewing", {"view": ("plotly",), "serve": ("orjson",)})
+    from featherbed.files import replacing
     from featherbed.packed.file import load
-    from featherbed.packed.writing import replacing
     from featherbed.server.explore import offline_page, read_columns
 
     matrix = None

@@ -11,7 +11,7 @@ from featherbed.cli.options import Json
 from featherbed.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from featherbed.packed.table import PackedTable
+    from featherbed.packed import PackedTable
 
 File = Annotated[Path, typer.Argument(help="A packed table (.safetensors).", metavar="FILE")]
 
@@ -39,14 +39,14 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Describe a packed file: rows, codes, bytes by part, codes per row."""
-    from featherbed.packed.report import as_text, report
+    from featherbed.packed.inspect import as_text, report
 
     found = report(file)
     text = as_text(found)
     if anchors:
         from featherbed.io.vectors import read_weights
-        from featherbed.packed.file import load
-        from featherbed.report.anchors import inspect_anchors
+        from featherbed.packed import load
+        from featherbed.report import inspect_anchors
 
         numbers = None if counts is None else read_weights(counts)
         lines = None if groups is None else groups.read_text(encoding="utf-8").splitlines()
@@ -67,7 +67,7 @@ def lookup(
     digits: Annotated[int, typer.Option(help="Significant digits.", min=1, max=9)] = 4,
 ) -> None:
     """Print rows by id or key. Write a key that is a number as key:7."""
-    from featherbed.packed.file import load
+    from featherbed.packed import load
 
     packed = load(file)
     rows = packed[[find_id(packed, name) for name in names]]
@@ -86,7 +86,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Print the nearest rows to a row, best first."""
-    from featherbed.packed.file import load
+    from featherbed.packed import load
 
     packed = load(file)
     query = find_id(packed, name)
@@ -102,7 +102,7 @@ def search(
 
 def check(file: File) -> None:
     """Read every byte of a packed file and verify it."""
-    from featherbed.packed.file import check as check_file
+    from featherbed.packed import check as check_file
 
     typer.echo(f"{file}: sound. {check_file(file)!r}")
 

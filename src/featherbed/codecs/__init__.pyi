@@ -19,5 +19,4 @@ from featherbed.codecs.report import CompressionReport as CompressionReport
 from featherbed.codecs.rows import WeightedRows as WeightedRows
 from featherbed.codecs.sparse import SparseFit as SparseFit
 from featherbed.codecs.target import Target as Target
-from featherbed.codecs.target import read_bytes as read_bytes
 from featherbed.codecs.words import score_words as score_words

@@ -25,8 +25,7 @@ from featherbed.codecs.kmeans import Codes, enough, kmeans, nearest
 from featherbed.codecs.principal import principal
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.packed.matrix import Matrix
 
 BEAM = 16

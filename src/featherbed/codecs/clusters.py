@@ -10,9 +10,8 @@ import numpy as np
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
 from featherbed.codecs.kmeans import Codes, kmeans, nearest, sums_by_code
 from featherbed.codecs.rows import Floats
-from featherbed.packed.band import Band
+from featherbed.packed.band import Band, Fixed
 from featherbed.packed.bits import width
-from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 
 MOST = 1 << 14  # clusters

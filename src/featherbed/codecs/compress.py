@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from featherbed.checks import COMPRESSING, require
 from featherbed.codecs.auto import find_best
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.codecs.inputs import as_matrix
@@ -20,7 +21,6 @@ from featherbed.codecs.rows import WeightedRows
 from featherbed.codecs.target import Target
 from featherbed.codecs.trial import Trial, prepare_job
 from featherbed.errors import ArgumentError, DataError
-from featherbed.extras import COMPRESSING, require
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.packed.graded import MOST_BITS, graded_scales
+from featherbed.packed.matrix import MOST_BITS, graded_scales
 
 Bits = NDArray[np.uint8]
 # relative error of the best uniform quantizer of a normal variable with 0, 1, ... 8 bits (Max 1960;

@@ -12,8 +12,7 @@ from featherbed.codecs.integer import level_rows
 from featherbed.codecs.rows import Floats, Ids, WeightedRows
 from featherbed.codecs.wrapping import WrappedFit, WrappingCodec
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import BLOCK_BITS, Band, Members
-from featherbed.packed.codes import Every
+from featherbed.packed.band import BLOCK_BITS, Band, Every, Members
 
 COMPARED = 4  # settings of the inner codec that are worth comparing
 HOT_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)

@@ -8,8 +8,7 @@ import numpy as np
 
 from featherbed.codecs.codec import Codec, CodecJob, FinalFit, Fit, Settings, matrix_size
 from featherbed.codecs.rows import Floats, WeightedRows
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.matrix import (
     FULL_HALF,
     Matrix,

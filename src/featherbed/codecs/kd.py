@@ -14,9 +14,8 @@ from featherbed.codecs.kmeans import Codes
 from featherbed.codecs.principal import principal_directions
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.packed.band import Affine, Band
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.packed.cells import Cell
-from featherbed.packed.codes import Fixed
 from featherbed.packed.matrix import Matrix
 
 Parameters = dict[str, Floats]  # atoms [D or 1, K, d'], weight, bias, input, projection, shift

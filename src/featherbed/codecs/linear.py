@@ -12,8 +12,7 @@ from featherbed.codecs.integer import level_rows
 from featherbed.codecs.principal import principal, row_directions
 from featherbed.codecs.rows import Floats, WeightedRows
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Affine, Band, Every
 from featherbed.packed.matrix import Matrix
 
 NEGLIGIBLE = 1e-12  # of the largest singular value: smaller ones are rounding errors

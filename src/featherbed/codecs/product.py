@@ -11,8 +11,7 @@ from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size,
 from featherbed.codecs.kmeans import Codes, enough, kmeans, nearest, sums_by_code
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Band, Fixed
 from featherbed.packed.matrix import Matrix
 
 ITERATIONS = 25

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featherbed.codecs.words import score_words
-from featherbed.packed.writing import replacing
+from featherbed.files import replacing
 from featherbed.report.compression import compression_page, compression_text
 from featherbed.version import __version__
 

@@ -55,7 +55,7 @@ def scale_rows(rows: WeightedRows, factor: float) -> WeightedRows:
 def scale_bands(bands: list[Band], factor: float) -> list[Band]:
     """Return bands whose rows are ``factor`` times those of the given ones.
 
-    >>> from featherbed.packed.codes import Every
+    >>> from featherbed.packed.band import Every
     >>> band = Band(1, Every(), values=Matrix.encode(np.ones((1, 2)), "float16"))
     >>> scaled = scale_bands([band], 2.0**-60)[0].lookup(np.array([0]), np.array([0]))
     >>> scaled.tolist() == [[2.0**-60] * 2]

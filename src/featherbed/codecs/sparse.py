@@ -16,9 +16,8 @@ from featherbed.codecs.kmeans import Codes, kmeans
 from featherbed.codecs.principal import moments
 from featherbed.codecs.pursuit import SparseCoder, decode, nearest_atoms
 from featherbed.codecs.rows import Floats
-from featherbed.packed.band import Affine, Band
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.packed.bits import width
-from featherbed.packed.codes import Fixed
 from featherbed.packed.levels import ValueLevels
 from featherbed.packed.matrix import Matrix, level_bits
 

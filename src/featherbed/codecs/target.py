@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from featherbed.checks import read_bytes
 from featherbed.errors import ArgumentError
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
 MEASURES = ("recall", "error")
 
 
@@ -86,20 +76,3 @@ class Target:
         if self.floor is None:
             return True
         return found >= self.floor if self.measure == "recall" else found <= self.floor
-
-
-def read_bytes(text: int | str) -> int:
-    """Return a number of bytes, which may be given with a unit.
-
-    >>> read_bytes("600KB"), read_bytes("1.5 MiB"), read_bytes(4096)
-    (600000, 1572864, 4096)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*", str(text))
-    if isinstance(text, bool) or match is None or match[2].upper() not in UNITS:
-        raise ArgumentError(
-            f'budget={text!r}: give bytes, such as 600000, "600KB", "1.5MB" or "2MiB"'
-        )
-    size = int(float(match[1]) * UNITS[match[2].upper()])
-    if size < 1:
-        raise ArgumentError(f"budget={text!r}: a table needs at least one byte")
-    return size

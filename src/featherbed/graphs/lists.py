@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import FormatError
+from featherbed.files import replacing
 from featherbed.graphs.checks import MOST_OBJECTS
 from featherbed.hashing import mixed
 from featherbed.packed.file import ENTRY, array_of, metadata_of, open_file
-from featherbed.packed.writing import replacing
 
 BLOCK = 1 << 20  # arcs handled at a time
 Ids = NDArray[np.int64]

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.codecs.compress import compress
 from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.files import remove_stale, temporary_folder
 from featherbed.io.texts import open_tokenizer
 from featherbed.io.vectors import safetensors_header
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Band, Identity
 from featherbed.packed.file import load, save
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.packed.writing import remove_stale, temporary_folder
 
 KIND = "featherbed-static"  # model_type of config.json
 KINDS = (KIND, "model2vec")

@@ -19,21 +19,21 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from featherbed.checks import read_bytes
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.codecs.compress import compress
-from featherbed.codecs.target import Target, read_bytes
+from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError
+from featherbed.files import remove_stale, temporary_folder
 from featherbed.interop.embedding import PackedEmbedding
 from featherbed.interop.pretrained import METHOD, model_class, possible_names, read_config
 from featherbed.interop.rest import RESTS, as_stored, check_rest, linear_layers, round_int8
 from featherbed.interop.swap import CompressedWeight, SharedWeight, find_weights, padding_of
 from featherbed.io.vectors import read_safetensors, safetensors_header
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Band, Identity
 from featherbed.packed.file import to_bytes
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
-from featherbed.packed.writing import remove_stale, temporary_folder
 
 BLOCK = 1 << 24  # bytes copied at once
 SLACK = 64  # bytes by which headers may differ with the size of the table

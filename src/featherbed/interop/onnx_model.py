@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.errors import ArgumentError, DataError, MissingExtra
+from featherbed.files import remove_stale, temporary_folder
 from featherbed.interop.embedding import PackedEmbedding, PackedHead, PackedTwin
 from featherbed.interop.folder import check_target
 from featherbed.interop.onnx.export import to_onnx
 from featherbed.interop.pretrained import first_line, load_model
 from featherbed.interop.rest import Int8Linear, fits_half, replace_module, shrink_rest
 from featherbed.interop.swap import compress_model, packed_places
-from featherbed.packed.writing import remove_stale, temporary_folder
 
 if TYPE_CHECKING:
     from onnx import ModelProto

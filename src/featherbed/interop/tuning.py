@@ -23,10 +23,8 @@ from featherbed.errors import ArgumentError
 from featherbed.interop.embedding import PackedEmbedding, TiedModule
 from featherbed.interop.swap import is_pretrained, packed_places
 from featherbed.ops import check_ids
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Every, Identity
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import Matrix, level_bits, unpack_levels
+from featherbed.packed.band import Affine, Band, Every, Identity
+from featherbed.packed.matrix import Graded, Matrix, level_bits, unpack_levels
 from featherbed.packed.table import PackedTable
 
 MAX_NATS = 700.0  # bound of the logarithm of a perplexity, so that it does not overflow

@@ -1,3 +1,5 @@
+from featherbed.kernels import factors as factors
+from featherbed.kernels import passes as passes
 from featherbed.kernels.bayes import choose_levels as choose_levels
 from featherbed.kernels.bayes import solve_rows as solve_rows
 from featherbed.kernels.ranking import draw_negatives as draw_negatives
@@ -5,3 +7,4 @@ from featherbed.kernels.ranking import ranking_pass as ranking_pass
 from featherbed.kernels.threads import cores as cores
 from featherbed.kernels.threads import run as run
 from featherbed.kernels.threads import set_threads as set_threads
+from featherbed.kernels.threads import thread_count as thread_count

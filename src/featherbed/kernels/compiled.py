@@ -12,7 +12,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-from featherbed.locks import exclusive
+from featherbed.files import exclusive
 
 F = TypeVar("F", bound=Callable[..., Any])
 

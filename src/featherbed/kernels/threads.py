@@ -97,7 +97,7 @@ def _current_core() -> Callable[[], int]:
     return function
 
 
-def threads() -> int:
+def thread_count() -> int:
     """Return the number of threads: ``$FEATHERBED_THREADS``, else one for each available core."""
     global _threads
     if _threads is None:
@@ -141,9 +141,9 @@ def run(job: int, block: NDArray[np.int64], count: int, grain: int, held: object
     """
     global _workers
     workers = _workers
-    if count >= 2 * grain and workers is None and threads() > 1:
+    if count >= 2 * grain and workers is None and thread_count() > 1:
         with _lock:
-            workers = _workers = _workers or Workers(threads() - 1)
+            workers = _workers = _workers or Workers(thread_count() - 1)
     if count < 2 * grain or workers is None:
         return bool(workqueue.run_alone(job, block.ctypes.data, count) == 1)
     return workers.run(job, block, count, grain, held)

@@ -3,9 +3,10 @@
 from featherbed.optim.budget import Budget
 from featherbed.optim.clip import clip_grad_norm_
 from featherbed.optim.penalties import L1, GroupL1, NonNegativeL1, Penalty
+from featherbed.optim.row_optimizer import RowOptimizer
 from featherbed.optim.rules import SGD, Adagrad, AdamW, Yogi
 from featherbed.optim.schedules import Schedule
-from featherbed.optim.wrappers import Averaged, Proximal, Several
+from featherbed.optim.wrappers import Averaged, Proximal, Several, penalties_of
 
 __all__ = [
     "L1",
@@ -18,8 +19,10 @@ __all__ = [
     "NonNegativeL1",
     "Penalty",
     "Proximal",
+    "RowOptimizer",
     "Schedule",
     "Several",
     "Yogi",
     "clip_grad_norm_",
+    "penalties_of",
 ]

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.packed import engine, search
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Fixed, Ids, check_indices
+from featherbed.packed.band import Band, Fixed, Ids, check_indices
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:

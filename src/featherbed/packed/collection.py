@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IdError
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 from featherbed.packed.file import (
     Buffer,
     array_of,

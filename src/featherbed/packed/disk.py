@@ -20,11 +20,18 @@ from numpy.typing import NDArray
 
 from featherbed.errors import FormatError, MissingFileError
 from featherbed.packed import bits, engine
-from featherbed.packed.band import Band, keeps_decoded
-from featherbed.packed.codes import DIRECTORY_STEP, Codes, Fixed, Identity, Ids, Ragged
+from featherbed.packed.band import (
+    DIRECTORY_STEP,
+    Band,
+    Codes,
+    Fixed,
+    Identity,
+    Ids,
+    Ragged,
+    keeps_decoded,
+)
 from featherbed.packed.file import load
-from featherbed.packed.graded import Graded
-from featherbed.packed.matrix import CACHE_BYTES, Floats, Matrix
+from featherbed.packed.matrix import CACHE_BYTES, Floats, Graded, Matrix
 from featherbed.packed.table import PackedTable
 
 WINDOW = 1024  # reads in flight

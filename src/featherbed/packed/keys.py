@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
-from featherbed.packed.codes import Ids
+from featherbed.packed.band import Ids
 
 
 @dataclass(eq=False)

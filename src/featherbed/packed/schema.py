@@ -17,24 +17,35 @@ from numpy.typing import NDArray
 from featherbed.compose import COMBINES
 from featherbed.errors import FormatError
 from featherbed.packed import bits
-from featherbed.packed.band import BLOCK_BITS, Affine, Band, Members
-from featherbed.packed.cells import KINDS as CELLS
-from featherbed.packed.cells import Cell
-from featherbed.packed.codes import (
+from featherbed.packed.band import (
+    BLOCK_BITS,
     DIRECTORY_STEP,
     MOST_CODES,
+    Affine,
+    Band,
     Codes,
     Every,
     Fixed,
     Hash,
     Identity,
+    Members,
     Ragged,
     Remainder,
     code_count,
 )
-from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, Grades, stream_bytes
+from featherbed.packed.cells import KINDS as CELLS
+from featherbed.packed.cells import Cell
 from featherbed.packed.levels import ValueLevels
-from featherbed.packed.matrix import KINDS, Matrix, row_bytes
+from featherbed.packed.matrix import (
+    KINDS,
+    MOST_BITS,
+    MOST_GRADES,
+    Graded,
+    Grades,
+    Matrix,
+    row_bytes,
+    stream_bytes,
+)
 from featherbed.packed.table import PackedTable
 
 VERSION = 2  # the newest version of the format; every version from 1 on stays readable

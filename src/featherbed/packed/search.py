@@ -1,19 +1,17 @@
-"""Scores of all rows and the best rows, in blocks: the dense table is never in memory."""
+"""Scores of all rows, search for the best ones, and bags of rows (nn.EmbeddingBag), in numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.packed import engine
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Codes, Every, Fixed, Ids, Ragged
-from featherbed.packed.columns import check_direction
+from featherbed.packed.band import Band, Codes, Every, Fixed, Ids, Ragged
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:
@@ -205,7 +203,7 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
     array = check_queries(queries, table.dim)
     wide = np.atleast_2d(array)
     if metric == "cosine":
-        check_direction(table)
+        _check_direction(table)
         lengths = np.sqrt(np.einsum("nd,nd->n", wide, wide))[:, None]
         lengths[lengths == 0] = 1
         wide = wide / lengths
@@ -218,6 +216,17 @@ def top(table: PackedTable, queries: ArrayLike, k: int, metric: str) -> tuple[Id
 
     best_ids, best = best_rows(table.rows, len(wide), int(k), score)
     return (best_ids[0], best[0]) if array.ndim == 1 else (best_ids, best)
+
+
+def _check_direction(table: PackedTable) -> None:
+    """Refuse the cosine of rows with one stored column: it is always 1, -1 or 0."""
+    known = table.columns_with_bits()
+    if known is not None and table.dim > 1 and np.count_nonzero(known) < 2:
+        raise ArgumentError(
+            f"cosine cannot tell these rows apart: {np.count_nonzero(known)} of {table.dim} "
+            "columns are stored, the others have zero bits (a recommender without factors stores "
+            "biases only): train with more ratings or a larger budget, or search by metric='dot'"
+        )
 
 
 def check_count(k: int) -> None:
@@ -294,3 +303,72 @@ class TopRows:
         scores = np.array(self.scores, dtype=np.float32).reshape(shape)
         order = np.argsort(-scores, axis=1, kind="stable")
         return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+
+
+def bag_starts(
+    ids: NDArray[Any], offsets: ArrayLike | None, include_last: bool
+) -> NDArray[np.int64]:
+    """Return the start of each bag among the flattened ids, and the end of the last: [bags + 1]."""
+    if ids.ndim == 2 and offsets is None:
+        even: NDArray[np.int64] = np.arange(ids.shape[0] + 1, dtype=np.int64) * ids.shape[1]
+        return even
+    if ids.ndim != 1 or offsets is None:
+        raise ArgumentError(f"bag takes 2-D ids, or 1-D ids with offsets; got {ids.ndim}-D ids")
+    given = np.asarray(offsets)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or (include_last and not len(given)):
+        raise ArgumentError(
+            f"offsets must be a 1-D array of integers, got {given.dtype} of shape {given.shape}"
+        )
+    starts = given.astype(np.int64)
+    if not include_last:
+        starts = np.concatenate([starts, [len(ids)]])
+    if starts[0] != 0 or np.any(np.diff(starts) < 0) or starts[-1] != len(ids):
+        raise ArgumentError(
+            f"offsets must start at 0, never fall and end at the {len(ids)} ids given: {given}"
+        )
+    return starts
+
+
+def pool_rows(
+    table: PackedTable,
+    ids: ArrayLike,
+    offsets: ArrayLike | None,
+    weights: ArrayLike | None,
+    mode: str,
+    include_last: bool,
+) -> Floats:  # [bags, d]
+    """Pool rows into bags; padding ids do not count."""
+    array = np.asarray(ids)
+    if mode not in ("sum", "mean"):
+        raise ArgumentError(f"mode={mode!r}: bags are pooled by sum or mean")
+    starts = bag_starts(array, offsets, include_last)
+    factors = None if weights is None else np.asarray(weights, dtype=np.float32)
+    if factors is not None and (mode != "sum" or factors.shape != array.shape):
+        raise ArgumentError(
+            "per_sample_weights go with mode='sum' and have the shape of the ids, "
+            "as in nn.EmbeddingBag"
+        )
+    flat = array.reshape(-1)
+    if factors is not None:
+        factors = np.ascontiguousarray(factors.reshape(-1))
+    out = np.zeros((len(starts) - 1, table.dim), dtype=np.float32)
+    step = max(1, table._chunk)
+    for begin in range(0, len(flat), step):
+        rows = table[flat[begin : begin + step]]
+        part = None if factors is None else factors[begin : begin + step]
+        _add(out, rows, np.clip(starts - begin, 0, len(rows)), part)
+    if mode == "mean":
+        padding = -1 if table.padding_idx is None else table.padding_idx
+        totals = np.concatenate([[0], np.cumsum(flat != padding)])
+        out /= np.maximum(totals[starts[1:]] - totals[starts[:-1]], 1)[:, None].astype(np.float32)
+    return out
+
+
+def _add(out: Floats, rows: Floats, starts: NDArray[np.int64], weights: Floats | None) -> None:
+    """Add rows starts[b] .. starts[b + 1] - 1 to bag b, in order."""
+    if engine.kernels(len(rows)):
+        factors = np.ones(len(rows), dtype=np.float32) if weights is None else weights
+        engine.Plan("pooled_rows", rows, factors, np.ascontiguousarray(starts)).run(out)
+        return
+    owner = np.repeat(np.arange(len(out)), np.diff(starts))
+    np.add.at(out, owner, rows if weights is None else rows * weights[:, None])

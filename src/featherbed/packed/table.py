@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import FormatError, IdError, UnknownKeyError
-from featherbed.packed import bag, code_search, search
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Ids
-from featherbed.packed.matrix import Floats
+from featherbed.packed import code_search, search
+from featherbed.packed.band import Band, Every, Ids
+from featherbed.packed.engine import WORTH
+from featherbed.packed.matrix import Floats, Graded
 
 if TYPE_CHECKING:
     from featherbed.packed.keys import Keys
@@ -142,7 +142,7 @@ class PackedTable:
         include_last_offset: bool = False,
     ) -> Floats:  # [B, d]
         """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not count."""
-        return bag.bag(self, ids, offsets, per_sample_weights, mode, include_last_offset)
+        return search.pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
 
     def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
         """Return the dot product of every row with the query, through the atoms where possible."""
@@ -158,7 +158,7 @@ class PackedTable:
     def codes_of(self, ids: Any) -> Ids:
         """Return the codes of rows, [..., s]: of the first layer, each the choice within its part.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -175,7 +175,7 @@ class PackedTable:
         Codes fitted stage by stage name ever smaller groups of similar rows: the "semantic ids" of
         generative recommenders (Rajput et al. 2023), which generate codes one by one.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -192,7 +192,7 @@ class PackedTable:
         Ties go to the smaller id. [s] -> [k], [n, s] -> [n, k]. ``code_recall`` compares it with
         ``search``.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -209,7 +209,7 @@ class PackedTable:
 
         That is the mean of |k nearest rows ∩ k nearest codes| / k over ids, the row itself left out.
 
-        >>> from featherbed.packed.codes import Fixed
+        >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
         >>> atoms = Matrix.encode(np.array([[0.0], [1.0], [0.0], [3.0]]), "float32")  # 2 parts of 2
         >>> indices = np.array([[0, 1], [1, 1], [0, 0], [0, 1]])
@@ -238,6 +238,41 @@ class PackedTable:
 
         sizes = {name: array.nbytes for name, array in self.arrays.items()}
         return {"header": len(header_of(self))} | sizes
+
+    def columns_with_bits(self) -> NDArray[np.bool_] | None:  # -> [d]
+        """Return whether each column of graded rows has bits in some row, without reading them.
+
+        A column with zero bits is 0 in every row. None for other tables.
+        """
+        found = np.zeros(self.dim, dtype=bool)
+        for band in self.bands:
+            composed = (band.dictionary, band.cell, band.affine, band.plus)
+            if not isinstance(band.codes, Every) or any(part is not None for part in composed):
+                return None
+            if not isinstance(band.values, Graded):
+                return None
+            for rows, digits in band.values.grades:
+                if rows:
+                    found |= np.array([digit != "0" for digit in digits])
+        return found
+
+    def nonzero_columns(self) -> NDArray[np.bool_]:  # -> [d]
+        """Return whether each column is nonzero in some row; rows are read until all columns are.
+
+        >>> import featherbed as fb
+        >>> table = fb.DenseTable.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]))
+        >>> table.pack().nonzero_columns().tolist()
+        [False, True]
+        """
+        known = self.columns_with_bits()
+        if known is not None:
+            return known
+        found = np.zeros(self.dim, dtype=bool)
+        for start in range(0, self.rows, WORTH - 1):
+            found |= self.block(start, min(start + WORTH - 1, self.rows)).any(axis=0)
+            if found.all():
+                break
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the table to ``path``, atomically."""

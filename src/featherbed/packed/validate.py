@@ -6,9 +6,16 @@ import numpy as np
 
 from featherbed.errors import FormatError
 from featherbed.packed import bits
-from featherbed.packed.band import BLOCK_BITS, Band, Members
-from featherbed.packed.codes import DIRECTORY_STEP, Fixed, Ragged, check_indices
-from featherbed.packed.graded import Graded
+from featherbed.packed.band import (
+    BLOCK_BITS,
+    DIRECTORY_STEP,
+    Band,
+    Fixed,
+    Members,
+    Ragged,
+    check_indices,
+)
+from featherbed.packed.matrix import Graded
 from featherbed.packed.table import PackedTable
 
 STEP = 1 << 18

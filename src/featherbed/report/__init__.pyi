@@ -1,4 +1,12 @@
 from featherbed.report.anchors import inspect_anchors as inspect_anchors
+from featherbed.report.page import FINE as FINE
+from featherbed.report.page import bin_edges as bin_edges
+from featherbed.report.page import bin_name as bin_name
+from featherbed.report.ratings import describe_anchors as describe_anchors
+from featherbed.report.ratings import describe_cost as describe_cost
+from featherbed.report.ratings import error_by_popularity as error_by_popularity
 from featherbed.report.ratings import ratings_page as ratings_page
 from featherbed.report.texts import language_page as language_page
+from featherbed.report.texts import row_kind as row_kind
 from featherbed.report.texts import text_page as text_page
+from featherbed.report.texts import word_insight as word_insight

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.anchor_weights import (
+from featherbed.packed.inspect import (
     anchor_count,
     anchors_report,
     anchors_text,

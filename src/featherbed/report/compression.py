@@ -7,9 +7,24 @@ import re
 from typing import Any
 
 from featherbed.errors import ArgumentError
-from featherbed.report.figures import NONE, as_bytes, as_figure, as_html, as_settings
-from featherbed.report.page import AXIS, COLORS, LAYOUT, SYMBOLS, bar, page, plot, table
-from featherbed.report.sections import Report, check_parts, command_section
+from featherbed.report.page import (
+    AXIS,
+    COLORS,
+    LAYOUT,
+    NONE,
+    SYMBOLS,
+    Report,
+    as_bytes,
+    as_figure,
+    as_html,
+    as_settings,
+    bar,
+    check_parts,
+    command_section,
+    page,
+    plot,
+    table,
+)
 
 PARTS = (
     *("input", "target", "measure", "budget", "chosen", "parts"),

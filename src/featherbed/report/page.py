@@ -1,12 +1,75 @@
-"""The frame of report pages: style, tables and plots in one HTML file that loads nothing else."""
+"""Parts of report pages: formatted numbers, tables, plots, shared sections; one HTML file each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from importlib import import_module
 from typing import Any
 
-from featherbed.errors import MissingExtra
+from featherbed.errors import ArgumentError, MissingExtra
+
+NONE = "–"
+SHARES = ("share", "recall", "weighted_recall", "analogy")  # shown as percentages
+
+
+def as_html(value: object) -> str:
+    """Escape a value for use between tags (never inside an attribute) and in plotly's texts."""
+    return escape(str(value), quote=False)
+
+
+def as_settings(point: dict[str, Any]) -> str:
+    """Format settings as keyword arguments.
+
+    >>> as_settings({"settings": {"codes": 8, "bits": 6}})
+    'codes=8, bits=6'
+    """
+    return ", ".join(f"{name}={value}" for name, value in point["settings"].items())
+
+
+def as_number(value: Any) -> float | None:
+    """Return a finite number as a float, anything else as None."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def as_figure(name: str, value: float | None, digits: int | None = None) -> str:
+    """Format a metric: shares in percent with one decimal, others with four; a dash for None."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if name in SHARES:
+        return f"{100 * value:.{0 if digits == 0 else 1}f} %"
+    return f"{value:.{4 if digits is None else digits}f}"
+
+
+def as_percent(value: float) -> str:
+    """Format a share with two decimals.
+
+    >>> as_percent(0.912)
+    '91.20 %'
+    """
+    return f"{100 * value:.2f} %"
+
+
+def as_count(value: int | None) -> str:
+    """Format a count with thousands separators; a dash for None."""
+    return NONE if value is None else f"{value:,}"
+
+
+def as_bytes(size: float | None) -> str:
+    """Format a size with three digits and decimal units; a dash for None.
+
+    >>> as_bytes(597_812), as_bytes(12_000_000)
+    ('598 KB', '12.0 MB')
+    """
+    if size is None:
+        return NONE
+    value, units = float(size), ["bytes", "KB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    digits = 0 if units[0] == "bytes" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f} {units[0]}"
+
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6a3f", "#555555")
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "star", "cross")
@@ -133,3 +196,136 @@ def bar(text: str, share: float | None) -> str:
     """Return a table cell: a text above a bar whose length is a share of 1."""
     width = 100 * min(1.0, max(0.0, share or 0.0))
     return f"{text}<i><b style='width:{width:.1f}%'></b></i>"
+
+
+Report = dict[str, Any]
+
+MAX_EPOCHS = 500  # points of a curve
+FEW_EPOCHS = 10  # up to which every epoch has a tick
+INTERRUPTED = "<b>Training was interrupted</b>: the model is the best epoch so far."
+
+
+def check_parts(report: Report, names: Iterable[str]) -> None:
+    """Raise ``ArgumentError`` if a part of the report is missing."""
+    missing = [name for name in names if name not in report]
+    if missing:
+        raise ArgumentError(f"a report without {', '.join(missing)}: give the whole report")
+
+
+def lead(headline: str, sentences: Iterable[str]) -> str:
+    """Return the headline of a page and the paragraph below it."""
+    text = " ".join(sentences)
+    return f"<p class=lead>{headline}</p>" + (f"<p>{text}</p>" if text else "")
+
+
+def notes(lines: Iterable[str] | None) -> str:
+    """Return remarks, one paragraph each."""
+    return "".join(f"<p class=soft>{as_html(line)}</p>" for line in lines or [])
+
+
+def times_smaller(dense: float | None, size: float | None) -> str:
+    """Return the ratio of two sizes as words, or nothing if the second is not smaller.
+
+    >>> times_smaller(400, 80)
+    ', 5.0 times smaller'
+    """
+    return f", {dense / size:,.1f} times smaller" if dense and size and dense > size else ""
+
+
+def axis(title: str, **settings: Any) -> Report:
+    """Return a plotly axis with a title."""
+    return AXIS | {"title": {"text": title, "standoff": 8}} | settings
+
+
+def line(name: str, x: list[Any], y: list[float], number: int) -> Report:
+    """Return a plotly line in the color of its number, with markers if it has few points."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(x) <= 60 else "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": {"color": COLORS[number % len(COLORS)]},
+        "marker": {"size": 5},
+    }
+
+
+def history_lines(report: Report, columns: Mapping[str, str]) -> list[Report]:
+    """Return a line per column of the history (label: column) with at least two epochs."""
+    lines = []
+    for number, (label, column) in enumerate(columns.items()):
+        rows = [row for row in report["history"] if as_number(row.get(column)) is not None]
+        step = -(-len(rows) // MAX_EPOCHS) or 1
+        kept = rows[::step] + ([rows[-1]] if rows and (len(rows) - 1) % step else [])
+        epochs = [int(row.get("epoch", 0)) + 1 for row in kept]
+        lines.append(line(label, epochs, [float(row[column]) for row in kept], number))
+    return [one for one in lines if len(one["x"]) > 1]
+
+
+def history_plot(
+    report: Report, name: str, lines: list[Report], y_axis: Report, height: int, **layout: Any
+) -> str:
+    """Return a plot by epoch, or nothing if there are no lines."""
+    if not lines:
+        return ""
+    ticks = {"dtick": 1} if len(report["history"]) <= FEW_EPOCHS else {}
+    x_axis = axis("epoch", tickformat="d", **ticks)
+    return plot(name, lines, LAYOUT | {"xaxis": x_axis, "yaxis": y_axis} | layout, height)
+
+
+def values_table(title: str, head: tuple[str, str], values: Mapping[str, Any]) -> str:
+    """Return a table of names and values."""
+    rows = [(as_html(name), as_html(_as_text(value))) for name, value in values.items()]
+    return table(title, head, rows, wrap=True)
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return NONE
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def data_section(values: Mapping[str, Any], remarks: Iterable[str] | None) -> str:
+    """Return the description of the input data."""
+    return values_table("Data", ("", ""), values) + notes(remarks)
+
+
+def settings_section(report: Report) -> str:
+    """Return all settings, collapsed."""
+    given = report.get("settings") or {}
+    settings = {name: value for name, value in given.items() if value is not None}
+    shown = values_table("", ("setting", "value"), settings)
+    return f"<details><summary>All settings</summary>{shown}</details>" if settings else ""
+
+
+def command_section(report: Report, source: str = "") -> str:
+    """Return the command and the footer."""
+    command, seconds = report.get("command"), report.get("seconds")
+    shown = f"<h2>Command</h2><pre><code>{as_html(command)}</code></pre>" if command else ""
+    version = f" {as_html(report['version'])}" if report.get("version") else ""
+    time = "" if seconds is None else f" in {seconds:,.1f} s"
+    return f"{shown}<footer>Made by featherbed{version}{time}{source}.</footer>"
+
+
+COARSE, FINE = (1, 3), (1, 2, 5)  # bins per decade
+
+
+def bin_edges(highest: int, steps: tuple[int, ...] = COARSE) -> list[int]:
+    """Return the starts of bins of counts: 0, then ``steps`` of every decade up to ``highest``.
+
+    >>> bin_edges(120)
+    [0, 1, 3, 10, 30, 100]
+    """
+    decades = (10**power for power in range(19))
+    return [0, *(step * ten for ten in decades for step in steps if step * ten <= highest)]
+
+
+def bin_name(low: int, high: int | None) -> str:
+    """Return the name of the bin from ``low`` to below ``high``.
+
+    >>> bin_name(3, 10), bin_name(100, None)
+    ('3 to 9', '100 and more')
+    """
+    if high is None:
+        return f"{low:,} and more"
+    return f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"

@@ -1,16 +1,43 @@
-"""The report page of a recommender trained on ratings."""
+"""The report page of a recommender, and insight into its tables beyond the error.
+
+Everything is counted in bins of popularity (training ratings), so that the size of a report does
+not depend on the number of rows. Computed with numpy from the packed tables, as they are served.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from featherbed.report.figures import NONE, as_bytes, as_count, as_figure, as_html, as_number
-from featherbed.report.page import COLORS, LAYOUT, bar, page, plot, table
-from featherbed.report.sections import (
+import numpy as np
+from numpy.typing import NDArray
+
+from featherbed.errors import ArgumentError
+from featherbed.packed import (
+    PackedTable,
+    anchor_count,
+    clusters_of,
+    has_weighted_atoms,
+    purity,
+    row_cost,
+    strongest,
+)
+from featherbed.report.page import (
+    COLORS,
+    FINE,
     INTERRUPTED,
+    LAYOUT,
+    NONE,
     Report,
+    as_bytes,
+    as_count,
+    as_figure,
+    as_html,
+    as_number,
     axis,
+    bar,
+    bin_edges,
+    bin_name,
     check_parts,
     command_section,
     data_section,
@@ -18,12 +45,19 @@ from featherbed.report.sections import (
     history_plot,
     lead,
     line,
+    page,
+    plot,
     settings_section,
+    table,
     times_smaller,
 )
 
 SIDES = ("users", "items")
 SPLITS = ("test", "validation", "train")
+ROWS = 1 << 18  # rows measured at once
+POINTS = 1200  # rows drawn as points
+MAX_ANCHORS, MAX_ITEMS = 24, 8  # anchors shown, and items of each
+MAX_GROUPED = 200_000  # items whose groups are compared with their anchors
 COUNTS = {"lines": "lines read", "duplicates": "duplicate pairs"}
 
 
@@ -308,3 +342,105 @@ def _data(report: Report) -> str:
     values |= {"split": split["how"]} if "how" in split else {}
     values |= {f"{part} ratings": split[part] for part in SPLITS[::-1] if part in split}
     return data_section(values, source.get("notes"))
+
+
+def error_by_popularity(
+    counts: NDArray[np.int64],
+    ids: NDArray[np.integer],
+    errors: NDArray[np.float64],
+    baseline_errors: NDArray[np.float64],
+) -> list[dict[str, Any]]:
+    """Return the test error by training count of the rated object, for bins with test ratings."""
+    edges = bin_edges(int(counts.max(initial=0)))
+    bins = np.searchsorted(edges, counts, side="right") - 1
+    objects = np.bincount(bins, minlength=len(edges))
+    rated = bins[ids]
+    ratings = np.bincount(rated, minlength=len(edges))
+    sums, baseline_sums = (
+        np.bincount(rated, values, minlength=len(edges)) for values in (errors, baseline_errors)
+    )
+    return [
+        {
+            "name": bin_name(low, high),
+            "objects": int(objects[n]),
+            "ratings": int(ratings[n]),
+            "share": float(ratings[n] / len(ids)),
+            "mse": float(sums[n] / ratings[n]),
+            "biases": float(baseline_sums[n] / ratings[n]),
+        }
+        for n, (low, high) in enumerate(zip(edges, [*edges[1:], None], strict=True))
+        if ratings[n]
+    ]
+
+
+def describe_cost(table: PackedTable, counts: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the codes (of weighted atoms) or bits of rows by popularity, and of some as points."""
+    coded = all(has_weighted_atoms(band) for band in table.bands)
+    edges = np.array(bin_edges(int(counts.max(initial=0)), FINE))
+    number, total, least, most = (np.zeros(len(edges), dtype=np.int64) for _ in range(4))
+    least += np.iinfo(np.int64).max
+    for start in range(0, table.rows, ROWS):
+        block = slice(start, min(start + ROWS, table.rows))
+        cost = row_cost(table, np.arange(block.start, block.stop), coded)
+        bins = np.searchsorted(edges, counts[block], side="right") - 1
+        number += np.bincount(bins, minlength=len(edges))
+        total += np.bincount(bins, cost, minlength=len(edges)).astype(np.int64)
+        np.minimum.at(least, bins, cost)
+        np.maximum.at(most, bins, cost)
+    shown = np.unique(np.linspace(0, table.rows - 1, min(table.rows, POINTS)).astype(np.int64))
+    return {
+        "unit": "codes" if coded else "bits",
+        "mean": float(total.sum() / table.rows),
+        "bins": [
+            {
+                "low": int(edges[n]),
+                "rows": int(number[n]),
+                "mean": float(total[n] / number[n]),
+                "least": int(least[n]),
+                "most": int(most[n]),
+            }
+            for n in np.flatnonzero(number)
+        ],
+        "points": {
+            "ratings": counts[shown].tolist(),
+            "cost": row_cost(table, shown, coded).tolist(),
+        },
+    }
+
+
+def describe_anchors(items: PackedTable, titles: Any) -> dict[str, Any] | None:
+    """Return the anchors of the most items, with the items of the largest weights.
+
+    None for tables without anchors.
+    """
+    if "Anchor" not in str(items.made_by.get("table", "")) or not all(
+        has_weighted_atoms(band) or band.values is not None for band in items.bands
+    ):
+        return None
+    try:
+        total = anchor_count(items)
+    except ArgumentError:
+        return None
+    clusters = clusters_of(items)
+    sizes = np.bincount(clusters[clusters >= 0], minlength=total)
+    shown = np.argsort(-sizes, kind="stable")[:MAX_ANCHORS]
+    classes = np.full(total, -1)
+    classes[shown] = np.arange(len(shown))
+    tops: dict[int, list[dict[str, Any]]] = {int(k): [] for k in shown}
+    for entry in strongest(items, MAX_ITEMS, classes):
+        title = titles.names[entry.id] if titles is not None else None
+        name = title or entry.key or str(entry.id)
+        tops[entry.anchor].append({"name": name, "weight": entry.weight})
+    groups = None if titles is None else titles.groups
+    pure = None
+    if groups is not None and items.rows <= MAX_GROUPED and any(groups):
+        share = purity(clusters, groups)
+        pure = {"share": share.share, "baseline": share.baseline}
+    return {
+        "total": total,
+        "empty": int(np.count_nonzero(clusters < 0)),
+        "purity": pure,
+        "shown": [
+            {"anchor": k, "leads": int(sizes[k]), "top": top} for k, top in tops.items() if top
+        ],
+    }

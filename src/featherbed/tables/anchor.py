@@ -16,8 +16,7 @@ from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
 from featherbed.optim.lazy.operators import slot_rows
 from featherbed.optim.lazy.slots import Slots
-from featherbed.packed.band import Band
-from featherbed.packed.codes import sparse_layout
+from featherbed.packed.band import Band, sparse_layout
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Identity
+from featherbed.packed.band import Band, Identity
 from featherbed.packed.table import PackedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights

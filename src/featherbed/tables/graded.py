@@ -14,9 +14,8 @@ from featherbed.checks import check_integer, is_number
 from featherbed.codecs.graded import fit_grades, grade_ends
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
-from featherbed.packed.graded import MOST_BITS, MOST_GRADES, Graded, graded_scales
+from featherbed.packed.band import Band, Every
+from featherbed.packed.matrix import MOST_BITS, MOST_GRADES, Graded, graded_scales
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import levels_of, rounded_rows, row_weights
 from featherbed.tables.rows import empty_parameter, to_numpy

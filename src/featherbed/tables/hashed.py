@@ -11,8 +11,7 @@ from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError
 from featherbed.hashing import hash_codes
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Hash
+from featherbed.packed.band import Band, Hash
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import share_of_unit_rows, shared_atoms
 from featherbed.tables.rows import empty_parameter, encode

@@ -15,8 +15,7 @@ from featherbed.checks import check_integer
 from featherbed.codecs.kd import KDFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Affine, Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Affine, Band, Fixed
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
@@ -137,8 +136,8 @@ class KDTable(CodedTable):
             self.norm = Normalise(self.choices, learnt=learned, **where)
         self.guidance: Guidance | None = None
         if guide is not None:
-            responses = self.parts * self.choices
-            self.guidance = guide.module(num_embeddings, embedding_dim, responses, **where)
+            shape = num_embeddings, embedding_dim, self.parts, self.choices
+            self.guidance = guide.module(*shape, **where)
         self.register_buffer("steps", torch.empty((), dtype=torch.int64, device=device))
         self.initialize(generator)
 

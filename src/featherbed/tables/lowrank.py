@@ -10,8 +10,7 @@ from torch import Tensor
 
 from featherbed.checks import check_integer
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import low_rank, share_of_unit_rows
 from featherbed.tables.rows import empty_parameter, encode

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import Band, Members
-from featherbed.packed.codes import Every, Identity
+from featherbed.packed.band import Band, Every, Identity, Members
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.lowrank import LowRankTable
 from featherbed.tables.parted import PartedTable, most_popular

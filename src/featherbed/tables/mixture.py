@@ -16,8 +16,7 @@ from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import sparse_layout
+from featherbed.packed.band import Band, sparse_layout
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.anchor import related_entries, start_as_themselves
 from featherbed.tables.codes import Codes

@@ -16,14 +16,14 @@ from featherbed.codecs.kd import KDFit
 from featherbed.codecs.product import ProductFit
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Fixed
+from featherbed.packed.band import Band, Fixed
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
 from featherbed.tables.parts.norms import Normalise
 from featherbed.tables.parts.relaxations import harden, short_repr
 from featherbed.tables.rows import empty_parameter, encode
+from featherbed.tables.table import SCALE_SAMPLE
 
 VARIANTS = ("softmax", "centroid")
 RESTARTS = 3  # of k-means, the best is kept
@@ -147,6 +147,16 @@ class ProductTable(CodedTable):
             self.key_vectors.normal_(0.0, 1.0, generator=generator)
         if self.norm is not None:
             self.norm.reset_parameters()
+
+    @torch.no_grad()
+    def scale_initial_rows(self, std: float) -> None:
+        """Scale values and queries alike: codes stay, and centroids start where queries are."""
+        count = min(SCALE_SAMPLE, self.num_embeddings)
+        ids = torch.linspace(0, self.num_embeddings - 1, count, device=self.device).long()
+        before = float(self.lookup(ids).std())
+        if before > 0:
+            self.atoms.mul_(std / before)
+            self.queries.mul_(std / before)
 
     def _sets(self, flat: Tensor) -> Tensor:  # [sets * K, n] -> [D, K, n]
         return flat.reshape(-1, self.choices, flat.shape[1]).expand(self.parts, -1, -1)

@@ -11,8 +11,7 @@ from featherbed.checks import check_choice
 from featherbed.codecs.integer import choose_scales
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.matrix import Matrix, pack_levels
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import levels_of, rounded_rows, row_weights

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from featherbed.checks import check_choice, check_integer
-from featherbed.packed.band import Band
-from featherbed.packed.codes import Remainder
+from featherbed.packed.band import Band, Remainder
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import quotient_remainder, share_of_unit_rows, shared_atoms
 from featherbed.tables.rows import empty_parameter, encode

@@ -12,8 +12,7 @@ from torch import Tensor
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.hashing import hash_ids
-from featherbed.packed.band import Band, Members
-from featherbed.packed.codes import Hash, Identity
+from featherbed.packed.band import Band, Hash, Identity, Members
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
 from featherbed.tables.fitting import shared_atoms

@@ -45,7 +45,7 @@ def measure(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     total = sum(buffer.nbytes for buffer in module.buffers())
     for parameter in module.parameters():
         lazy = lazy_rows(parameter)
-        if lazy is not None and lazy.state is not None:
+        if lazy is not None and lazy.bound_to(optimizer):
             total += lazy.stamps.nbytes
         grad = parameter.grad
         if grad is not None and grad.is_sparse:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from featherbed.anchors.selection import kl as divergence
 from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import Band, Members
-from featherbed.packed.codes import MOST_CODES, Hash, Identity, sparse_layout
+from featherbed.packed.band import MOST_CODES, Band, Hash, Identity, Members, sparse_layout
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights

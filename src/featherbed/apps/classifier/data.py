@@ -6,10 +6,12 @@ Id 0 is ``<pad>``, 1 is ``<unk>``, the others follow by decreasing count in the 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +20,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from featherbed.apps.classifier.settings import TextVocabularySettings
-from featherbed.apps.words.selection import Lexicon
-from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.apps.words import Lexicon
+from featherbed.errors import ArgumentError, DataError
+from featherbed.files import write_file
 from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts
-from featherbed.io.arrays import read_arrays, write_arrays
 from featherbed.io.texts import (
     MAX_LENGTH,
     PAD_ID,
@@ -38,6 +40,8 @@ WINDOW = 10  # distance of words that co-occur
 CACHE_VERSION = 1  # of the tokenizer and all else that determines ids
 
 Ids = NDArray[np.int64]
+Arrays = dict[str, Any]  # numpy arrays by name
+FIELDS = ("ids", "offsets", "labels")  # of documents
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,39 @@ class TextData:
     checksum: str
     validation_index: Ids
 
+    def to_arrays(self) -> Arrays:
+        """Return everything but the checksum as arrays, for the cache."""
+        vocabulary, parts = self.vocabulary, self.parts
+        about: dict[str, Any] = {"parts": list(parts), "classes": self.classes}
+        about |= {"notes": self.notes, "words": vocabulary.words, "length": vocabulary.length}
+        about["tokenizer"] = vocabulary.tokenizer
+        return {
+            "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
+            "counts": vocabulary.counts,
+            "validation_index": self.validation_index,
+            **{f"{part}.{name}": getattr(parts[part], name) for part in parts for name in FIELDS},
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, checksum: str) -> TextData:
+        """Return the data that ``to_arrays`` stored."""
+        about = json.loads(arrays["about"].tobytes())
+        words, counts = tuple(about["words"]), arrays["counts"]
+        parts = {
+            part: Documents(*(arrays[f"{part}.{name}"] for name in FIELDS))
+            for part in about["parts"]
+        }
+        return cls(
+            TextVocabulary(words, counts, about["length"], about["tokenizer"]),
+            parts["train"],
+            parts["validation"],
+            parts.get("test"),
+            tuple(about["classes"]),
+            tuple(about["notes"]),
+            checksum,
+            arrays["validation_index"],
+        )
+
     @property
     def parts(self) -> dict[str, Documents]:
         """The parts by name."""
@@ -163,12 +200,15 @@ def prepare(
     settings = settings or TextVocabularySettings()
     _check_texts(train, test, validation)
     checksum = _checksum(train, test, [asdict(settings), validation, seed])
-    file = None if cache is None else Path(cache) / f"texts-{checksum[:32]}.safetensors"
-    data = None if file is None else _load_data(file, checksum)
-    if data is None:
-        data = _encode_all(train, test, settings, validation, seed, checksum)
-        if file is not None:
-            _save_data(file, data)
+
+    def encode() -> TextData:
+        return _encode_all(train, test, settings, validation, seed, checksum)
+
+    if cache is None:
+        data = encode()
+    else:
+        arrays = _cached(cache, "texts", checksum, lambda: encode().to_arrays())
+        data = TextData.from_arrays(arrays, checksum)
     notes = dict.fromkeys((*train.notes, *(test.notes if test else ()), *data.notes))
     return replace(data, notes=tuple(notes))
 
@@ -296,19 +336,17 @@ def cooccurrence_graph(
     >>> cooccurrence_graph(documents, 5, window=1, min_count=2).pairs()
     array([[2, 3]])
     """
-    ids, offsets = documents.ids, documents.offsets
-    arrays = {"ids": ids.astype(np.int64), "offsets": offsets}
-    checksum = _digest(json.dumps([words, window, min_count]), arrays).hex()
-    file = None if cache is None else Path(cache) / f"cooccurrence-{checksum[:32]}.safetensors"
-    stored = None if file is None else _load(file, "cooccurrence", checksum, {"pairs": "U32"})
-    if stored is not None:
-        return Graph.from_edges(words, stored["pairs"].reshape(-1, 2).astype(np.int64))
-    texts = np.split(ids, offsets[1:-1])
-    graph = cooccurrence(texts, words, window=window, min_count=min_count)
-    if file is not None:
-        pairs = graph.pairs().astype(np.uint32).reshape(-1)
-        _save(file, "cooccurrence", checksum, {"pairs": pairs})
-    return graph
+    texts = np.split(documents.ids, documents.offsets[1:-1])
+    if cache is None:
+        return cooccurrence(texts, words, window=window, min_count=min_count)
+    digest = hashlib.sha256(json.dumps([words, window, min_count]).encode())
+    digest.update(documents.ids.astype(np.int64).tobytes() + documents.offsets.tobytes())
+
+    def count() -> Arrays:
+        return {"pairs": cooccurrence(texts, words, window=window, min_count=min_count).pairs()}
+
+    pairs = _cached(cache, "cooccurrence", digest.hexdigest(), count)["pairs"]
+    return Graph.from_edges(words, pairs)
 
 
 def _check_texts(train: LabeledTexts, test: LabeledTexts | None, validation: float) -> None:
@@ -343,71 +381,25 @@ def _checksum(train: LabeledTexts, test: LabeledTexts | None, settings: Sequence
     return found.hexdigest()
 
 
-_ARRAYS = dict.fromkeys(("counts", "validation_index", "ids", "lengths", "labels"), "U32")
+def _cached(folder: str | Path, kind: str, checksum: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays kept in a folder under a checksum; compute and keep them if need be.
 
-
-def _save_data(file: Path, data: TextData) -> None:
-    parts, vocabulary = list(data.parts.values()), data.vocabulary
-    about = {"sizes": [len(part) for part in parts], "classes": data.classes, "notes": data.notes}
-    about |= {name: getattr(vocabulary, name) for name in ("words", "length", "tokenizer")}
-    arrays = {"counts": vocabulary.counts, "validation_index": data.validation_index}
-    for name in ("ids", "lengths", "labels"):
-        arrays[name] = np.concatenate([getattr(part, name) for part in parts])
-    stored: dict[str, Any] = {name: array.astype(np.uint32) for name, array in arrays.items()}
-    stored["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    _save(file, "texts", data.checksum, stored)
-
-
-def _load_data(file: Path, checksum: str) -> TextData | None:
-    stored = _load(file, "texts", checksum, _ARRAYS | {"about": "U8"})
-    if stored is None:
-        return None
-    about = json.loads(stored["about"].tobytes())
-    everything = _documents(stored["ids"], stored["lengths"], stored["labels"].astype(np.int64))
-    parts: list[Any] = [
-        everything.take(np.arange(begin, end))
-        for begin, end in pairwise(np.cumsum([0, *about["sizes"]]).tolist())
-    ]
-    counts, index = (stored[name].astype(np.int64) for name in ("counts", "validation_index"))
-    return TextData(
-        TextVocabulary(tuple(about["words"]), counts, about["length"], about["tokenizer"]),
-        parts[0],
-        parts[1],
-        parts[2] if len(parts) == 3 else None,
-        tuple(about["classes"]),
-        tuple(about["notes"]),
-        checksum,
-        index,
-    )
-
-
-def _save(file: Path, kind: str, checksum: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-    digest = np.frombuffer(_digest(checksum, arrays), np.uint8)
+    A file is the SHA-256 of its content, then the content, in numpy's ``.npz`` format.
+    """
+    file = Path(folder) / f"{kind}-{checksum[:32]}.cache"
+    with suppress(OSError):
+        stored = file.read_bytes()
+        if stored[:32] == hashlib.sha256(checksum.encode() + stored[32:]).digest():
+            with np.load(io.BytesIO(stored[32:]), allow_pickle=False) as arrays:
+                return dict(arrays)
+    found, buffer = compute(), io.BytesIO()
+    np.savez(buffer, **found)
+    content = buffer.getvalue()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_arrays(file, kind, {**arrays, "digest": digest})
+        write_file(file, hashlib.sha256(checksum.encode() + content).digest() + content)
     except OSError as error:
         raise ArgumentError(
             f"cache={str(file.parent)!r}: cannot be written to: {error.strerror}"
         ) from None
-
-
-def _load(
-    file: Path, kind: str, checksum: str, dtypes: Mapping[str, str]
-) -> dict[str, NDArray[Any]] | None:
-    """Return the arrays of a cache file, None if it is missing or differs from what was written."""
-    expected = {name: (dtype,) for name, dtype in (*dtypes.items(), ("digest", "U8"))}
-    try:
-        arrays = read_arrays(file, kind, expected)
-    except (OSError, FormatError):
-        return None
-    digest = arrays.pop("digest").tobytes()
-    return arrays if digest == _digest(checksum, arrays) else None
-
-
-def _digest(checksum: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    found = hashlib.sha256(checksum.encode())
-    for name in sorted(arrays):
-        found.update(f"{name} {len(arrays[name])} ".encode())
-        found.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return found.digest()
+    return found

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.apps.words.bundle import (
+from featherbed.apps.bundle import (
     CLASSIFIER,
     MODEL,
     PRECISIONS,
@@ -45,10 +45,8 @@ from featherbed.io.texts import (
     WordEncoder,
     open_tokenizer,
 )
-from featherbed.packed.bag import bag_starts
-from featherbed.packed.file import check as check_table
-from featherbed.packed.schema import MOST_DIM, MOST_ROWS
-from featherbed.packed.table import PackedTable, as_ids
+from featherbed.packed import MOST_DIM, MOST_ROWS, PackedTable, as_ids, bag_starts
+from featherbed.packed import check as check_table
 
 VERSION = 1
 KINDS = ("bag", "cnn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from featherbed.apps.words.settings import (
+from featherbed.apps.words import (
     StorageSettings,
     VocabularySettings,
     WordTableSettings,

@@ -1,1 +1,8 @@
-"""Language models: settings → data → model → fit → run, and serve without torch."""
+"""Language models: train, store, serve.
+
+Read in this order: train (the whole run), settings, data, model, serve (the stored files).
+"""
+
+from featherbed.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

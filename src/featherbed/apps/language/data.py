@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from featherbed.apps.words.selection import Lexicon
+from featherbed.apps.words import Lexicon
 from featherbed.errors import ArgumentError
 from featherbed.graphs import Graph, cooccurrence_counts
 from featherbed.io.texts import END, UNKNOWN, Corpus
@@ -38,14 +37,6 @@ def order_by_role(paths: Sequence[str | Path]) -> list[Path]:
     ]
     is_clear = len(files) == 3 and all(len(some) == 1 for some in found)
     return [some[0] for some in found] if is_clear else files
-
-
-def corpus_checksum(corpus: Corpus) -> str:
-    """Return a checksum of a text, by which a resumed run knows it."""
-    found = sha256("\n".join(corpus.words).encode())
-    for ids in (corpus.train, corpus.validation, corpus.test):
-        found.update(ids.tobytes())
-    return found.hexdigest()
 
 
 def corpus_lexicon(corpus: Corpus, min_cooccurrence: int = 5) -> Lexicon:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.apps.words.bundle import (
+from featherbed.apps.bundle import (
     LANGUAGE,
     MODEL,
     PRECISIONS,
@@ -35,12 +36,15 @@ from featherbed.apps.words.bundle import (
 )
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.io.texts import END, PAD, UNKNOWN
-from featherbed.packed.engine import WORTH
-from featherbed.packed.file import check as check_table
-from featherbed.packed.matrix import Floats
-from featherbed.packed.schema import MOST_DIM, MOST_ROWS
-from featherbed.packed.search import Scorer, score_block
-from featherbed.packed.table import PackedTable, as_ids
+from featherbed.packed import (
+    MOST_DIM,
+    MOST_ROWS,
+    Floats,
+    PackedTable,
+    as_ids,
+    as_loaded,
+)
+from featherbed.packed import check as check_table
 
 VERSION = 1
 MAX_LAYERS, MAX_WORDS = 16, 100_000
@@ -249,13 +253,10 @@ class LanguageModel:
         """Return the logits of every word; with few words, without loading compiled loops."""
         if not self.shape.tied:
             products: Floats = hidden @ self.weights["output"].T
-        elif self.table.rows > FEW_WORDS or len(hidden) > 1:
-            products = self.table.logits(hidden)
         else:
-            scorers = [Scorer(band, hidden) for band in self.table.bands]
-            products = np.empty((1, self.table.rows), dtype=np.float32)
-            for begin in range(0, self.table.rows, WORTH - 1):
-                score_block(self.table, scorers, begin, products[:, begin : begin + WORTH - 1])
+            few = self.table.rows <= FEW_WORDS and len(hidden) == 1
+            with as_loaded() if few else nullcontext():
+                products = self.table.logits(hidden)
         logits = (products + self.weights["bias"]).astype(np.float32, copy=False)
         if not np.isfinite(logits).all():
             raise FormatError(f"a score is not finite: {WORDS} holds such values, train again")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featherbed.apps.words.settings import (
+from featherbed.apps.words import (
     StorageSettings,
     VocabularySettings,
     WordTableSettings,
 )
 from featherbed.errors import ArgumentError
 from featherbed.settings import Settings, group, setting
-from featherbed.tables.spec import parse_spec
+from featherbed.tables import parse_spec
 
 LEARNING_RATES = {"adamw": 3e-3, "yogi": 1e-2, "sgd": 30.0, "ntasgd": 30.0}
 

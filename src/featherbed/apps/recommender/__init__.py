@@ -1,7 +1,7 @@
 """Recommenders from files of ratings: train, store, serve.
 
-Read in this order: settings, data, model, fit (graded, tables or stream), store, serve, insight,
-run.
+Read in this order: train (the whole run), settings, data, graded or model or stream (the fit), serve
+(the stored files).
 """
 
 from featherbed.lazy import attach

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.numpy import save as save_tensors
 
 from featherbed.apps.recommender.settings import SPLITS, RecommenderSettings
 from featherbed.errors import ArgumentError, DataError, FormatError
+from featherbed.files import write_file
 from featherbed.io.records import (
     ItemTitles,
     Ratings,
@@ -34,7 +34,6 @@ from featherbed.io.records import (
     read_ratings,
     read_titles,
 )
-from featherbed.packed.writing import replacing
 from featherbed.progress import show_progress
 
 TRAIN, VALIDATION, TEST, LEFT_OUT = range(4)
@@ -405,8 +404,7 @@ def save_split(split: Split, path: str | Path) -> None:
         "checksum": split.checksum,
     }
     data = save_tensors({"parts": packed}, metadata={"split": json.dumps(about)})
-    with replacing(Path(path)) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
+    write_file(path, data)
 
 
 def load_split(path: str | Path, ratings: Ratings, workplace: str | Path | None = None) -> Split:

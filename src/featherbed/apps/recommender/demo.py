@@ -16,12 +16,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from featherbed.anchors import HalfNormal
-from featherbed.apps.recommender.fit import PackedFactors
 from featherbed.apps.recommender.model import MatrixFactorization, fit_model
+from featherbed.apps.recommender.train import PackedFactors
 from featherbed.io.records import Ratings, make_ratings
 from featherbed.optim import NonNegativeL1, Yogi
-from featherbed.packed.file import load, save
-from featherbed.packed.table import PackedTable
+from featherbed.packed import PackedTable, load, save
 from featherbed.tables import AnchorTable, DenseTable, QuantizedTable, Table
 
 DIM = 16

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 
 from featherbed.apps.recommender.stream import MAX_DIM
 from featherbed.errors import ArgumentError, IdError
-from featherbed.optim import AdamW, Yogi
-from featherbed.optim.lazy.native import KINDS, RULES, serves
-from featherbed.optim.row_optimizer import RowOptimizer
-from featherbed.sharing import SSE
-from featherbed.sharing.sse import bare
+from featherbed.optim import AdamW, RowOptimizer, Yogi
+from featherbed.optim.lazy import KINDS, RULES, serves
+from featherbed.sharing import SSE, bare
 
 if TYPE_CHECKING:
     from featherbed.apps.recommender.model import MatrixFactorization
@@ -207,8 +205,8 @@ class FusedSteps:
     """The steps of one epoch; ``step`` returns the sum of squared errors before the step."""
 
     def __init__(self, model: MatrixFactorization, optimizer: RowOptimizer, batch: int) -> None:
-        import featherbed.kernels.factors as loops
-        from featherbed.kernels.threads import run
+        from featherbed.kernels import factors as loops
+        from featherbed.kernels import run
 
         self.model, self.optimizer, self.batch = model, optimizer, batch
         self.loops, self.run = loops, run

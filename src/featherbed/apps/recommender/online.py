@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from featherbed.errors import ArgumentError
-from featherbed.tables.growth import Growth
+from featherbed.tables import Growth
 
 Batch = TypeVar("Batch")
 WINDOW = 5  # steps over which the loss of a batch is compared

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io.records import Ratings
-from featherbed.kernels.ranking import draw_negatives, ranking_pass
+from featherbed.kernels import draw_negatives, ranking_pass
 from featherbed.progress import show_progress
 from featherbed.sharing import share
 from featherbed.tables import Table

@@ -1,46 +1,269 @@
-"""A trained recommender in a folder: the best items for a user, scores, similar items; numpy only.
+"""A recommender in a folder: two packed tables with keys, rated items, titles and a JSON file.
 
     score(u, i) = mean + U[u]_0 + V[i]_0 + sum_{k >= 1} U[u]_k V[i]_k     biases "column"
     score(u, i) = mean + b_u + b_i + U[u] . V[i]                          biases "apart"
 
-and without b_u and b_i for biases "none".
-
-Opening reads headers; the rest is memory-mapped and checked when a request reads it.
+and without b_u and b_i for biases "none". numpy only: opening reads headers; the rest is
+memory-mapped and checked when a request reads it. ``recommender.json`` is removed first and written
+last: a folder without it is no recommender.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from featherbed.apps.recommender.store import (
-    APART,
-    ITEMS,
-    SEEN,
-    TITLES,
-    USERS,
-    RecommenderInfo,
-    Seen,
-    read_info,
-)
+from featherbed.apps.bundle import read_description
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
-from featherbed.io.arrays import read_arrays
-from featherbed.packed.codes import Ids
-from featherbed.packed.columns import nonzero_columns
-from featherbed.packed.engine import WORTH
-from featherbed.packed.file import check as check_table
-from featherbed.packed.file import load
-from featherbed.packed.matrix import Floats
-from featherbed.packed.search import Scorer, TopRows, check_count, score_block
-from featherbed.packed.table import CHUNK, PackedTable
+from featherbed.files import write_file
+from featherbed.packed import (
+    ARRAYS_VERSION,
+    CHUNK,
+    MOST_DIM,
+    MOST_ROWS,
+    Floats,
+    Ids,
+    PackedTable,
+    TopRows,
+    as_loaded,
+    check_count,
+    load,
+    read_arrays,
+    write_arrays,
+)
+from featherbed.packed import check as check_table
+from featherbed.version import __version__
+
+VERSION = 1
+BIASES = ("none", "column", "apart")
+PAIRS = 1 << 23  # pairs sorted at once
+JSON, USERS, ITEMS = "recommender.json", "users.safetensors", "items.safetensors"
+SEEN, TITLES, APART = "seen.safetensors", "titles.safetensors", "biases.safetensors"
+
+Seen = tuple[NDArray[np.unsignedinteger], NDArray[np.uint32]]  # offsets [users + 1], items [pairs]
+
+
+class RecommenderInfo(NamedTuple):
+    """The content of ``recommender.json``."""
+
+    users: int
+    items: int
+    dim: int
+    mean: float
+    biases: str
+    seen: int  # number of (user, item) pairs in training
+    titles: bool
+    about: dict[str, Any]
+
+
+def collect_rated(
+    users: NDArray[np.integer], items: NDArray[np.integer], num_users: int, num_items: int
+) -> Seen:  # [n], [n]
+    """Return the rated items of each user: ``items[offsets[u]:offsets[u + 1]]``, ascending, once.
+
+    Users are processed in ranges, since there may be more pairs than memory can sort at once.
+
+    >>> users, items = np.array([2, 0, 2, 2]), np.array([5, 1, 3, 5])
+    >>> offsets, rated = collect_rated(users, items, num_users=3, num_items=6)
+    >>> offsets.tolist(), rated.tolist()
+    ([0, 1, 1, 3], [1, 3, 5])
+    """
+    blocks = [slice(begin, begin + PAIRS) for begin in range(0, len(users), PAIRS)]
+    counts = np.zeros(num_users, dtype=np.int64)
+    for block in blocks:
+        counts += np.bincount(users[block], minlength=num_users)
+    totals, low, found = np.cumsum(counts), 0, [np.empty(0, np.uint32)]
+    while low < num_users:
+        before = int(totals[low - 1]) if low else 0
+        high = max(low + 1, int(np.searchsorted(totals, before + PAIRS, side="right")))
+        parts = [np.empty(0, np.int64)]
+        for block in blocks:
+            own = users[block]
+            inside = (own >= low) & (own < high)
+            parts.append(own[inside].astype(np.int64) * num_items + items[block][inside])
+        pairs = np.sort(np.concatenate(parts))
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        counts[low:high] = np.bincount(pairs // num_items - low, minlength=high - low)
+        found.append((pairs % num_items).astype(np.uint32))
+        low = high
+    rated = np.concatenate(found)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return offsets.astype(np.uint32 if len(rated) < 2**32 else np.uint64), rated
+
+
+def write_recommender(
+    folder: str | Path,
+    users: PackedTable | str | Path,
+    items: PackedTable | str | Path,
+    *,
+    mean: float,
+    biases: str,
+    seen: tuple[ArrayLike, ArrayLike],  # of ``collect_rated``: offsets [users + 1], items [pairs]
+    user_bias: ArrayLike | None = None,  # [users], with biases="apart"
+    item_bias: ArrayLike | None = None,  # [items]
+    titles: Iterable[str | None] | None = None,  # [items]
+    about: dict[str, Any] | None = None,
+) -> None:
+    """Write a recommender into a folder; other files in it are kept.
+
+    Tables (packed tables or their files) have keys. Everything is checked before the first write.
+
+    >>> import featherbed as fb
+    >>> from featherbed.apps.recommender.serve import Recommender
+    >>> folder = getfixture("tmp_path")
+    >>> users = fb.save(fb.DenseTable(2, 4), folder / "users.safetensors", keys=["ann", "bob"])
+    >>> drinks = ["tea", "rum", "ale"]
+    >>> items = fb.save(fb.DenseTable(3, 4), folder / "items.safetensors", keys=drinks)
+    >>> write_recommender(folder, users, items, mean=3.5, biases="column", seen=([0, 1, 1], [2]))
+    >>> sorted(item.key for item in Recommender.open(folder).recommend("ann", k=5))
+    ['rum', 'tea']
+    """
+    folder = Path(folder)
+    left, right = (
+        table if isinstance(table, PackedTable) else load(table) for table in (users, items)
+    )
+    _check_tables(left, right, mean, biases)
+    offsets, pairs = _check_rated(seen, left.rows, right.rows)
+    files: dict[str, tuple[str, dict[str, NDArray[Any]]]] = {
+        SEEN: ("seen", {"offsets": offsets, "items": pairs})
+    }
+    if biases == "apart":
+        apart = {
+            "users": _check_bias("user_bias", user_bias, left.rows),
+            "items": _check_bias("item_bias", item_bias, right.rows),
+        }
+        files[APART] = ("biases", apart)
+    elif user_bias is not None or item_bias is not None:
+        raise ArgumentError(f"user_bias and item_bias go with biases='apart', not with {biases!r}")
+    if titles is not None:
+        files[TITLES] = ("titles", _encode_titles(titles, right.rows))
+    info = {
+        "recommender": VERSION,
+        "featherbed": __version__,
+        "users": left.rows,
+        "items": right.rows,
+        "dim": left.dim,
+        "mean": float(mean),
+        "biases": biases,
+        "seen": len(pairs),
+        "titles": titles is not None,
+        "about": about or {},
+    }
+    try:
+        text = json.dumps(info, ensure_ascii=False, indent=1, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"about must be plain JSON: {str(error)[:100]}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / JSON).unlink(missing_ok=True)
+    for name in (APART, TITLES):
+        (folder / name).unlink(missing_ok=True)
+    for name, given, table in ((USERS, users, left), (ITEMS, items, right)):
+        if isinstance(given, PackedTable) or not _is_same(Path(given), folder / name):
+            table.save(folder / name)
+    for name, (kind, arrays) in files.items():
+        write_arrays(folder / name, {kind: ARRAYS_VERSION}, arrays)
+    write_file(folder / JSON, text + "\n")
+
+
+def read_info(folder: Path) -> RecommenderInfo:
+    """Return the content of a folder's ``recommender.json``."""
+    found = read_description(
+        folder, JSON, "recommender", VERSION, "featherbed train ratings FILE --out DIR"
+    )
+    mean, about = found.raw("mean"), found.raw("about")
+    if isinstance(mean, bool) or not isinstance(mean, int | float) or not abs(mean) < 1e30:
+        raise FormatError(f"{JSON}.mean must be a number, got {str(mean)[:40]}")
+    return RecommenderInfo(
+        found.integer("users", 1, MOST_ROWS),
+        found.integer("items", 1, MOST_ROWS),
+        found.integer("dim", 1, MOST_DIM),
+        float(mean),
+        found.choice("biases", BIASES),
+        found.integer("seen", 0, MOST_ROWS),
+        found.flag("titles"),
+        about,
+    )
+
+
+def _check_tables(users: PackedTable, items: PackedTable, mean: float, biases: str) -> None:
+    if biases not in BIASES:
+        raise ArgumentError(f"biases={biases!r}: use one of {', '.join(BIASES)}")
+    if not math.isfinite(mean) or abs(mean) >= 1e30:
+        raise ArgumentError(f"mean={mean!r}: give the mean of the ratings, a finite number")
+    if users.dim != items.dim:
+        raise ArgumentError(f"users have width {users.dim}, items {items.dim}: they must agree")
+    for side, table in (("users", users), ("items", items)):
+        if table.keys is None:
+            raise ArgumentError(
+                f"the table of {side} has no keys: save it with fb.save(table, path, keys=...)"
+            )
+
+
+def _check_rated(seen: tuple[ArrayLike, ArrayLike], users: int, items: int) -> Seen:
+    offsets, pairs = np.asarray(seen[0]), np.asarray(seen[1])
+    if (
+        offsets.shape != (users + 1,)
+        or pairs.ndim != 1
+        or (len(pairs) and pairs.dtype.kind not in "iu")
+    ):
+        raise ArgumentError(
+            f"seen has offsets of shape {offsets.shape}, items {pairs.shape}: "
+            f"give [{users + 1}] and [pairs]"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(pairs) or np.any(offsets[1:] < offsets[:-1]):
+        raise ArgumentError(
+            f"the offsets of seen must rise from 0 to the number of pairs, {len(pairs)}"
+        )
+    if len(pairs) and not 0 <= int(pairs.min()) <= int(pairs.max()) < items:
+        raise ArgumentError(
+            f"seen names items from {pairs.min()} to {pairs.max()}: ids go from 0 to {items - 1}"
+        )
+    return offsets.astype(np.uint32 if len(pairs) < 2**32 else np.uint64), pairs.astype(
+        np.uint32, copy=False
+    )
+
+
+def _check_bias(name: str, values: ArrayLike | None, rows: int) -> NDArray[np.float32]:
+    found = np.asarray([] if values is None else values, dtype=np.float32)
+    if found.shape != (rows,) or not np.isfinite(found).all():
+        raise ArgumentError(
+            f"{name} has shape {found.shape}: "
+            f"biases='apart' takes a finite number for each of {rows} rows"
+        )
+    return found
+
+
+def _encode_titles(titles: Iterable[str | None], rows: int) -> dict[str, NDArray[Any]]:
+    """Return titles as text and ends; an empty one is a missing one."""
+    raw = [(title or "").encode("utf-8", "replace") for title in titles]
+    if len(raw) != rows:
+        raise ArgumentError(
+            f"{len(raw)} titles were given for {rows} items: "
+            "give one for each, None for an unknown one"
+        )
+    ends = np.cumsum(np.fromiter(map(len, raw), dtype=np.int64, count=rows))
+    return {
+        "text": np.frombuffer(b"".join(raw), dtype=np.uint8),
+        "ends": ends.astype(np.uint32 if ends[-1] < 2**32 else np.uint64),
+    }
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)
+
 
 FEW = 1 << 16  # rows that numpy scores before compiled loops are even loaded
+PRIOR_USERS = 20_000  # users whose rows give the prior of a new one
+MAX_PATH = 1_000
 CLOSE = 20_000  # maximum number of keys compared with an unknown one
 
 
@@ -70,7 +293,7 @@ class Recommender:
     """A recommender that ``featherbed train ratings`` wrote to a folder.
 
     >>> import featherbed as fb
-    >>> from featherbed.apps.recommender.store import write_recommender
+    >>> from featherbed.apps.recommender.serve import write_recommender
     >>> folder = getfixture("tmp_path")
     >>> rows = np.array([[0.5, 1.0]]), np.array([[0.0, 1.0], [0.25, 0.5], [0.0, -1.0]])
     >>> users = fb.save(fb.DenseTable.from_dense(rows[0]), folder / "u.safetensors", keys=["ann"])
@@ -156,6 +379,100 @@ class Recommender:
         scores[excluded] = -np.inf
         return self._best(scores, min(k, self.about.items - len(excluded)))
 
+    def recommend_history(
+        self, history: Sequence[tuple[str, float | None]], k: int = 10
+    ) -> list[ScoredItem]:
+        """Return the k best items for a user who is not in the training data, best first.
+
+        ``history`` are (item, rating) pairs; the row of the user is computed by ``fold_in``. Items
+        of the history are left out.
+        """
+        check_count(k)
+        known, row = self._folded(history)
+        scores = self._scores(*self._query_of(row))
+        excluded = np.unique([id_ for id_, _ in known])
+        if self.items.padding_idx is not None:
+            excluded = np.union1d(excluded, [self.items.padding_idx])
+        scores[excluded] = -np.inf
+        return self._best(scores, min(k, self.about.items - len(excluded)))
+
+    def fold_in(self, history: Sequence[tuple[str, float | None]]) -> Floats:  # [d]
+        """Return the row of a new user in closed form from the stored rows of rated items.
+
+        With rows u ~ N(m, diag(s)) of the stored users as prior, ratings r_i of items with rows
+        v_i, and the model's error as noise,
+
+            u = m + (X'X / noise + diag(1 / s))^-1 X' (r - mean - b - X m) / noise
+
+        X holds the rows v_i (with a column of ones for the bias of the user), b the biases of
+        items. Items that are not known are skipped; ``unknown_items`` names them. Ratings of None
+        mean that the item was liked: they count as the mean plus one standard deviation of the
+        model's error.
+        """
+        return self._folded(history)[1]
+
+    def unknown_items(self, history: Sequence[tuple[str, float | None]]) -> list[str]:
+        """Return the items of a history that the recommender does not know."""
+        return [item for item, _ in history if item not in self.items]
+
+    def _folded(
+        self, history: Sequence[tuple[str, float | None]]
+    ) -> tuple[list[tuple[int, float]], Floats]:
+        liked = self.about.mean + math.sqrt(self._noise)
+        known = [
+            (self._item(item), liked if rating is None else float(rating))
+            for item, rating in history
+            if item in self.items
+        ]
+        if not known:
+            names = ", ".join(repr(item) for item, _ in history[:3])
+            raise ArgumentError(
+                f"no item of the history is known ({names or 'it is empty'}): give at least one "
+                f"of the {self.about.items:,} items"
+            )
+        ids = np.array([id_ for id_, _ in known])
+        ratings = np.array([rating for _, rating in known])
+        if not (np.abs(ratings) < 1e30).all():
+            raise ArgumentError("a rating of the history is not a finite number")
+        x = self.items[ids].astype(np.float64)
+        residuals = ratings - self.about.mean
+        if self.about.biases == "column":
+            residuals -= x[:, 0]
+            x[:, 0] = 1
+        elif self._apart is not None:
+            residuals -= self._apart[1][ids]
+            x = np.column_stack([np.ones(len(x)), x])
+        center, variance = self._user_prior
+        # a column of no variance has no weight: scaling by its root keeps the system regular
+        root = np.sqrt(variance)
+        scaled = x * root
+        gram = scaled.T @ scaled / self._noise + np.eye(len(root))
+        row = center + root * np.linalg.solve(
+            gram, scaled.T @ (residuals - x @ center) / self._noise
+        )
+        return known, row.astype(np.float32)
+
+    @property
+    def _noise(self) -> float:
+        """The variance of ratings around predictions: the test error of training."""
+        error = self.about.about.get("test_mse")
+        if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1e30:
+            raise ArgumentError(
+                "this recommender stores no error of its predictions, which folding in needs: "
+                "train it again"
+            )
+        return float(error)
+
+    @cached_property
+    def _user_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and variance of the columns of the stored users; with biases apart, theirs first."""
+        count = min(self.about.users, PRIOR_USERS)
+        ids = np.linspace(0, self.about.users - 1, count).astype(np.int64)
+        rows = self.users[ids].astype(np.float64)
+        if self._apart is not None:
+            rows = np.column_stack([self._apart[0][ids], rows])
+        return rows.mean(0), rows.var(0)
+
     def score(self, user: str, items: Sequence[str]) -> Floats:  # [n]
         """Return the predicted ratings of a user for items, given by their keys."""
         wanted = np.array([self._item(key) for key in items], dtype=np.int64)
@@ -191,7 +508,7 @@ class Recommender:
         0 means biases only: every user has the same order of items, and no two items are similar.
         """
         first = int(self.about.biases == "column")
-        columns = nonzero_columns(self.users) & nonzero_columns(self.items)
+        columns = self.users.nonzero_columns() & self.items.nonzero_columns()
         return int(np.count_nonzero(columns[first:]))
 
     def rated_items(self, user: int) -> Ids:
@@ -215,12 +532,21 @@ class Recommender:
 
     def _query(self, user: int) -> tuple[Floats, float]:
         """Return the query vector of a user, and the constant of every score."""
-        query, base = self.users[user].copy(), self.about.mean
-        if self.about.biases == "column":
-            base += float(query[0])
-            query[0] = 1
-        elif self._apart is not None:
-            base += float(self._apart[0][user])
+        row = self.users[user].copy()
+        if self._apart is not None:
+            row = np.append(self._apart[0][user], row)
+        return self._query_of(row)
+
+    def _query_of(self, row: Floats) -> tuple[Floats, float]:
+        """Return the query vector of a user's row (with biases apart, the bias comes first)."""
+        base = self.about.mean
+        if self.about.biases == "none":
+            return row, base
+        base += float(row[0])
+        if self._apart is not None:
+            return row[1:], base
+        query = row.copy()
+        query[0] = 1
         return query, base
 
     def _scores(self, query: Floats, base: float) -> Floats:  # [items]
@@ -232,24 +558,17 @@ class Recommender:
 
     def _raw(self, query: Floats) -> Floats:  # [d] -> [items]
         """Return the dot product of every item with a query, in numpy for few items."""
-        table = self.items
-        if table.rows > FEW:
-            return table.logits(query)
-        scorers = [Scorer(band, query[None]) for band in table.bands]
-        out = np.empty(table.rows, dtype=np.float32)
-        for start in range(0, table.rows, WORTH - 1):
-            score_block(table, scorers, start, out[None, start : start + WORTH - 1])
-        return out
+        with as_loaded() if self.items.rows <= FEW else nullcontext():
+            return self.items.logits(query)
 
     def _norms(self, first: int) -> Floats:  # [items]
         """Return the norms of the rows of items from column ``first`` on, 1 for zero rows."""
         if self._norm_cache is None:
-            rows = self.about.items
-            step = CHUNK if rows > FEW else WORTH - 1
-            norms = np.empty(rows, dtype=np.float32)
-            for start in range(0, rows, step):
-                part = self.items.block(start, min(start + step, rows))[:, first:]
-                norms[start : start + step] = np.sqrt(np.einsum("vd,vd->v", part, part))
+            norms = np.empty(self.about.items, dtype=np.float32)
+            with as_loaded() if len(norms) <= FEW else nullcontext():
+                for start in range(0, len(norms), CHUNK):
+                    part = self.items.block(start, min(start + CHUNK, len(norms)))[:, first:]
+                    norms[start : start + CHUNK] = np.sqrt(np.einsum("vd,vd->v", part, part))
             norms[norms == 0] = 1
             self._norm_cache = norms
         return self._norm_cache
@@ -274,6 +593,27 @@ class Recommender:
         return ScoredItem(
             self.items.keys[id_], score, None if self.titles is None else self.titles[id_]
         )
+
+
+def parse_history(text: str) -> list[tuple[str, float | None]]:
+    """Return the (item, rating or None) pairs of a text, or of a file: ``12:5,57`` or such lines.
+
+    >>> parse_history("12:5, 57:3.5,tt:99,80")
+    [('12', 5.0), ('57', 3.5), ('tt', 99.0), ('80', None)]
+    """
+    path = Path(text)
+    if len(text) < MAX_PATH and path.is_file():
+        text = path.read_text(encoding="utf-8").replace("\n", ",")
+    pairs: list[tuple[str, float | None]] = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        item, colon, rating = entry.rpartition(":")
+        try:
+            pairs.append((item, float(rating)) if colon else (entry, None))
+        except ValueError:
+            raise ArgumentError(
+                f"{entry[:60]!r} in the history: write item:rating or item, separated by commas"
+            ) from None
+    return pairs
 
 
 def check_recommender(folder: str | Path) -> Recommender:

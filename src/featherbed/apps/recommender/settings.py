@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featherbed.apps.recommender.store import BIASES
-from featherbed.codecs.target import read_bytes
+from featherbed.apps.recommender.serve import BIASES
+from featherbed.checks import Packages, read_bytes
 from featherbed.errors import ArgumentError
-from featherbed.extras import Packages
 from featherbed.io.records import POLICIES
-from featherbed.packed.matrix import level_bits
+from featherbed.packed import level_bits
 from featherbed.settings import Settings, group, setting
 
 SPLITS = ("random", "time", "leave-out")

@@ -195,8 +195,8 @@ class StreamedFactorization:
 
 def _loops() -> tuple[Any, Any]:
     try:
-        import featherbed.kernels.passes as loops
-        from featherbed.kernels.threads import run
+        from featherbed.kernels import passes as loops
+        from featherbed.kernels import run
     except ImportError:
         raise MissingExtra("numba", "train", "training on a stream of ratings") from None
     return loops, run

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.files import replacing
 from featherbed.interop.onnx.graph import MICROSOFT, OnnxGraph
 from featherbed.interop.onnx.rows import RowBuilder
 from featherbed.packed.file import Packable, load
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
-from featherbed.packed.writing import replacing
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def to_onnx(
 
     >>> import onnxruntime
     >>> from featherbed.packed.band import Band
-    >>> from featherbed.packed.codes import Identity
+    >>> from featherbed.packed.band import Identity
     >>> from featherbed.packed.matrix import Matrix
     >>> atoms = Matrix.encode(np.eye(2), "float32")
     >>> packed = PackedTable([Band(2, Identity(), dictionary=atoms)], 2)

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from featherbed.packed import bits as stream_bits
-from featherbed.packed.graded import MOST_BITS, Graded
-from featherbed.packed.matrix import Matrix, level_bits, unpack_levels
+from featherbed.packed.matrix import MOST_BITS, Graded, Matrix, level_bits, unpack_levels
 
 if TYPE_CHECKING:
     from onnx import NodeProto

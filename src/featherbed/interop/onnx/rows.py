@@ -25,20 +25,22 @@ from featherbed.interop.onnx.graph import (
     to_stream,
 )
 from featherbed.packed import bits as stream_bits
-from featherbed.packed.band import BLOCK_BITS, Band, Members, keeps_decoded
-from featherbed.packed.cells import Cell
-from featherbed.packed.codes import (
+from featherbed.packed.band import (
+    BLOCK_BITS,
     DIRECTORY_STEP,
+    Band,
     Every,
     Fixed,
     Hash,
     Identity,
+    Members,
     Ragged,
     Remainder,
+    keeps_decoded,
 )
-from featherbed.packed.graded import Graded
+from featherbed.packed.cells import Cell
 from featherbed.packed.levels import ValueLevels
-from featherbed.packed.matrix import Matrix, level_bits
+from featherbed.packed.matrix import Graded, Matrix, level_bits
 from featherbed.packed.table import PackedTable
 
 BLOCK_BYTES = BLOCK_BITS // 8

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from featherbed.checks import is_number
 from featherbed.errors import ArgumentError
+from featherbed.tables.parts.norms import Normalise
 from featherbed.tables.rows import empty_parameter
 
 
@@ -43,8 +44,8 @@ class Online:
                 "most 1"
             )
 
-    def module(self, rows: int, dim: int, responses: int, **where: Any) -> Guidance:
-        """Return the guidance of a table with ``rows`` rows and ``responses`` responses each."""
+    def module(self, rows: int, dim: int, parts: int, choices: int, **where: Any) -> Guidance:
+        """Return the guidance of a table with ``rows`` rows of ``parts`` codes."""
         return OnlineGuidance(self, rows, dim, **where)
 
 
@@ -53,10 +54,11 @@ class Pretrained:
     """A fixed matrix u [V, d] that guides the coded rows v ("PDG"): loss += weight * mean (v - u)².
 
     With ``autoencode`` an encoder also codes u, π_u = encoder(u), and the same composer
-    reconstructs u^: loss += reconstruct * mean (u - u^)² + agree * mean (π_u - π)².
+    reconstructs u^: loss += reconstruct * mean (u - u^)² + agree * mean (π_u - π)². ``normalize``:
+    batch normalization of π_u over k, which the authors' code has.
 
     >>> Pretrained(torch.zeros(5, 2), autoencode=True)
-    Pretrained(weight=1000.0, autoencode=True, reconstruct=100.0, agree=10.0)
+    Pretrained(weight=1000.0, autoencode=True, reconstruct=100.0, agree=10.0, normalize=False)
     """
 
     matrix: Tensor = field(repr=False, compare=False)
@@ -64,20 +66,21 @@ class Pretrained:
     autoencode: bool = False
     reconstruct: float = 100.0
     agree: float = 10.0
+    normalize: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", _matrix(self.matrix))
         for name in ("weight", "reconstruct", "agree"):
             _check_weight(name, getattr(self, name))
 
-    def module(self, rows: int, dim: int, responses: int, **where: Any) -> Guidance:
-        """Return the guidance of a table with ``rows`` rows and ``responses`` responses each."""
+    def module(self, rows: int, dim: int, parts: int, choices: int, **where: Any) -> Guidance:
+        """Return the guidance of a table with ``rows`` rows of ``parts`` codes."""
         if tuple(self.matrix.shape) != (rows, dim):
             raise ArgumentError(
                 f"the guide has shape {tuple(self.matrix.shape)}: this table needs one of [{rows}, "
                 f"{dim}]"
             )
-        return PretrainedGuidance(self, dim, responses, **where)
+        return PretrainedGuidance(self, dim, parts, choices, **where)
 
 
 Guide = Online | Pretrained
@@ -142,7 +145,7 @@ class PretrainedGuidance(Guidance):
 
     matrix: Tensor
 
-    def __init__(self, guide: Pretrained, dim: int, choices: int, **where: Any) -> None:
+    def __init__(self, guide: Pretrained, dim: int, parts: int, choices: int, **where: Any) -> None:
         super().__init__()
         self.guide = guide
         real = {k: v for k, v in where.items() if v is not None and str(v) != "meta"}
@@ -150,7 +153,10 @@ class PretrainedGuidance(Guidance):
         self.register_buffer("matrix", guide.matrix.to(**(dtype | real)), False)
         self.encoder: nn.Parameter | None = None
         if guide.autoencode:
-            self.encoder = empty_parameter((dim, choices), **where)
+            self.encoder = empty_parameter((dim, parts * choices), **where)
+        self.norm: Normalise | None = None
+        if guide.autoencode and guide.normalize:
+            self.norm = Normalise(choices, learnt=True, **where)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -159,6 +165,8 @@ class PretrainedGuidance(Guidance):
         if self.encoder is not None:
             std = 1 / math.sqrt(self.encoder.shape[0])
             self.encoder.normal_(0.0, std, generator=generator)
+        if self.norm is not None:
+            self.norm.reset_parameters()
 
     def loss(self, ids: Tensor, rows: Tensor, logits: Tensor, compose: Any) -> Tensor:
         """Pull the coded rows to the matrix and, with ``autoencode``, its codes to theirs."""
@@ -167,6 +175,7 @@ class PretrainedGuidance(Guidance):
         if self.encoder is None:
             return total
         own = (target @ self.encoder).reshape(logits.shape).to(logits.dtype)
+        own = own if self.norm is None else self.norm(own)
         again = compose(own)
         return (
             total

@@ -1,0 +1,13 @@
+from featherbed.apps.bundle import read_words as read_words
+from featherbed.apps.bundle import stored_bytes as stored_bytes
+from featherbed.apps.bundle import write_words as write_words
+from featherbed.apps.compression import compress_file as compress_file
+from featherbed.apps.pipeline import Checkpoints as Checkpoints
+from featherbed.apps.pipeline import Outcome as Outcome
+from featherbed.apps.pipeline import Result as Result
+from featherbed.apps.pipeline import RunOptions as RunOptions
+from featherbed.apps.pipeline import Training as Training
+from featherbed.apps.pipeline import check_weights as check_weights
+from featherbed.apps.pipeline import finite as finite
+from featherbed.apps.pipeline import made_by as made_by
+from featherbed.apps.pipeline import warmup_cosine as warmup_cosine

@@ -1,0 +1,15 @@
+from featherbed.apps.language.data import columns as columns
+from featherbed.apps.language.data import corpus_lexicon as corpus_lexicon
+from featherbed.apps.language.data import segments as segments
+from featherbed.apps.language.model import AWDLSTMModel as AWDLSTMModel
+from featherbed.apps.language.model import LSTMModel as LSTMModel
+from featherbed.apps.language.serve import LanguageModel as LanguageModel
+from featherbed.apps.language.serve import check_language as check_language
+from featherbed.apps.language.serve import write_language as write_language
+from featherbed.apps.language.settings import DropoutSettings as DropoutSettings
+from featherbed.apps.language.settings import LanguageSettings as LanguageSettings
+from featherbed.apps.language.train import FitOptions as FitOptions
+from featherbed.apps.language.train import fit_language as fit_language
+from featherbed.apps.language.train import perplexity as perplexity
+from featherbed.apps.language.train import train_language as train_language
+from featherbed.apps.language.train import train_model as train_model

@@ -1,1 +1,0 @@
-"""Parts shared by the text applications: word tables, selection of words, stored files, insight."""
