@@ -2,6 +2,8 @@
 
     python benchmarks/compress.py glove [--folder DATA]    about an hour: every baseline at every setting that fits
     python benchmarks/compress.py large                     1,000,000 x 128 through the command line: time and memory
+    python benchmarks/compress.py rules [--folder DATA]     auto against every method by name, on many matrices and ratios
+    python benchmarks/compress.py times [--folder DATA]     CPU seconds and recall by effort
 
 Baselines are given every advantage: float16 codebooks, unit-norm and raw rows (opq, rq and lsq: raw rows at their best setting
 only), as many parts as fit the bytes, 25 iterations, learning from all rows; their bytes count no
@@ -269,6 +271,111 @@ def summary(kept):
     print(text)
 
 
+def spectrum(rows, dim, power, seed):
+    """Normal rows whose principal components fall off as rank^-power."""
+    rng = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+    return (rng.standard_normal((rows, dim)) * np.arange(1, dim + 1) ** -power) @ basis
+
+
+def clusters(rows, dim, count, noise, seed):
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((count, dim))
+    return centres[rng.integers(0, count, rows)] + noise * rng.standard_normal((rows, dim))
+
+
+def recommender(rows, dim, seed):
+    """Item factors: a few directions, norms that follow popularity."""
+    rng = np.random.default_rng(seed)
+    norms = np.exp(0.6 * rng.standard_normal((rows, 1)))
+    return norms * spectrum(rows, dim, 0.5, seed + 1)
+
+
+def matrices(folder):
+    yield "flat spectrum 3,000 x 32", lambda: spectrum(3000, 32, 0.0, 0)
+    yield "spectrum ^-0.5 4,000 x 48", lambda: spectrum(4000, 48, 0.5, 1)
+    yield "spectrum ^-1 6,000 x 64", lambda: spectrum(6000, 64, 1.0, 2)
+    yield "40 clusters 3,000 x 24", lambda: clusters(3000, 24, 40, 0.3, 3)
+    yield "500 tight clusters 5,000 x 32", lambda: clusters(5000, 32, 500, 0.02, 4)
+    yield "heavy tails 4,000 x 32", lambda: np.random.default_rng(5).standard_t(3, (4000, 32))
+    yield "recommender 5,000 x 32", lambda: recommender(5000, 32, 6)
+    yield "few rows 600 x 64", lambda: spectrum(600, 64, 0.3, 7)
+    with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
+        vectors = file["vectors"]
+    yield "GloVe 8,000 x 50", lambda: vectors[:8000]
+
+
+def rules(folder, ratios):
+    """Compare auto with every method by name: recall, and how far auto is behind the best."""
+    import featherbed as fb
+
+    methods = ("int8", "int4", "int2", "lowrank", "clusters", "pq", "opq", "ksvd", "layered")
+    kept, lines = Kept(RESULTS / "compress-rules.json"), []
+    for name, make in matrices(folder):
+        matrix = np.ascontiguousarray(make(), dtype=np.float32)
+        queries = np.arange(len(matrix))[:: -(-len(matrix) // QUERIES)]
+        truth = neighbours(matrix, queries)
+        for ratio in ratios or (2, 4, 8, 16, 32, 64):
+            found = {}
+            for method in ("auto", *methods):
+
+                def run(method=method, matrix=matrix, ratio=ratio, truth=truth, queries=queries):
+                    started = time.process_time()
+                    try:
+                        table = fb.compress(matrix, ratio=ratio, method=method)
+                    except fb.ArgumentError:
+                        return {"recall": None}
+                    cpu = round(time.process_time() - started, 1)
+                    near = neighbours(table[np.arange(len(matrix))], queries)
+                    recall = round(float(recalls(truth, near).mean()), 4)
+                    return {"recall": recall, "cpu": cpu, "method": table.made_by["method"]}
+
+                point = kept.get(f"{name}, {ratio}x, {method}", run)
+                if point["recall"] is not None:
+                    found[method] = point
+            others = {m: p["recall"] for m, p in found.items() if m != "auto"}
+            if "auto" in found and others:
+                best = max(others, key=others.get)
+                auto = found["auto"]
+                lines.append(
+                    f"{name:<32}{ratio:>4}x  auto {auto['recall']:.4f} ({auto['method']}, "
+                    f"{auto['cpu']} CPU s)  best by name {best} {others[best]:.4f}  "
+                    f"{auto['recall'] - others[best]:+.4f}"
+                )
+    text = "\n".join(lines)
+    (RESULTS / "compress-rules.txt").write_text(text + "\n")
+    print(text)
+
+
+def times(folder, ratios):
+    """CPU seconds of the whole process and recall by effort, each run in a process of its own."""
+    kept = Kept(RESULTS / "compress-times.json")
+    code = (
+        "import sys, time, json, numpy as np, featherbed as fb\n"
+        "with np.load(sys.argv[1]) as file: rows = np.ascontiguousarray(file['vectors'])\n"
+        "table = fb.compress(rows, ratio=float(sys.argv[2]), effort=sys.argv[3])\n"
+        "print(json.dumps({'cpu': round(time.process_time(), 1), **table.made_by}))\n"
+        "np.save(sys.argv[4], table[np.arange(len(rows))])"
+    )
+    path = folder / "glove" / "glove.6B.50d.top60k.npz"
+    with np.load(path) as file:
+        matrix = np.ascontiguousarray(file["vectors"])
+    queries = np.sort(np.random.default_rng(1).choice(len(matrix), QUERIES, replace=False))
+    truth = neighbours(matrix, queries)
+
+    def run(ratio, effort):
+        with tempfile.TemporaryDirectory() as place:
+            command = [sys.executable, "-c", code, path, str(ratio), effort, f"{place}/rows.npy"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found = neighbours(np.load(f"{place}/rows.npy"), queries)
+        recall = round(float(recalls(truth, found).mean()), 4)
+        return json.loads(done.stdout.splitlines()[-1]) | {"recall": recall}
+
+    for ratio in ratios or RATIOS:
+        for effort in ("quick", "normal"):
+            kept.get(f"{ratio}x {effort}", lambda ratio=ratio, effort=effort: run(ratio, effort))
+
+
 def large():
     rows, dim = 1_000_000, 128
     with tempfile.TemporaryDirectory() as folder:
@@ -315,7 +422,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["glove", "large"])
+    parser.add_argument("what", choices=["glove", "large", "rules", "times"])
     parser.add_argument("--folder", type=Path, default=Path("../shared/data"))
     parser.add_argument("--ratio", type=int, nargs="*")
     parser.add_argument(
@@ -327,5 +434,7 @@ if __name__ == "__main__":
     RESULTS.mkdir(exist_ok=True)
     if given.what == "glove":
         glove(given.folder, given.ratio, given.only)
+    elif given.what in ("rules", "times"):
+        {"rules": rules, "times": times}[given.what](given.folder, given.ratio)
     else:
         large()

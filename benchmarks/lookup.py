@@ -1,12 +1,15 @@
 """Look-ups, logits and opening of packed tables against torch, side by side: python benchmarks/lookup.py [--json FILE]
 
-Prints ratios of medians measured in one run. Absolute times are those of this machine at this moment.
+Prints ratios of times measured in one run, interleaved: of each contender the time that a tenth of its calls do not exceed,
+so that other programs on the machine disturb little; one thread is measured in CPU time. Absolute times are those
+of this machine at this moment.
 """
 
 import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -16,15 +19,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timing import race
+from timing import race as race_at
 
 import featherbed as fb
 from featherbed.kernels.threads import set_threads
 from featherbed.packed.band import Band, Every, Fixed, Identity, Ragged
+from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 
 RNG = np.random.default_rng(0)
+QUANTILE = 0.1  # of the times of a contender: what it takes when no other program has the cores
 ATOMS, CODES = 256, 8
 
 
@@ -91,7 +96,14 @@ def use(threads):
     set_threads(threads)
 
 
-def main_layout(rows, results):
+def race(contenders, batches, **options):
+    """Times of contenders: CPU time where one thread does all the work, else wall time."""
+    alone = torch.get_num_threads() == 1
+    clock = time.thread_time_ns if alone else time.perf_counter_ns
+    return race_at(contenders, batches, quantile=QUANTILE, clock=clock, **options)
+
+
+def main_layout(rows, results, counts):
     """The headline: 8 codes a row, u8 index and u8 weight, against the dense float32 table."""
     print(
         f"\nV = {rows:,}, {CODES} codes a row over {ATOMS} atoms, values int8, layout fixed: time over dense float32 gather"
@@ -102,7 +114,7 @@ def main_layout(rows, results):
     for dim in (64, 128):
         packed = fixed(rows, dim, "int8")
         dense = torch.from_numpy(normal(rows, dim))
-        for threads in (1, os.cpu_count()):
+        for threads in counts:
             use(threads)
             for law in ("uniform", "zipf"):
                 for size in (1, 512, 8192):
@@ -130,10 +142,10 @@ def main_layout(rows, results):
         del dense, packed
 
 
-def other_layouts(rows, results):
-    """Every other layout at d = 64, batch 8,192, uniform ids, all threads; and torch's quantised operators."""
+def other_layouts(rows, results, threads):
+    """Every other layout at d = 64, batch 8,192, uniform ids; and torch's quantised operators."""
     dim, size = 64, 8192
-    use(os.cpu_count())
+    use(threads)
     matrix = normal(rows, dim)
     dense = torch.from_numpy(matrix)
     ops = torch.ops.quantized
@@ -150,6 +162,7 @@ def other_layouts(rows, results):
         "float16 rows": floats(matrix, "float16"),
         "int8 rows": levels(matrix, "int8"),
         "int4 rows": levels(matrix, "int4"),
+        "int3 rows": levels(matrix, "int3"),
         "int2 rows": levels(matrix, "int2"),
     }
     contenders = {
@@ -171,7 +184,7 @@ def other_layouts(rows, results):
     times = race(
         contenders, [(b, torch.from_numpy(b)) for b in batches(rows, size, "uniform")], bursts=9
     )
-    print(f"\nother layouts, d = {dim}, batch {size:,}, uniform ids, {os.cpu_count()} threads")
+    print(f"\nother layouts, d = {dim}, batch {size:,}, uniform ids, threads: {threads}")
     print(f"{'layout':<26}{'bytes touched/row':>18}{'ns/row':>9}{'over dense':>12}")
     for name, spent in times.items():
         ratio = spent / times["dense float32 (torch)"]
@@ -240,26 +253,123 @@ def opening(results):
     results["opening"] = {"gigabytes": size, "ms": spent, "resident_mb": grown}
 
 
+def one_row(results):
+    """One row by id and by key, by numpy alone and by compiled loops, beside torch on one id."""
+    use(1)
+    rows, dim = 100_000, 64
+    matrix = normal(rows, dim)
+    dense = torch.nn.Embedding.from_pretrained(torch.from_numpy(matrix))
+    coded = fixed(rows, dim, "int8")
+    tables = {
+        "fixed int8": coded,
+        "ragged int8": ragged(rows, dim, "int8"),
+        "float16 rows": floats(matrix, "float16"),
+        "int8 rows": levels(matrix, "int8"),
+        "int2 rows": levels(matrix, "int2"),
+        "by key": coded.replace(keys=Keys.of(f"word{i}" for i in range(rows))),
+    }
+    ids = [(int(i), f"word{i}", torch.tensor(int(i))) for i in RNG.integers(rows, size=400)]
+    print(f"\none row, V = {rows:,}, d = {dim}: microseconds, and time over torch's embedding")
+    for engine in ("numpy", "numba"):
+        os.environ["FEATHERBED_KERNELS"] = engine
+        contenders = {"torch": lambda one: dense(one[2])}
+        for name, table in tables.items():
+            which = 1 if name == "by key" else 0
+            fresh = table.replace()  # the way rows are read is chosen anew
+            contenders[name] = lambda one, fresh=fresh, which=which: fresh[one[which]]
+        times = race(contenders, ids, bursts=9, burst=50)
+        for name, spent in times.items():
+            ratio = spent / times["torch"]
+            print(f"  {engine}  {name:<14}{spent / 1e3:>8.2f} us{ratio:>8.2f}")
+            results[f"one row {name}, {engine}"] = {"us": spent / 1e3, "ratio": ratio}
+    del os.environ["FEATHERBED_KERNELS"]
+
+
+FIRST = """
+import sys, time
+import numpy as np
+import featherbed as fb
+packed = fb.load(sys.argv[1])
+start = time.process_time()
+packed[np.arange(4096)]
+print(time.process_time() - start)
+"""
+
+
+def spend(arguments, **environment):
+    """Wall and CPU milliseconds of a process, and what it printed."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env=os.environ | environment
+    )
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall * 1e3, cpu * 1e3, done.stdout
+
+
 def command(results):
-    """The whole process ``featherbed lookup FILE 3`` on the numpy path."""
+    """The whole process ``featherbed lookup FILE 3``, beside a process that imports numpy only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.safetensors"
         fixed(100_000, 64, "int8").save(path)
-        program = Path(sys.executable).with_name("featherbed")
-        times = []
-        for _ in range(11):
-            start = time.perf_counter()
-            subprocess.run([program, "lookup", path, "3"], capture_output=True, check=True)
-            times.append((time.perf_counter() - start) * 1e3)
+        lookup = [sys.executable, "-m", "featherbed.cli", "lookup", str(path), "3"]
+        cache = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "PYTHONDONTWRITEBYTECODE": ""}
+        pairs = [
+            (spend(lookup, **cache), spend([sys.executable, "-c", "import numpy"], **cache))
+            for _ in range(12)
+        ][1:]  # the first process writes the bytecode
+        found = {
+            f"{name}_{kind}_ms": statistics.median(pair[which][at] for pair in pairs)
+            for which, name in enumerate(("lookup", "numpy"))
+            for at, kind in enumerate(("wall", "cpu"))
+        }
+        ratio = found["lookup_cpu_ms"] / found["numpy_cpu_ms"]
+        print(
+            f"\nfeatherbed lookup FILE 3, whole process: {found['lookup_wall_ms']:.0f} ms "
+            f"({found['lookup_cpu_ms']:.0f} ms CPU), {ratio:.2f} times a process that imports numpy "
+            f"({found['numpy_wall_ms']:.0f} ms, {found['numpy_cpu_ms']:.0f} ms CPU)"
+        )
+        results["command"] = found | {"ratio": ratio}
+        first = [sys.executable, "-c", FIRST, str(path)]
+        cold, warm = (
+            float(spend(first, NUMBA_CACHE_DIR=f"{folder}/code")[2]) for _ in ("cold", "warm")
+        )
     print(
-        f"featherbed lookup FILE 3, whole process: {statistics.median(times):.0f} ms (fastest {min(times):.0f})"
+        f"first look-up of 4,096 rows: {cold:.2f} s CPU on a cold cache, {warm:.2f} s on a warm one"
     )
-    results["command"] = {"median_ms": statistics.median(times), "fastest_ms": min(times)}
+    results["first look-up"] = {"cold_cpu_s": cold, "warm_cpu_s": warm}
+
+
+LIMITS = {  # figure: result, field, limit
+    "one row by id, compiled, us": ("one row fixed int8, numba", "us", 6.0),
+    "one row by id, numpy, us": ("one row fixed int8, numpy", "us", 6.0),
+    "one row by key, compiled, us": ("one row by key, numba", "us", 10.0),
+    "one row by key, numpy, us": ("one row by key, numpy", "us", 10.0),
+    "ragged int8 over dense": ("layout ragged int8", "ratio", 1.4),
+    "float16 rows over dense": ("layout float16 rows", "ratio", 1.0),
+    "int2 rows over dense": ("layout int2 rows", "ratio", 1.2),
+    "fixed int8, d = 128, uniform": (
+        "fixed int8 d=128 threads={} uniform batch=8192",
+        "ratio",
+        0.75,
+    ),
+    "fixed int8, d = 128, Zipf": ("fixed int8 d=128 threads={} zipf batch=8192", "ratio", 0.9),
+    "featherbed lookup FILE 3, ms": ("command", "lookup_wall_ms", 220.0),
+}
+
+
+def summary(results):
+    """Every figure with a limit."""
+    print(f"\n{'figure':<34}{'measured':>10}{'limit':>8}")
+    for name, (key, field, limit) in LIMITS.items():
+        found = results[key.format(max(results["threads"]))][field]
+        print(f"{name:<34}{found:>10.2f}{limit:>8.2f}{'' if found <= limit else '  above'}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, os.cpu_count()}))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(
@@ -269,11 +379,14 @@ def main():
     fixed(10_000, 64, "int8")[
         np.arange(10_000)
     ]  # loads the compiled loops: small calls would stay with numpy until then
-    main_layout(arguments.rows, results)
-    other_layouts(arguments.rows, results)
+    results["threads"] = arguments.threads
+    main_layout(arguments.rows, results, arguments.threads)
+    other_layouts(arguments.rows, results, max(arguments.threads))
     logits(results)
+    one_row(results)
     opening(results)
     command(results)
+    summary(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -12,6 +12,7 @@ from featherbed.apps.recommender import model as ratings
 from featherbed.apps.recommender.model import MatrixFactorization
 from featherbed.io.records import make_ratings
 from featherbed.kernels.threads import set_threads
+from featherbed.optim.exempt import Exempt
 
 DATA = make_ratings(300, 200, 6000, groups=4, dim=4, seed=1)
 TRIPLES = ratings.to_tensors(DATA)
@@ -43,6 +44,19 @@ def yogi(model, lam=1e-5, penalty=fb.NonNegativeL1, **settings):
     return fb.Yogi(
         model.parameters(), lr=0.02, penalties=penalties_of(model, lam, penalty), **settings
     )
+
+
+def exempting(model):
+    """Yogi with a third of the entries exempt, all of row 0 among them."""
+    penalties = {}
+    for table in (model.users, model.items):
+        rows, anchors = table.transform.shape
+        entries = torch.rand(rows, anchors, generator=torch.Generator().manual_seed(2)) < 0.3
+        entries[0] = True
+        penalties[table.transform] = fb.NonNegativeL1(
+            1e-3, exempt=Exempt(table, entries.nonzero(), anchors)
+        )
+    return fb.Yogi(model.parameters(), lr=0.02, penalties=penalties)
 
 
 def triples_for(model):
@@ -139,8 +153,9 @@ def test_nothing_but_rounding_differs_from_the_reference_at_the_first_step():
             penalties=penalties_of(model, 1e-3),
         ),
         lambda model: fb.AdamW(model.parameters(), lr=0.01, weight_decay=0.0, eps=1e-4),
+        exempting,
     ],
-    ids=["lam 0", "lam 1e-3", "l1", "scalar", "decay", "adamw and prox", "adam"],
+    ids=["lam 0", "lam 1e-3", "l1", "scalar", "decay", "adamw and prox", "adam", "exempt"],
 )
 def test_rules_and_penalties(optimizer_of):
     found = compare(lambda dtype: model_of(dtype=dtype), optimizer_of)

@@ -14,7 +14,7 @@ MODULE = """
 import sys
 
 from featherbed.kernels import compiled as kernels
-from featherbed.kernels.compiled import CacheFiles, compiled, job
+from featherbed.kernels.compiled import CacheFiles, Job, compiled
 
 
 def make(number):
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     sys.stdin.readline()
     numbers = [int(word) for word in sys.argv[1:]]
     run(numbers)
-    assert job(count) > 0
+    assert Job(count).address > 0
     assert {type(one._cache._cache_file) for one in (make(1), *kernels._kept)} == {CacheFiles}
     print("sound")
 """

@@ -30,6 +30,7 @@ from featherbed.packed.band import (
     Remainder,
 )
 from featherbed.packed.cells import Cell
+from featherbed.packed.engine import WORTH
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
 
@@ -178,6 +179,63 @@ def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
             same(other[one], rows[list(ids).index(one)])
         assert other[[]].shape == (0, packed.dim)
     np.testing.assert_allclose(scores, queries @ packed[:].T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
+def test_one_row_is_the_row_of_a_batch_of_one(name, kernels, engine):
+    engine(kernels)
+    packed = table(name, padding=11)
+    for one in (0, 3, 11, V - 1):
+        expected = packed[[one]][0]
+        for found in (packed[one], packed[np.int64(one)]):
+            np.testing.assert_array_equal(found, expected)
+            assert found.dtype == np.float32 and found.flags.writeable
+    packed[3][:] = 7  # a result is the caller's own
+    np.testing.assert_array_equal(packed[3], packed[[3]][0])
+    twin = pickle.loads(pickle.dumps(packed))  # a table that has been used
+    np.testing.assert_array_equal(twin[3], packed[3])
+    for wrong in (-1, V):
+        with pytest.raises(fb.IdError, match=str(wrong)):
+            packed[wrong]
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "numba"])
+def test_one_row_with_a_code_out_of_range_is_an_error(kernels, engine):
+    engine(kernels)
+    for codes in (Fixed.encode(np.full((4, 3), 255), None, 256), ragged("int8")):
+        packed = PackedTable([Band(codes.rows, codes, None, matrix(20, D))], D)
+        with pytest.raises(fb.FormatError, match="out of range"):
+            for one in range(codes.rows):
+                packed[one]
+
+
+def test_rows_looked_up_one_by_one_load_the_compiled_loops_in_the_end(monkeypatch):
+    monkeypatch.delenv("FEATHERBED_KERNELS", raising=False)
+    monkeypatch.setattr("featherbed.packed.table.CALLS", 4)
+    asked = []
+    monkeypatch.setattr("featherbed.packed.engine.kernels", lambda rows: bool(asked.append(rows)))
+    packed = table("bytes")
+    for _ in range(4 * 10):
+        packed[3]
+    assert asked == [1] * 8 + [WORTH] * 2
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8", "int4", "int3", "int2"])
+@pytest.mark.parametrize("width", [31, 40, 77])
+def test_wide_stored_rows_equal_those_of_numpy(kind, width, engine):
+    wide = RNG.normal(size=(90, width)).astype(np.float32)
+    if kind == "float16":
+        wide[:5] = np.array([[1e-7], [-1e-7], [np.inf], [-np.inf], [np.nan]])
+    stored = [Matrix.encode(wide, kind)]
+    stored += [] if kind == "float16" else [Matrix.encode(wide, kind, "column")]
+    for values in stored:
+        packed = PackedTable([Band(90, Every(), values)], width)
+        ids = RNG.integers(90, size=200)
+        engine("numpy")
+        expected = packed[ids]
+        engine("numba")
+        np.testing.assert_array_equal(packed[ids], expected)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "int3", "int2"])

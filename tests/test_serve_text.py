@@ -368,13 +368,13 @@ def test_broken_weights_and_tables_of_another(place):
         {"more": arrays["layer0.bias"]},
         {"layer0.bias": arrays["layer0.bias"][None]},
     ):
-        write_arrays(path, "weights", arrays | change)
+        write_arrays(path, {"weights": 1}, arrays | change)
         with pytest.raises(FormatError, match=r"model\.safetensors"):
             Classifier.open(place)
-    write_arrays(path, "titles", arrays)
+    write_arrays(path, {"titles": 1}, arrays)
     with pytest.raises(FormatError, match="is not what this featherbed reads as 'weights'"):
         Classifier.open(place)
-    write_arrays(path, "weights", arrays)
+    write_arrays(path, {"weights": 1}, arrays)
     rows = np.full((V, DIM), np.nan, dtype=np.float32)
     PackedTable([Band(V, Every(), values=Matrix.encode(rows, "float32"))], DIM).save(
         place / "words.safetensors"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import featherbed as fb
+import featherbed.optim.lazy.native as native
 
 V, K, D = 40, 6, 4
 EVERYONE = torch.arange(V)
@@ -251,6 +252,27 @@ def test_lazy_is_eager_with_spared_and_frozen_entries(rule, name, exempt):
     assert behind or (name == "freeze" and rule == "sgd"), (
         "some rows must have been behind, or nothing was tested"
     )
+
+
+@pytest.mark.parametrize("slots", [None, 3])
+@pytest.mark.parametrize("rule", MAKERS)
+def test_exempt_entries_stay_in_the_compiled_loops(rule, slots, monkeypatch):
+    pytest.importorskip("numba")
+    ends, calls = [], []
+    update = native.update_rows
+    monkeypatch.setattr(
+        native, "update_rows", lambda *given: calls.append(given[0]) or update(*given)
+    )
+    for engine in ("numba", "numpy"):
+        monkeypatch.setenv("FEATHERBED_KERNELS", engine)
+        table = table_of_objects(sparse=True, slots=slots)
+        penalty = fb.NonNegativeL1(LAM[rule], exempt=table.related(some_graph()))
+        optimizer = MAKERS[rule](table.parameters(), {table.transform: penalty})
+        train(table, optimizer, 120, after=scenario("freeze", table, penalty, LAM[rule]))
+        assert len(calls) == 120, "of the first engine only"
+        ends.append((table(EVERYONE).detach(), full(table), table.atoms.detach()))
+    for compiled, plain in zip(*ends, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

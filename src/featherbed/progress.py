@@ -16,14 +16,14 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 INTERVAL = 15.0  # seconds between two lines of a log
-POLL = 1.0  # seconds between two looks at the clock
+POLL = 1.0  # polling interval of the timer thread, in seconds
 
 Clock = Callable[[], float]
 ReportShare = Callable[[str, float], None]  # description, share of the work that is done
 
 
 class Progress:
-    """How far one piece of work is.
+    """Progress of one task.
 
     Args:
         description: the work, in a word or two.
@@ -64,9 +64,9 @@ class Progress:
         note: str | None = None,
         seconds_left: float | None = None,
     ) -> None:
-        """Take in how far the work is now; whatever is not given stays.
+        """Update the progress; arguments that are None leave their values unchanged.
 
-        ``seconds_left`` is the time left by an estimate of the work's own, better than its pace.
+        ``seconds_left`` replaces the estimate from the average speed by the caller's own estimate.
         """
         self.completed = (self.completed if completed is None else completed) + advance
         self.total = self.total if total is None else total
@@ -81,7 +81,7 @@ class Progress:
         return min(1.0, self.completed / self.total) if self.total else None
 
     def time_left(self, now: float) -> float | None:
-        """Return the seconds left, by the work's own estimate or by its pace; None if unknown."""
+        """Return the estimated seconds left (caller's estimate or average speed); None if unknown."""
         if self.expected_end is not None:
             return max(0.0, self.expected_end - now)
         done = self.completed - self.initial
@@ -101,7 +101,7 @@ class Progress:
         )
 
     def line(self, now: float) -> str:
-        """Return one line of a log: the work, how far it is, the time left."""
+        """Return one log line: description, completed steps, estimated time left."""
         left = self.time_left(now)
         time_text = (
             f"{_duration(now - self.started)} so far" if left is None else f"{_duration(left)} left"
@@ -214,7 +214,7 @@ def show_share(description: str, *, shown: bool = True) -> Iterator[ReportShare]
 
 @contextmanager
 def _log(progress: Progress) -> Iterator[None]:
-    """Report to the log; a thread looks at the clock where the work itself is silent for long."""
+    """Write log lines; a timer thread covers long steps that report no progress."""
     before, stopped = LOG.progress, threading.Event()
 
     def watch() -> None:

@@ -26,7 +26,8 @@ from featherbed.packed.band import (
 )
 from featherbed.packed.cells import Cell
 from featherbed.packed.file import to_bytes
-from featherbed.packed.keys import Keys
+from featherbed.packed.hashed_keys import HashedKeys
+from featherbed.packed.keys import FORMS, Keys
 from featherbed.packed.matrix import KINDS, Graded, Matrix
 from featherbed.packed.table import PackedTable
 from featherbed.tables.spec import METHODS as TABLES
@@ -85,6 +86,7 @@ def layouts(rng, small):
     yield from coded_rows(rng, small)
     yield from staged_rows(rng)
     yield from banded_rows(rng)
+    yield from keyed_rows(rng)
 
 
 def stored_rows(rng):
@@ -172,6 +174,26 @@ def banded_rows(rng):
     first.members = Members.of(np.arange(0, 30, 3), 30)
     second = Band(20, fixed(rng, 20, 4, 8, parts=True), None, matrix(rng, 32, 2), "concat")
     yield "bands-of-codes", named([first, second], 8)
+
+
+def keyed_rows(rng):
+    """Yield every form of keys, rows in their order and not, with and without shared rows."""
+    names = [str(number) for number in rng.permutation(9 * np.arange(-30, 70))]
+    for form, shared in itertools.product(FORMS, (0, 4)):
+        for order, keys in (("mixed", names), ("rising", sorted(names, key=int))):
+            sort = form == "text" and order == "rising"
+            index = Keys.of(sorted(keys) if sort else keys, form, shared=shared)
+            rows = matrix(rng, len(names) + shared, 3, "int8")
+            packed = named([Band(len(names) + shared, Identity(), dictionary=rows)], 3)
+            yield f"keys-{form}-{order}-{shared}", packed.replace(keys=index)
+    rows = matrix(rng, 100, 3)
+    alike = ["t49725", "t53292", *names[:88]]  # two of one bucket and fingerprint among 90 keys
+    for keys in (
+        HashedKeys.build(names, bits=29, order=False),
+        Keys.of(alike, "hashed", shared=10),
+    ):
+        packed = named([Band(100, Identity(), dictionary=rows)], 3).replace(keys=keys)
+        yield f"keys-hashed-{keys.bits}", packed
 
 
 def anchors(small):

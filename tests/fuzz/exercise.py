@@ -33,6 +33,8 @@ ALWAYS = (
     "bag",
     "weighted bag",
     "disk",
+    "ids",
+    "ids one by one",
     "keys",
     "by key",
     "logits",
@@ -180,7 +182,7 @@ def uses(table, path):
     yield "weighted bag", lambda: table.bag(ids, [0, 0, len(ids) // 2], weights)
     yield "disk", lambda: open_rows(path)[ids]
     yield "codes", lambda: table.codes_of(ids)
-    yield from key_uses(table)
+    yield from key_uses(table, small)
     if small:
         yield from score_uses(table, query)
         yield "near codes", lambda: table.near_codes(table.codes_of(0), 4)
@@ -215,11 +217,16 @@ def score_uses(table, query):
     yield "cosine", lambda: Scores(table.search(several[:2], 3, metric="cosine")[1], 1.0)
 
 
-def key_uses(table):
+def key_uses(table, small):
     """Yield the ways to use the keys of a table."""
     keys = table.keys
     yield "unknown key", lambda: table["no such key"]
     if keys is not None:
+        words = ["no such key", *map(str, range(-9, 99, 9)), "t49725", "t53292", "k1", ""]
+        yield "ids", lambda: table.ids(words)
+        yield "ids one by one", lambda: np.array([table.ids(word) for word in words])
+        yield "get", lambda: table.get(words, default="mean") if small else None
+    if keys is not None and keys.form != "hashed":
         yield "keys", lambda: len(keys[0] + keys[len(keys) - 1])
         yield "by key", lambda: table[[keys[0], keys[len(keys) // 2]]]
         yield "first key", lambda: table[str(keys[0])] if keys[0] in table else None

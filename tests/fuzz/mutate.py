@@ -12,6 +12,7 @@ import numpy as np
 
 from featherbed.errors import FeatherbedError
 from featherbed.packed.file import DTYPES
+from featherbed.packed.keys import read_keys
 from featherbed.packed.schema import rebuild
 
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 255, 256, 511, 512, 513, 4095, 4096, 4097,
@@ -20,13 +21,15 @@ NUMBERS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 255, 256, 511, 512, 
 OTHERS = (None, True, False, "", "0", "1", "sum", "int8", "\ud800", "é" * 9, [], {}, [1], [[]], {"a": 1},
           0.5, 1.0, -0.0, 1e300, 1e-300, float("inf"), float("nan"))  # fmt: skip
 WORDS = ("float32", "float16", "int8", "int4", "int3", "int2", "graded", "sum", "product", "concat", "identity",
-         "hash", "remainder", "every", "fixed", "ragged", "mlp", "recurrent", "lstm")  # fmt: skip
-CHOICES = (WORDS[:7], WORDS[7:10], WORDS[10:16], WORDS[16:])
+         "hash", "remainder", "every", "fixed", "ragged", "mlp", "recurrent", "lstm", "plain", "text", "hashed",
+         "integer")  # fmt: skip
+CHOICES = (WORDS[:7], WORDS[7:10], WORDS[10:16], WORDS[16:19], WORDS[19:])
 FIELDS = ("version", "rows", "dim", "padding_idx", "keys", "bands", "made_by", "members", "codes", "values",
           "dictionary", "combine", "cell", "affine", "norms", "plus", "kind", "columns", "scale", "axis", "layout",
           "seed", "hashes", "divisor", "count", "index_bits", "value", "parts", "entries", "count_bits", "wide",
-          "weight", "bias", "input", "grades")  # fmt: skip
-PLACES = ("counts", "directory", "bitmap", "totals", "ends", "order")
+          "weight", "bias", "input", "grades", "form", "shared", "order", "bits", "exceptions", "low")  # fmt: skip
+PLACES = ("counts", "directory", "bitmap", "totals", "ends", "order", "buckets", "blocks")
+TEXTS = ("text", "heads", "dictionary")
 MOST_BYTES = 1 << 19  # of an array that is made to fit changed metadata
 DEEP = 40
 
@@ -236,7 +239,7 @@ def _graft(parts, other, chance):
 
 def settle(meta):
     """Make the fields of the metadata fit each other: a mutated table, but a table."""
-    meta["version"] = 2
+    meta["version"] = 3
     rows = meta["rows"]
     for number, band in enumerate(meta["bands"]):
         last = number == len(meta["bands"]) - 1
@@ -349,13 +352,10 @@ def repair(parts):
         return np.frombuffer(data[:size], DTYPES[kind]).reshape(shape)
 
     with contextlib.suppress(FeatherbedError, ValueError, TypeError, OverflowError, RecursionError):
-        _, rows, _, _, has_keys, _ = rebuild(parts.meta, take)
-        if has_keys:
-            text = parts.arrays.get("keys.text", ("U8", [4], b"abcd"))
-            found["keys.text"] = (text[0], text[1], text[2])
-            for name in ("ends", "checksums", "order"):
-                old = parts.arrays.get(f"keys.{name}", ("U32",))[0]
-                take(f"keys.{name}", old if old in ("U32", "U64") else "U32", (rows,))
+        fields = rebuild(parts.meta, take)
+        texts = {f"keys.{name}": {"dtype": "U8", "shape": [4]} for name in TEXTS}
+        header = {name: {"dtype": old[0], "shape": old[1]} for name, old in parts.arrays.items()}
+        read_keys(fields.keys, texts | header, take, fields.rows)
         parts.arrays = found
 
 

@@ -12,6 +12,8 @@ import torch
 import featherbed as fb
 from featherbed.packed.band import Affine, Band, Every, Fixed, Ragged
 from featherbed.packed.cells import Cell
+from featherbed.packed.hashed_keys import HashedKeys
+from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Graded, Matrix
 from featherbed.packed.table import PackedTable
 
@@ -161,8 +163,33 @@ def version2():
     return tables
 
 
+def version3():
+    names, numbers = [f"key {i}" for i in range(ROWS)], [str(7 * i * i - 90) for i in range(ROWS)]
+    alike = ["t20805", "t33868"]  # of one bucket and fingerprint among 20 keys
+    keys = {
+        "hashed-keys": Keys.of([*alike, *names[2:]], "hashed"),
+        "reordered-keys": HashedKeys.build(names[:17], bits=20, order=False),
+        "text-keys": Keys.of([*names[1:], "é" * 140], "text"),
+        "sorted-keys": Keys.of(sorted(names[:18]), "text", shared=2),
+        "integer-keys": Keys.of(numbers[::-1], "integer"),
+        "rising-keys": Keys.of(numbers[:19], "integer", shared=1),
+        "shared-keys": Keys.of(names[:15], shared=5),
+    }
+    keys["reordered-keys"].shared = 3
+    keys["shared-keys"].counts = np.arange(ROWS, dtype=np.uint32)
+    keys["text-keys"].counts = np.arange(ROWS, dtype=np.uint64) << np.uint64(40)
+    dense = fb.DenseTable(ROWS, 2, generator=seed(8)).pack(dictionary="float16")
+    return {name: dense.replace(keys=index) for name, index in keys.items()}
+
+
+def words():
+    """Keys, with and without rows of their own."""
+    known = [f"key {i}" for i in range(25)] + [str(7 * i * i - 90) for i in range(ROWS)]
+    return [*known, "t20805", "t33868", "-91", "01", "", "é" * 140]
+
+
 def main():
-    for make in (version1, version2):
+    for make in (version1, version2, version3):
         folder = HERE / make.__name__
         if folder.exists():
             print(f"{folder} is there: the files of a version are made once")
@@ -170,6 +197,9 @@ def main():
         folder.mkdir()
         for name, packed in make().items():
             named = name in ("ragged", "grades")
+            if make is version3:
+                found = dict(zip(words(), packed.ids(words()).tolist(), strict=True))
+                (folder / f"{name}.ids.json").write_text(json.dumps(found) + "\n")
             fb.save(
                 packed,
                 folder / f"{name}.safetensors",

@@ -36,7 +36,7 @@ Log = Callable[[str], None]
 
 
 class FittedModel(Protocol):
-    """A trained model, as far as the pipeline knows it."""
+    """The interface of a trained model that the pipeline uses."""
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ class FittedModel(Protocol):
 
 
 class Dataset(Protocol):
-    """Data ready for training, as far as the pipeline knows it."""
+    """The interface of prepared data that the pipeline uses."""
 
     @property
     def lines(self) -> Sequence[str]:
@@ -80,7 +80,7 @@ def ignore(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is carried out, whatever the application.
+    """Options of a run, the same for all applications.
 
     Args:
         seed: seed of splits, initialization and training.
@@ -524,7 +524,7 @@ class Training:
             scheduler.load_state_dict(state)
 
     def _best_epoch(self) -> int:
-        """Return the epoch of the lowest metric among those that may be the best, else the last."""
+        """Return the eligible epoch with the lowest metric, or the last epoch if none is eligible."""
         rows = [row for row in self.result.history if row["reached"]] or self.result.history[-1:]
         return int(min(rows, key=lambda row: row[self.metric])["epoch"])
 

@@ -166,7 +166,7 @@ SUBWORD_MARKS = "Ġ▁#"  # of tokenizers, at the start or end of a subword
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The vocabulary of a training text, and statistics that selections ask for.
+    """The vocabulary of a training text, and the statistics used to select words.
 
     ``documents`` returns counts [documents, V], ``cooccurrence`` counts of pairs [V, V] (both
     scipy.sparse), ``related`` a graph of the pairs that co-occur often enough; ``samples`` is the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -86,8 +87,13 @@ def main() -> None:
 
     Bad input ends with one line and exit code 2, failed training with 1, Ctrl-C with 130.
     """
+    command, *words = sys.argv[1:] or [""]
+    plain = command == "lookup" and len(words) > 1 and not any(w.startswith("-") for w in words)
     try:
-        app(standalone_mode=True)
+        if plain:  # without options there is nothing to parse, which would take half of the time
+            tables.lookup(Path(words[0]), words[1:])
+        else:
+            app(standalone_mode=True)
     except TrainingError as error:
         _fail(str(error), 1)
     except FeatherbedError as error:

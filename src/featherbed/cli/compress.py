@@ -31,7 +31,8 @@ def compress(
     out: Annotated[Path, typer.Option(help="Packed table (.safetensors) or folder to write.")],
     ratio: Annotated[float | None, typer.Option(help="Compression ratio against float32.")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Maximum size of the file without keys, such as 600KB.")
+        str | None,
+        typer.Option(help="Maximum size without keys, such as 600KB; folder:18MB: of all files."),
     ] = None,
     quality: Annotated[
         str | None, typer.Option(help='Quality to reach: "recall:0.9" or "error:0.1".')
@@ -52,21 +53,21 @@ def compress(
     rest: Annotated[
         str, typer.Option(help="Type of a model's other weights: float32, float16 or int8.")
     ] = "float32",
-    folder_budget: Annotated[
-        str | None, typer.Option(help="Maximum size of a model's whole folder, such as 18MB.")
-    ] = None,
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
+    effort: Annotated[
+        str,
+        typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes."),
+    ] = "normal",
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Compress a matrix or a model. Give one of --ratio, --budget, --quality, --folder-budget."""
+    """Compress a matrix or a model. Give one of --ratio, --budget and --quality."""
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
-    options |= {"method": method, "generator": seed}
-    if not matrix.is_dir() and (rest != "float32" or folder_budget is not None):
-        raise ArgumentError(
-            f"{matrix} is a matrix: --rest and --folder-budget apply to models only"
-        )
+    options |= {"method": method, "generator": seed, **read_effort(effort)}
+    whole = budget.removeprefix("folder:") if budget and "folder:" in budget else None
+    if not matrix.is_dir() and (rest != "float32" or whole is not None):
+        raise ArgumentError(f"{matrix} is a matrix: --rest and folder: apply to models only")
     if not matrix.is_dir():
         from featherbed.apps import compress_file
 
@@ -100,13 +101,23 @@ def compress(
             table = compress_encoder(matrix, out, **options, tell=tell)
             lines = [table.report, f"files       {sum(f.stat().st_size for f in out.iterdir()):,}"]
         else:
-            options |= {"rest": rest, "folder_budget": folder_budget}
+            options |= {"rest": rest, "folder_budget": whole}
+            options |= {"budget": None} if whole is not None else {}
             (result,) = compress_folder(matrix, out, **options, tell=tell)
             tell("measuring what was lost", 1.0)
             loss = measure_loss(matrix, out, sentences)
             lines = [result.table.report, result, describe_sizes(matrix, out, result)]
             lines.append(f"lost        {loss}")
     typer.echo("\n".join(map(str, [*lines, f"written     {out}"])))
+
+
+def read_effort(text: str) -> dict[str, Any]:
+    """Return the settings of an effort such as normal, or best:2 with its limit in minutes."""
+    effort, _, minutes = text.partition(":")
+    try:
+        return {"effort": effort, "minutes": float(minutes) if minutes else None}
+    except ValueError:
+        raise ArgumentError(f"--effort {text}: give quick, normal or best, or best:2") from None
 
 
 def gate(

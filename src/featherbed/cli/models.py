@@ -217,7 +217,7 @@ def recommend(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the best items for a user, without those already rated. torch is not needed."""
+    """Print the top items for a user, excluding rated items. torch is not needed."""
     from featherbed.apps.recommender import Recommender, parse_history
 
     if (user is None) == (history is None):

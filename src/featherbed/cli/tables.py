@@ -92,7 +92,7 @@ def search(
     query = find_id(packed, name)
     ids, scores = packed.search(packed[query], k + 1, metric=metric)
     pairs = zip(ids.tolist(), scores.tolist(), strict=True)
-    best = [(i, packed.keys[i] if packed.keys else None, score) for i, score in pairs if i != query]
+    best = [(i, packed.name_of(i), score) for i, score in pairs if i != query]
     if json:
         typer.echo(dump_json([{"id": i, "key": key, "score": score} for i, key, score in best[:k]]))
         return

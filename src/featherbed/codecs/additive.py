@@ -12,6 +12,7 @@ leading principal directions, rotated at random.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
-from featherbed.codecs.coding import AdditiveEncoder, decode, least_squares, residual_start
-from featherbed.codecs.kmeans import Codes, enough, kmeans, nearest
+from featherbed.codecs.coding import (
+    AdditiveEncoder,
+    Codes,
+    decode,
+    enough,
+    kmeans,
+    least_squares,
+    mean_square,
+    move_centroids,
+    nearest,
+)
 from featherbed.codecs.principal import principal
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
@@ -31,9 +41,11 @@ from featherbed.packed.matrix import Matrix
 BEAM = 16
 ITERATIONS = 25
 MOST_LOCAL = 16  # codes above which a fit by local search takes too long
-START = 30_000  # rows to which the initial dictionaries are fitted
-ROUNDS = 8
-TOGETHER = 3  # last rounds of a refinement, in which both layers are fitted to each other
+ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers follows
+ENOUGH = 0.003  # share of the error: a round that gains less is the last
+MOST_STAGES = 24
+ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
+PROMISING = 8  # settings whose numbers of bits are considered for these rows
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
 
@@ -59,40 +71,64 @@ class LayeredCodec(Codec):
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
         """Return the best block layer for each number of additive codes, by estimated error."""
-        found = []
+        found, layers = [], block_layers(rank)
         for bits in EFFICIENCY:
             if rows < 8 << bits:
                 continue
-            for codes in range(1, 25 if bits <= 8 else 2):
-                shapes = self._shapes(codes, bits, rank)
-                fitting = [s for s in shapes if self.size(rows, dim, **s) <= budget]
-                if fitting:
-                    found.append(min(fitting, key=lambda s: estimated_log_error(s, rank)))
-        best: dict[tuple[int, int], Settings] = {}  # the estimate is rough: one per number of codes
-        for settings in sorted(found, key=lambda s: estimated_log_error(s, rank)):
-            best.setdefault((settings["codes"], max(8, settings["bits"])), settings)
-        return list(best.values())
+            for codes in range(1, MOST_STAGES + 1 if bits <= 8 else 2):
+                fixed = {"codes": codes, "bits": bits, "kind": "int8"}
+                fitting = (
+                    fixed | layer
+                    for layer in layers
+                    if self.size(rows, dim, **fixed, **layer) <= budget
+                )
+                best = next(fitting, None)
+                if best is None:
+                    break
+                found.append(best)
+        return sorted(found, key=lambda s: estimated_log_error(s, rank))
 
-    def _shapes(self, codes: int, bits: int, rank: int) -> list[Settings]:
-        """Return the second layers after ``codes`` additive codes: none, or blocks of any shape."""
-        fixed = {"codes": codes, "bits": bits, "kind": "int8"}
-        shapes: list[Settings] = [{**fixed, "width": rank, "blocks": 0, "block_bits": 0}]
-        for across in range(2, min(rank, 24) + 1):
-            blocks = -(-rank // across)
-            most = min(12, 4 * across)
-            shapes += [
-                {**fixed, "width": across * blocks, "blocks": blocks, "block_bits": n}
-                for n in range(4, most + 1)
-            ]
-        return shapes
+    def predict(self, job: CodecJob, **settings: Any) -> float:
+        """Return the expected error, from the residual of as many stages of k-means.
+
+        Codes by local search and least-squares dictionaries gain on stages, the more the more
+        stages there are.
+        """
+        codes, stages = settings["codes"], job.stages(settings["bits"])
+        stages.atoms(codes)
+        gain = min(0.6, 0.055 * (codes - 1)) * min(1.0, math.sqrt(64 / job.rank))
+        return float(stages.errors[codes] * 2 ** (block_log_error(settings) - gain))
+
+    def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
+        """Return settings by the error that residuals of these rows and their blocks predict.
+
+        Stages are fitted as long as they may still lower the error.
+        """
+        found: list[tuple[float, Settings]] = []
+        least = math.inf
+        for bits in dict.fromkeys(settings["bits"] for settings in listed[:PROMISING]):
+            since = 0
+            own = sorted((s for s in listed if s["bits"] == bits), key=lambda s: s["codes"])
+            for settings in own:
+                error = self.predict(job, **settings)
+                found.append((error, settings))
+                since = 0 if error < least else since + 1
+                least = min(error, least)
+                if since > 4:
+                    break
+        found.sort(key=lambda pair: pair[0])
+        first: dict[int, Settings] = {}  # the prediction is rough: few and many codes come first
+        for error, settings in found:
+            if error < ROUGH * least:
+                first.setdefault(math.isqrt(settings["codes"]), settings)
+        return [*first.values(), *(s for _, s in found if s not in first.values())]
 
     def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - the rank counts
         """Return the work of a fit for each row: initial dictionaries, then codes by local search."""
         codes, atoms = settings["codes"], settings["codes"] << settings["bits"]
-        blocks = settings["blocks"] * (1 << settings["block_bits"])
-        if codes == 1:
-            return float(0.5 * atoms * settings["width"] + 6 * blocks)
-        return float(8 * atoms * (settings["width"] + 12 * codes) + 8 * blocks)
+        blocks = settings["width"] << settings["block_bits"] if settings["blocks"] else 0
+        search = 0 if codes == 1 else 4 * atoms * (settings["width"] + 60)
+        return float(20 * atoms * settings["width"] + search + 16 * blocks)
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with the width of the blocks; no blocks if their number or bits are 0."""
@@ -110,18 +146,35 @@ class LayeredCodec(Codec):
         return LayeredFit(job, settings)
 
 
-def estimated_log_error(settings: Settings, rank: int) -> float:
-    """Return an estimate of log2 of the error: 2 bits / dimensions, less the loss of each layer.
+def block_layers(rank: int) -> list[Settings]:
+    """Return the possible second layers, the most precise first and none last."""
+    found: list[Settings] = [{"width": rank, "blocks": 0, "block_bits": 0}]
+    for across in range(2, min(rank, 24) + 1):
+        blocks = -(-rank // across)
+        found += [
+            {"width": across * blocks, "blocks": blocks, "block_bits": bits}
+            for bits in range(4, min(12, 4 * across) + 1)
+        ]
+    return sorted(found, key=block_log_error)
 
-    The constants come from fits of word vectors; they only order settings, which are then measured.
-    """
+
+def estimated_log_error(settings: Settings, rank: int) -> float:
+    """Return an estimate of log2 of the error before anything is fitted: 2 bits / dimensions."""
     codes, bits = settings["codes"], settings["bits"]
-    total = -0.3 - 2 * codes * bits / rank * EFFICIENCY[bits] * (1.08 - 0.02 * codes)
-    if settings["blocks"]:
-        across = settings["width"] / settings["blocks"]
-        rate = settings["block_bits"] / across
-        total += -2 * rate + (0.25 + 0.55 / across) * min(1.0, rate) + 0.3 / codes
-    return float(total)
+    rate = 2 * codes * bits / rank
+    return -0.3 - rate * EFFICIENCY[bits] * (1.08 - 0.02 * codes) + block_log_error(settings)
+
+
+def block_log_error(settings: Settings) -> float:
+    """Return log2 of the share of the residual that the blocks leave, 2^(-2 bits / columns) at best.
+
+    The loss is that of k-means on normal variables (2 to 20 columns, 4 to 10 bits).
+    """
+    if not settings["blocks"]:
+        return 0.0
+    across, bits = settings["width"] / settings["blocks"], settings["block_bits"]
+    rate = bits / across
+    return float(-2 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across)
 
 
 @dataclass
@@ -163,14 +216,14 @@ class LayeredFit(Fit):
         self.job, self.settings = job, settings
         self.parts, self.bits = settings["codes"], settings["bits"]
         self.blocks = settings.get("blocks", 0)
-        self.ids = job.rows.draw(job.training_rows, job.generator)
         self.basis = self.choose_basis()
-        self.sample = self.basis.down(job.rows.take(self.ids))
-        self.weights = job.importance[self.ids]
-        self.round = 0
+        self.sample = self.basis.down(job.rows.take(job.training))
+        self.weights = job.importance[job.training]
         self.tail: Floats = np.zeros_like(self.sample[:1])
         self.shared: Matrix | None = None
         self.tail_codes: Codes | None = None
+        self.refined = False
+        self.promise = 1 - min(0.06, 0.01 * (self.parts - 1))
         job.progress("initial dictionaries", 0.0)
         self.initial_codes()
 
@@ -180,44 +233,56 @@ class LayeredFit(Fit):
 
     def initial_codes(self) -> None:
         """Fit the initial dictionaries and codes."""
-        count = min(START, len(self.sample))
-        start = self.sample[self.job.generator.choice(len(self.sample), count, replace=False)]
-        beam = 8 if self.parts <= 12 else 4
-        self.atoms = residual_start(start, self.parts, self.bits, self.job.seed(), beam)
-        self.store_atoms()
+        stages = self.job.stages(self.bits).atoms(self.parts)
+        assert self.basis.weight is not None
+        self.store_atoms(np.dot(stages, self.basis.weight.T))
         self.codes: Codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
-        self.refine(ROUNDS if self.parts > 1 else 2)
+        self._alternate(ROUNDS, 1 if self.blocks else 0)
 
-    def store_atoms(self) -> None:
+    def store_atoms(self, atoms: Floats) -> None:  # [M, K, width]
         """Round the atoms as stored: codes are then found for the rounded ones."""
-        flat = self.atoms.reshape(-1, self.atoms.shape[2])
+        flat = atoms.reshape(-1, atoms.shape[2])
         self.dictionary = Matrix.encode(flat, self.settings["kind"], scale_kind="float16")
-        self.atoms = self.dictionary.dense().reshape(self.atoms.shape)
+        self.atoms = self.dictionary.dense().reshape(atoms.shape)
 
     def refine(self, rounds: int) -> None:
-        """Alternate least-squares atoms and codes by local search.
+        """Alternate least-squares atoms and codes by local search, in the last rounds with blocks."""
+        self.refined = True
+        together = (rounds + 1) // 2 if self.blocks else 0
+        self._alternate(rounds - together if self.parts > 1 else 0, together)
 
-        The target is the rows at first, in the last rounds the residual of the blocks.
-        """
-        alone = max(0, rounds - TOGETHER) if self.blocks and self.parts > 1 else 0
-        for done in range(rounds):
-            self.job.progress("refining", done / rounds)
-            if self.blocks and done >= alone:
+    def _alternate(self, alone: int, together: int) -> None:
+        """Fit the additive codes to the rows, then both layers to each other."""
+        for first, rounds, joint in ((0, alone, False), (alone, together, self.blocks > 0)):
+            error = math.inf
+            if joint and rounds:
                 self._fit_blocks(self.sample - decode(self.codes, self.atoms))
-            target = self.sample - self.tail if done >= alone else self.sample
-            self.atoms = least_squares(self.codes, target, self.weights, 1 << self.bits)
-            self.store_atoms()
-            self.codes = AdditiveEncoder(self.atoms)(target, self.codes, seed=self.job.seed())
-            self.round += 1
-        if self.blocks:
-            self._fit_blocks(self.sample - decode(self.codes, self.atoms))
+            for done in range(rounds):
+                self.job.progress("refining", (first + done) / (alone + together))
+                self._move_atoms(self.sample - self.tail if joint else self.sample)
+                left = self.sample - decode(self.codes, self.atoms)
+                if joint:
+                    self._fit_blocks(left)
+                    left -= self.tail
+                before, error = error, mean_square(left, self.weights)
+                if before - error < ENOUGH * before or self.job.late():
+                    break
+
+    def _move_atoms(self, target: Floats) -> None:
+        """Find least-squares atoms of the codes, then codes of these atoms."""
+        self.store_atoms(least_squares(self.codes, target, self.weights, 1 << self.bits))
+        self.codes = AdditiveEncoder(self.atoms)(target, self.codes, seed=self.job.seed())
 
     def _fit_blocks(self, left: Floats) -> None:
+        """Fit the dictionary of the blocks to what the additive codes leave: one step of k-means."""
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
-        pieces = left.reshape(-1, across)
-        start = None if self.shared is None else self.shared.dense()
-        rounds = 12 if start is None else 4
-        centroids = kmeans(pieces, choices, self.job.seed(), rounds=rounds, start=start)
+        pieces = np.ascontiguousarray(left).reshape(-1, across)
+        if self.shared is None:
+            centroids = kmeans(pieces, choices, self.job.seed(), rounds=12)
+        else:
+            known = self.shared.dense()
+            weights = np.repeat(self.weights, self.blocks)
+            centroids = move_centroids(known, nearest(pieces, known), pieces, weights)
         self.shared = Matrix.encode(centroids, "int8", "column")
         self.tail_codes = nearest(pieces, self.shared.dense()).reshape(-1, self.blocks)
         self.tail = self.shared.dense()[self.tail_codes].reshape(left.shape)
@@ -229,7 +294,7 @@ class LayeredFit(Fit):
     def _encode_all(self) -> tuple[NDArray[np.integer], NDArray[np.integer] | None]:
         """Return the codes of every row of the matrix."""
         rows = self.job.rows
-        if len(self.ids) == rows.count:
+        if len(self.sample) == rows.count:
             return self.codes, self.tail_codes
         kind = np.uint8 if self.bits <= 8 else np.uint16
         codes = np.empty((rows.count, self.parts), dtype=kind)
@@ -237,12 +302,13 @@ class LayeredFit(Fit):
         encoder = self.encoder()
         for place, block in self.job.blocks():
             inside = self.basis.down(block)
-            found = encoder(inside, tries=2, seed=place.start)
+            found = encoder(inside, seed=place.start)
             if tails is not None and self.shared is not None:
                 shared, across = self.shared.dense(), inside.shape[1] // self.blocks
-                left = inside - decode(found, self.atoms)
-                tail = shared[nearest(left.reshape(-1, across), shared)].reshape(left.shape)
-                found = encoder(inside - tail, found, tries=1, seed=place.start)
+                if self.parts > 1:
+                    left = inside - decode(found, self.atoms)
+                    tail = shared[nearest(left.reshape(-1, across), shared)].reshape(left.shape)
+                    found = encoder(inside - tail, found, tries=1, seed=place.start)
                 left = inside - decode(found, self.atoms)
                 tails[place] = nearest(left.reshape(-1, across), shared).reshape(-1, self.blocks)
             codes[place] = found
@@ -284,7 +350,7 @@ class AdditiveCodec(Codec):
     def work(self, dim: int, **settings: Any) -> float:
         """Return the work of a fit for each row: local search is slow for many codes."""
         codes = settings["codes"]
-        return float((18 if self.name == "rq" else 40 * codes) * dim * codes << settings["bits"])
+        return float((60 if self.name == "rq" else 40 * codes) * dim * codes << settings["bits"])
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -306,8 +372,7 @@ class AdditiveFit(LayeredFit):
         quantizer: Any
         if self.settings["learn"] == "rq":
             quantizer = faiss.ResidualQuantizer(dim, parts, bits)
-            quick = self.job.quick
-            quantizer.cp.niter, quantizer.max_beam_size = (8, 4) if quick else (ITERATIONS, BEAM)
+            quantizer.cp.niter, quantizer.max_beam_size = ITERATIONS, BEAM
             quantizer.cp.seed, quantizer.cp.min_points_per_centroid = self.job.seed() + 1, 1
         else:
             quantizer = faiss.LocalSearchQuantizer(dim, parts, bits)
@@ -315,8 +380,7 @@ class AdditiveFit(LayeredFit):
         quantizer.train(enough(self.sample, max(1 << bits, dim)))
         self.quantizer = quantizer
         codebooks = faiss.vector_to_array(quantizer.codebooks)
-        self.atoms = codebooks.reshape(parts, 1 << bits, dim).copy()
-        self.store_atoms()
+        self.store_atoms(codebooks.reshape(parts, 1 << bits, dim))
         self.codes = self._by_faiss(self.sample)
 
     def _by_faiss(self, rows: Floats, *_given: Any, **_more: Any) -> Codes:
@@ -328,4 +392,4 @@ class AdditiveFit(LayeredFit):
 
     def encoder(self) -> Callable[..., Codes]:
         """Return the search of faiss before any refinement, ours for refined dictionaries."""
-        return AdditiveEncoder(self.atoms) if self.round else self._by_faiss
+        return AdditiveEncoder(self.atoms) if self.refined else self._by_faiss

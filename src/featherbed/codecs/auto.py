@@ -1,19 +1,19 @@
 """The search for the best table: within a budget of bytes, or the smallest of a given quality.
 
-Read from top to bottom: ``find_best`` tries one budget, or rising ones until the quality is reached;
-for each budget, candidates (codecs with settings) are compared on a sample, the best are fitted to
-the whole matrix, and the best of these is refined.
+Read from top to bottom: ``find_best`` tries one budget, or several until the smallest of sufficient
+quality is found; for each budget, the most promising candidates (codecs with settings) are fitted
+quickly and compared by their weighted error, and the best is refined.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
 from featherbed.codecs.codec import Codec, Settings
 from featherbed.codecs.hot import HotCodec
 from featherbed.codecs.registry import CODECS
 from featherbed.codecs.target import Target
-from featherbed.codecs.trial import Candidate, MeasuredCandidate, Trial
+from featherbed.codecs.trial import EFFORTS, Candidate, MeasuredCandidate, Trial
 from featherbed.errors import ArgumentError
 
 HEADER = 2200  # bytes of a file besides its arrays, at most
@@ -21,60 +21,58 @@ KEYS_HEADER = 400  # bytes that keys add to the header of a file
 # compression ratios tried to reach a quality, the smallest table first
 RATIOS = (96, 64, 48, 40, 32, 24, 20, 16, 12, 10, 8, 7, 6, 5, 4.5, 4, 3.7)
 # settings of each codec that are compared, besides those of layered codes
-COMPARED = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 1, "pq": 2, "opq": 1}
-COMPARED |= {"rq": 1, "ksvd": 1, "clusters": 1}
-LAYERED = 12  # settings of layered codes that are compared
-PROBES = ("layered", "int8", "int4", "int3", "int2")  # codecs that tell whether a size may do
-CURVE = ("int8", "int4", "int2", "lowrank", "pq", "layered")  # codecs shown at other sizes
+COMPARED = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 2, "clusters": 1, "pq": 1}
+COMPARED |= {"opq": 1, "rq": 1, "ksvd": 1}
 SMALLEST = ("layered", "pq", "clusters", "int2", "lowrank")  # codecs of the smallest tables
+CLOSE = 1.12  # errors that differ by less are told apart by recall
+CLOSE_FITS = 3  # of these, at most
 HOT = HotCodec(CODECS["layered"])
-FINALISTS = 3
-# limits of work: of one candidate, of all layered candidates (a quarter for large matrices), and of
-# one candidate at another size than the budget
-MOST_WORK, MOST_LAYERED_WORK, MOST_CURVE_WORK = 1e11, 4e11, 1e10
 Request = tuple[Codec, Settings] | None  # the codec and settings asked for; None: compare all
 
 
 def find_best(trial: Trial, request: Request, target: Target) -> MeasuredCandidate:
     """Return the best candidate within the budget, or the smallest that reaches the quality."""
+    if request is None or request[0].name.endswith("layered"):
+        trial.compile()
     if target.budget is not None:
         return best_within(trial, request, target.budget)
     return smallest_reaching(trial, request, target)
 
 
 def smallest_reaching(trial: Trial, request: Request, target: Target) -> MeasuredCandidate:
-    """Return the smallest table of sufficient quality: by the sample first, then as measured."""
-    dense = trial.job.rows.count * trial.job.rows.dim * 4
+    """Return the smallest table of sufficient quality: found by bisection with quick fits.
+
+    The fits of the wanted effort may reach the quality with fewer bytes than quick ones.
+    """
+    dense, effort = trial.job.rows.count * trial.job.rows.dim * 4, trial.effort
     budgets = [int(dense / ratio) for ratio in RATIOS]
-    best: MeasuredCandidate | None = None
-    for budget in budgets:
-        trial.meter.plan({})  # the number of sizes is not known
-        if not _may_reach(trial, request, budget, target):
-            continue
+    found = "nothing fits"
+
+    def reaches(budget: int) -> MeasuredCandidate | None:
+        nonlocal found
         try:
             best = best_within(trial, request, budget)
         except ArgumentError:
-            continue
-        if target.reached(abs(best.quality)):
+            return None
+        quality = trial.quality(trial.table(best))
+        value = quality.get(f"weighted_{target.measure}", quality[target.measure])
+        found = f"{best.candidate.method.name} has {target.measure} {value:.4f}"
+        return best if target.reached(value) else None
+
+    trial.effort = EFFORTS["quick"]
+    low, high = 0, len(budgets)  # the smallest that quick fits reach is within [low, high]
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(budgets[middle]) else (middle + 1, high)
+    trial.effort = effort
+    for budget in budgets[max(0, low - 1) :]:
+        best = reaches(budget)
+        if best is not None:
             return best
-    found = "nothing fits"
-    if best is not None:
-        found = f"{best.candidate.method.name} has {target.measure} {abs(best.quality):.4f}"
     raise ArgumentError(
         f"quality={target.measure}:{target.floor} is out of reach even at "
         f"{dense / budgets[-1]:.1f} times smaller: {found}"
     )
-
-
-def _may_reach(trial: Trial, request: Request, budget: int, target: Target) -> bool:
-    """Return whether the sample nearly reaches the quality; the whole matrix seldom does better."""
-    methods = [request[0]] if request else [CODECS[name] for name in PROBES]
-    for method in methods:
-        for candidate in trial.candidates(method, trial.settings(method, budget - HEADER)[:1]):
-            found = trial.compare(candidate).point[target.measure]
-            if target.reached(found + 0.02 if target.measure == "recall" else found * 0.97):
-                return True
-    return False
 
 
 def best_within(trial: Trial, request: Request, budget: int) -> MeasuredCandidate:
@@ -107,11 +105,11 @@ def _fit_one(trial: Trial, request: tuple[Codec, Settings], budget: int) -> Meas
         fitting = fitting or _complete_settings(trial, method, given, budget)
     if not fitting:
         raise ArgumentError(f"{method.name}: {_smallest_size(trial, budget, [method])}")
-    listed = trial.candidates(method, fitting[:3])
-    if len(listed) > 1:
-        trial.plan_work(listed, listed[:1], fresh=True)
-        listed = [max(map(trial.compare, listed), key=lambda found: found.quality).candidate]
-    return _finish(trial, [MeasuredCandidate(listed[0])])
+    listed = trial.candidates(method, method.order(trial.job, fitting)[: trial.effort.named])
+    trial.plan_work(listed if len(listed) > 1 else [], listed[:1])
+    if len(listed) == 1:
+        return _finish(trial, [MeasuredCandidate(listed[0])])
+    return _finish(trial, _rank(trial, listed)[:1])
 
 
 def _complete_settings(trial: Trial, method: Codec, given: Settings, budget: int) -> list[Settings]:
@@ -162,24 +160,13 @@ def _check_setting(method: str, name: str, value: int | str, offered: list[Setti
 
 
 def _compare_all(trial: Trial, budget: int) -> MeasuredCandidate:
-    """Compare the candidates of all codecs on the sample and finish the best of them."""
+    """Compare the candidates of all codecs on the sample and refine the best of them."""
     listed = candidates(trial, budget - HEADER)
     if not listed:
         raise ArgumentError(_smallest_size(trial, budget, [CODECS[name] for name in SMALLEST]))
-    finalists = 1 if trial.large else FINALISTS
-    others = _candidates_of_curve(trial, budget)
-    likely = sorted(listed, key=trial.work)[len(listed) // 2 :][:finalists]
-    trial.plan_work(listed + others, likely, fresh=not trial.whole)
-    ranked = _rank(trial, listed, [], finalists)
-    if ranked[0].candidate.method is HOT:
-        more = _more_hot_candidates(trial, ranked[0].candidate, budget - HEADER)
-        best = [found.candidate for found in ranked[:finalists]]
-        trial.plan_work(more + others, best, fresh=not trial.whole)
-        ranked = _rank(trial, more, ranked, finalists)
-    for candidate in others:
-        known = [(point["method"], point["settings"]) for point in trial.curve]
-        if (candidate.method.name, candidate.settings) not in known:
-            trial.compare(candidate)
+    finalists = trial.effort.finalists
+    trial.plan_work(listed, sorted(listed, key=trial.work)[-finalists:])
+    ranked = _rank(trial, listed)
     return _finish(trial, ranked[:finalists])
 
 
@@ -187,78 +174,53 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
     """Return the candidates worth comparing within ``budget`` bytes of arrays."""
     found: list[Candidate] = []
     for name, count in COMPARED.items():
-        method = CODECS[name]
-        listed = trial.candidates(method, trial.settings(method, budget)[:count])
-        found += [candidate for candidate in listed if trial.work(candidate) < MOST_WORK / 3]
-    method = CODECS["layered"]
-    likely = trial.settings(method, budget)
-    quick = [settings for settings in likely[LAYERED:] if settings["codes"] == 1]
-    layered = sorted(trial.candidates(method, likely[:LAYERED] + quick), key=trial.work)
-    total = np.cumsum([trial.work(candidate) for candidate in layered])
-    layered = layered[: np.searchsorted(total, MOST_LAYERED_WORK / (4 if trial.large else 1))]
-    if trial.job.rows.weighted:
-        hot = trial.candidates(HOT, trial.settings(HOT, budget))
-        layered += [candidate for candidate in hot if trial.work(candidate) < MOST_WORK / 3]
-    return found + layered
-
-
-def _more_hot_candidates(trial: Trial, best: Candidate, budget: int) -> list[Candidate]:
-    """Return other codes of the tail after the best number of hot rows."""
-    job, hot, kind = trial.job, best.settings["hot"], best.settings["hot_kind"]
-    likely = HOT.tail_settings(hot, kind, job.rows.count, job.rows.dim, budget, job.rank)
-    listed = trial.candidates(HOT, [settings for settings in likely if settings != best.settings])
-    return [candidate for candidate in listed if trial.work(candidate) < MOST_WORK]
-
-
-def _candidates_of_curve(trial: Trial, budget: int) -> list[Candidate]:
-    """Return quick candidates of half and twice the budget, measured for the curve of the report."""
-    found: list[Candidate] = []
-    for size in (budget // 2, budget * 2):
-        for method in (CODECS[name] for name in CURVE):
-            listed = trial.candidates(method, trial.settings(method, size - HEADER))
-            found += [c for c in listed if trial.work(c) < MOST_CURVE_WORK][:1]
+        listed = trial.candidates(CODECS[name], trial.settings(CODECS[name], budget)[:count])
+        found += [candidate for candidate in listed if trial.work(candidate) < trial.effort.work]
+    for method in (CODECS["layered"], *([HOT] if trial.job.rows.weighted else [])):
+        likely = method.order(trial.job, trial.settings(method, budget))
+        found += trial.candidates(method, likely[: trial.effort.shapes])
     return found
 
 
-def _rank(
-    trial: Trial, listed: list[Candidate], known: list[MeasuredCandidate], kept: int
-) -> list[MeasuredCandidate]:
-    """Compare candidates with known ones, the best first; the best ``kept`` keep their fits."""
+def _rank(trial: Trial, listed: list[Candidate]) -> list[MeasuredCandidate]:
+    """Compare candidates, the best first: by error, close ones by recall if neighbors count."""
+    ranked: list[MeasuredCandidate] = []
     for candidate in listed:
-        known = sorted([*known, trial.compare(candidate)], key=lambda found: -found.quality)
-        for found in known[kept:]:  # their fits would fill the memory
-            found.fit, found.bands = None, []
-    return known
+        if ranked and trial.job.late():
+            break
+        ranked = sorted([*ranked, trial.compare(candidate)], key=lambda found: found.expected)
+        for found in ranked[max(trial.effort.finalists, CLOSE_FITS) :]:
+            found.fit, found.bands = None, []  # they would fill the memory
+    close = [
+        found for found in ranked if found.bands and found.expected < CLOSE * ranked[0].expected
+    ]
+    if trial.measure == "recall" and len(close) > 1 and close[0] is ranked[0]:
+        recalls = [trial.expected_recall(found) for found in close]
+        order = sorted(range(len(close)), key=lambda i: -recalls[i])
+        ranked = [close[i] for i in order] + [found for found in ranked if found not in close]
+    return ranked
 
 
 # --- the last steps ------------------------------------------------------------------------------
 
 
 def _finish(trial: Trial, finalists: list[MeasuredCandidate]) -> MeasuredCandidate:
-    """Fit finalists to the whole matrix, refine them, then the best; return the best of all fits."""
+    """Fit finalists to the whole matrix and refine them; return the best of all fits."""
     best: MeasuredCandidate | None = None
-    several = len(finalists) > 1
-    listed = [found.candidate for found in finalists]
-    trial.plan_work([], listed, fresh=any(found.fit is None for found in finalists))
-    first, last = trial.rounds(len(finalists))
+    trial.plan_work([], [found.candidate for found in finalists])
     for finalist in finalists:
         candidate, fit = finalist.candidate, finalist.fit
         if fit is None:
             fit = trial.fit(candidate)
-        elif best is None or finalist.quality > best.quality:
-            best = finalist
-        if fit.refinable and several:
-            trial.refine(candidate, fit, first)
-        if several or not fit.refinable:
-            found = trial.evaluate(candidate, "full", fit)
-            best = found if best is None or found.quality > best.quality else best
-        else:
-            best = MeasuredCandidate(candidate, fit=fit)
+        elif best is None or finalist.error < best.error:
+            best = replace(finalist)
+        if fit.refinable:
+            trial.refine(candidate, fit)
+        elif best is not None and best.fit is fit:
+            continue
+        found = trial.measure_error(candidate, "refined", fit, trial.job)
+        best = found if best is None or found.error < best.error else best
     assert best is not None
-    if best.fit is not None and best.fit.refinable:
-        trial.refine(best.candidate, best.fit, last)
-        refined = trial.evaluate(best.candidate, "refined", best.fit)
-        best = refined if refined.quality > best.quality else best
     best.point["chosen"] = True
     return best
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
-from featherbed.codecs.kmeans import Codes, kmeans, nearest, sums_by_code
+from featherbed.codecs.coding import Codes, kmeans, move_centroids, nearest
 from featherbed.codecs.rows import Floats
 from featherbed.packed.band import Band, Fixed
 from featherbed.packed.bits import width
@@ -43,7 +43,7 @@ class ClusterCodec(Codec):
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return the work of a fit for each row."""
-        return float(0.3 * dim * settings["clusters"])
+        return float(6 * dim * settings["clusters"])
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
@@ -57,7 +57,7 @@ class ClusterFit(Fit):
 
     def __init__(self, job: CodecJob, settings: Settings) -> None:
         self.job, self.settings = job, settings
-        self.ids = job.rows.draw(job.training_rows, job.generator)
+        self.ids = job.training
         self.sample, self.weights = job.rows.take(self.ids), job.importance[self.ids]
         job.progress("clusters", 0.0)
         drawn = by_importance(self.sample, self.weights, job.generator)
@@ -83,11 +83,8 @@ class ClusterFit(Fit):
 
     def _means(self) -> Floats:  # -> [K, d]
         """Return the weighted mean of each cluster; an empty one moves to a row of large error."""
-        means = self.dictionary.dense().copy()
-        totals = np.bincount(self.codes, self.weights, len(means))
-        full, empty = totals > 0, np.flatnonzero(np.bincount(self.codes, minlength=len(means)) == 0)
-        sums = sums_by_code(self.codes, self.sample, self.weights, len(means))
-        means[full] = sums[full] / totals[full, None]
+        means = move_centroids(self.dictionary.dense(), self.codes, self.sample, self.weights)
+        empty = np.flatnonzero(np.bincount(self.codes, minlength=len(means)) == 0)
         worst = np.argsort(-self.errors)[: len(empty)]
         means[empty[: len(worst)]] = self.sample[worst]
         return means

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from featherbed.codecs.rows import Floats, WeightedRows
+from featherbed.codecs.coding import ResidualStages
+from featherbed.codecs.principal import Square, moments
+from featherbed.codecs.rows import Floats, Ids, WeightedRows
 from featherbed.packed import bits as bit_streams
 from featherbed.packed.band import Band
 from featherbed.packed.matrix import level_bits, row_bytes
@@ -35,7 +40,39 @@ class CodecJob:
     progress: ProgressCallback = field(default=no_progress)
     training_rows: int = TRAINING_ROWS  # rows to which dictionaries are fitted, at most
     factor: float = 1.0  # of the rows of the finished bands
-    quick: bool = False  # to compare methods: fewer iterations where a codec is slow
+    deadline: float = math.inf  # of time.perf_counter, after which refinements end
+
+    @cached_property
+    def moments(self) -> tuple[Square, Square]:
+        """The mean [d] and the covariance [d, d] of the rows, weighted by importance."""
+        return moments(self.rows, self.importance)
+
+    @cached_property
+    def training(self) -> Ids:
+        """The rows to which dictionaries are fitted."""
+        return self.rows.draw(self.training_rows, self.generator)
+
+    @cached_property
+    def _stages(self) -> dict[int, ResidualStages]:
+        return {}
+
+    def stages(self, bits: int) -> ResidualStages:
+        """Return the dictionaries of ``bits`` bits fitted to residuals, which all fits share."""
+        if bits not in self._stages:
+            rows = self.rows.take(self.training) - self.moments[0].astype(np.float32)
+            weights = self.importance[self.training]
+            self._stages[bits] = ResidualStages(rows, weights, 1 << bits, self.seed())
+        return self._stages[bits]
+
+    def late(self) -> bool:
+        """Return whether the deadline has passed."""
+        return time.perf_counter() > self.deadline
+
+    def of_rows(self, rows: WeightedRows, importance: Floats) -> CodecJob:
+        """Return the job of a part of the rows; stages fitted to all of them are shared."""
+        part = replace(self, rows=rows, importance=importance)
+        part.__dict__["_stages"] = self._stages
+        return part
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:
         """Yield all rows in blocks with their places, to code them; progress is reported."""
@@ -66,6 +103,7 @@ class Fit(ABC):
     """A codec fitted to a matrix: its bands, and a refinement where the codec has one."""
 
     refinable = False
+    promise = 1.0  # the error after a refinement, relative to that of the initial fit, about
 
     @abstractmethod
     def bands(self) -> list[Band]:
@@ -104,6 +142,14 @@ class Codec(ABC):
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
 
+    def predict(self, job: CodecJob, **settings: Any) -> float:  # noqa: ARG002
+        """Return the expected share of the weighted squares that is lost; NaN if unknown."""
+        return math.nan
+
+    def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:  # noqa: ARG002
+        """Return settings in the order of the errors expected for these rows, the best first."""
+        return listed
+
     def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - for slow codecs
         """Return the work of a fit for each training row: about 3e9 of these take a second."""
         return 0.0
@@ -119,6 +165,45 @@ class Codec(ABC):
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
         """Return settings with those that follow from others filled in."""
         return settings
+
+
+class WrappingCodec(Codec):
+    """A codec that has the settings of an inner codec, and settings ``own`` besides them."""
+
+    own: tuple[str, ...] = ()
+
+    def __init__(self, inner: Codec) -> None:
+        self.inner = inner
+
+    def inner_settings(self, settings: Settings) -> Settings:
+        """Return the settings of the inner codec."""
+        return {name: value for name, value in settings.items() if name not in self.own}
+
+    def work(self, dim: int, **settings: Any) -> float:
+        """Return the work of a fit for each row."""
+        return self.inner.work(dim, **self.inner_settings(settings))
+
+    def defaults(self) -> Settings:
+        """Return the defaults of the inner codec."""
+        return self.inner.defaults()
+
+    def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
+        """Return settings completed by the inner codec."""
+        return self.inner.complete(settings, dim, rank)
+
+
+@dataclass
+class WrappedFit(Fit):
+    """A fit that is refined by refining an inner fit."""
+
+    inner: Fit
+
+    def __post_init__(self) -> None:
+        self.refinable = self.inner.refinable
+
+    def refine(self, rounds: int) -> None:
+        """Refine the inner fit."""
+        self.inner.refine(rounds)
 
 
 def stream_size(rows: int, record_bits: int) -> int:

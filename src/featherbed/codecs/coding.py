@@ -1,4 +1,4 @@
-"""Additive codes: row ≈ Σ_m C_m[b_m]. Codes by coordinate descent, dictionaries by least squares, in turns."""
+"""k-means, and additive codes: row ≈ Σ_m C_m[b_m], by coordinate descent and least squares in turns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,72 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from featherbed.codecs.kmeans import Codes, Floats, enough, kmeans, nearest, sums_by_code
-
-HELD = 1 << 24  # costs held at once, floats
+Floats = NDArray[np.float32]
+Codes = NDArray[np.int32]
+HELD = 1 << 22  # costs held at once, floats
 RIDGE = 1e-3  # of the mean weight of an atom: keeps unused atoms bounded
+TRIES = 4  # perturbations of the codes of a row in each round
+MOVES = 3  # codes that a perturbation changes
+SWEEPS = 4
+
+
+def kmeans(
+    rows: Floats, choices: int, seed: int, rounds: int = 10, restarts: int = 1, most: int = 256
+) -> Floats:
+    """Return ``choices`` centroids [K, d] of rows [n, d] by faiss, the best of ``restarts`` runs.
+
+    At most ``most`` rows per centroid are used. Fewer rows than centroids are repeated with a
+    little noise.
+    """
+    import faiss
+
+    if len(rows) < choices:
+        noise = np.random.default_rng(seed).standard_normal((choices, rows.shape[1]))
+        scale, repeated = np.float32(1e-3 * rows.std()), rows[np.arange(choices) % len(rows)]
+        noisy: Floats = repeated + scale * noise.astype(np.float32)
+        return noisy
+    options = {"niter": rounds, "seed": seed + 1, "nredo": restarts}
+    limits = {"min_points_per_centroid": 1, "max_points_per_centroid": most}
+    means = faiss.Kmeans(rows.shape[1], choices, **options, **limits)
+    means.train(np.ascontiguousarray(rows))
+    centroids: Floats = np.asarray(means.centroids, dtype=np.float32).reshape(choices, -1).copy()
+    return centroids
+
+
+def nearest(rows: Floats, centroids: Floats) -> Codes:  # [n, d], [K, d] -> [n]
+    """Return the nearest centroid of each row."""
+    import faiss
+
+    index = faiss.IndexFlatL2(rows.shape[1])
+    index.add(np.ascontiguousarray(centroids))
+    found: Codes = index.search(np.ascontiguousarray(rows), 1)[1][:, 0].astype(np.int32)
+    return found
+
+
+def move_centroids(
+    centroids: Floats,  # [K, d]
+    codes: Codes,  # [n]
+    rows: Floats,  # [n, d]
+    weights: Floats,  # [n]
+) -> Floats:
+    """Return the weighted mean of the rows of each centroid; one without rows stays."""
+    from featherbed.kernels.descent import sum_rows
+
+    sums, totals = sum_rows(codes[:, None], rows, weights, len(centroids))
+    moved, used = centroids.copy(), totals > 0
+    moved[used] = sums[used] / totals[used, None]
+    return moved
+
+
+def enough(rows: Floats, count: int) -> Floats:  # [n, d] -> [m, d], m >= count
+    """Return rows, repeated to at least ``count``: faiss needs as many as centroids and columns.
+
+    >>> enough(np.ones((2, 3), dtype=np.float32), 3).shape
+    (4, 3)
+    """
+    return rows if len(rows) >= count else np.concatenate([rows] * -(-count // len(rows)))
 
 
 def decode(codes: Codes, atoms: Floats) -> Floats:  # [n, M], [M, K, d] -> [n, d]
@@ -21,6 +82,12 @@ def decode(codes: Codes, atoms: Floats) -> Floats:  # [n, M], [M, K, d] -> [n, d
     for m in range(1, len(atoms)):
         rows += atoms[m][codes[:, m]]
     return rows
+
+
+def mean_square(rows: Floats, weights: Floats) -> float:  # [n, d], [n]
+    """Return Σ_i w_i ||x_i||² / Σ_i w_i."""
+    squares = np.einsum("nd,nd->n", rows, rows)
+    return float(weights @ squares.astype(np.float64) / max(weights.sum(dtype=np.float64), 1e-300))
 
 
 class AdditiveEncoder:
@@ -32,16 +99,18 @@ class AdditiveEncoder:
     """
 
     def __init__(self, atoms: Floats) -> None:
-        self.parts, self.choices, dim = atoms.shape
+        self.parts, choices, dim = atoms.shape
         self.flat = np.ascontiguousarray(atoms.reshape(-1, dim))
-        shape = (self.parts, self.choices, self.parts, self.choices)
         if self.parts > 1:
-            self.pairs = np.ascontiguousarray((2 * self.flat @ self.flat.T).reshape(shape))
+            self.pairs = 2 * self.flat @ self.flat.T
+            for begin in range(0, len(self.flat), choices):
+                self.pairs[begin : begin + choices, begin : begin + choices] = 0
+            self.linear = np.ascontiguousarray(-2 * self.flat.T)
         self.squares = np.einsum("kd,kd->k", self.flat, self.flat)
         self.step = max(64, HELD // len(self.flat))
 
     def __call__(
-        self, rows: Floats, codes: Codes | None = None, tries: int = 3, seed: int = 0
+        self, rows: Floats, codes: Codes | None = None, tries: int = TRIES, seed: int = 0
     ) -> Codes:
         """Return codes [n, M] of rows [n, d], starting from the given ones or greedily."""
         from featherbed.kernels.descent import descend
@@ -52,53 +121,61 @@ class AdditiveEncoder:
         greedy = codes is None
         found = np.zeros((len(rows), self.parts), dtype=np.int32) if codes is None else codes.copy()
         for start in range(0, len(rows), self.step):
-            part = rows[start : start + self.step]
-            unary = self.squares - 2 * part @ self.flat.T
-            unary = unary.reshape(len(part), self.parts, self.choices)
+            unary = rows[start : start + self.step] @ self.linear
+            unary += self.squares
             arrays = (unary, self.pairs, found[start : start + self.step])
-            options = (greedy, tries, min(2, self.parts), 4, seed + start)
-            in_threads(descend, arrays, options, len(part), cores())
+            options = (greedy, tries, min(MOVES, self.parts), SWEEPS, seed + start)
+            in_threads(descend, arrays, options, len(unary), cores())
         return found
 
 
 def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> Floats:
     """Return the dictionaries [M, K, d] of given codes: argmin_C Σ_i w_i ||x_i - Σ_m C_m[b_im]||²."""
-    from scipy.linalg import solve
+    from scipy.linalg import cho_factor, cho_solve
 
-    from featherbed.kernels.descent import count_pairs
+    from featherbed.kernels.descent import count_pairs, sum_rows
 
     parts = codes.shape[1]
+    sums, totals = sum_rows(codes, rows, weights, choices)
+    totals += RIDGE * max(float(totals.mean()), 1e-12)
     if parts == 1:
-        totals = np.bincount(codes[:, 0], weights, choices)
-        sums = sums_by_code(codes[:, 0], rows, weights, choices)
-        means: Floats = (sums / (totals + RIDGE * totals.mean())[:, None]).astype(np.float32)
+        means: Floats = (sums / totals[:, None]).astype(np.float32)
         return means[None]
-    gram = np.zeros((parts * choices, parts * choices))
+    gram = np.zeros((len(totals), len(totals)), dtype=np.float32)
     count_pairs(codes, weights, choices, gram)
-    gram += np.tril(gram, -1).T
-    diagonal: Any = np.diag_indices_from(gram)
-    gram[diagonal] += RIDGE * max(float(gram[diagonal].mean()), 1e-12)
-    right = np.concatenate(
-        [sums_by_code(codes[:, m], rows, weights, choices) for m in range(parts)]
-    )
-    atoms: Floats = solve(gram, right, assume_a="pos").astype(np.float32)
-    return atoms.reshape(parts, choices, -1)
+    gram[np.diag_indices_from(gram)] = totals
+    scale = 1 / np.sqrt(totals)  # a diagonal of ones: float32 is then precise enough
+    gram *= scale.astype(np.float32)[:, None]
+    gram *= scale.astype(np.float32)
+    factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
+    right = (sums * scale[:, None]).astype(np.float32)
+    atoms: Floats = cho_solve(factor, right, overwrite_b=True, check_finite=False)
+    return (atoms * scale[:, None]).astype(np.float32).reshape(parts, choices, -1)
 
 
-def residual_start(rows: Floats, parts: int, bits: int, seed: int, beam: int = 8) -> Floats:
-    """Return initial dictionaries [M, K, d], each fitted to the residual of those before (faiss)."""
-    import faiss
+class ResidualStages:
+    """Dictionaries fitted stage by stage, each by k-means to the residual of those before.
 
-    if parts == 1:
-        return kmeans(rows, 1 << bits, seed)[None]
-    rows = enough(rows, max(1 << bits, rows.shape[1]))
-    quantizer = faiss.ResidualQuantizer(rows.shape[1], parts, bits)
-    quantizer.cp.niter, quantizer.cp.seed, quantizer.max_beam_size = 10, seed + 1, beam
-    quantizer.cp.min_points_per_centroid = 1
-    quantizer.train(np.ascontiguousarray(rows))
-    codebooks = faiss.vector_to_array(quantizer.codebooks)
-    atoms: Floats = codebooks.reshape(parts, 1 << bits, rows.shape[1]).copy()
-    return atoms
+    They start the fits of additive codes; ``errors`` [stages + 1] is the residual after each stage,
+    as a share of the weighted squares of the rows.
+    """
+
+    def __init__(self, rows: Floats, weights: Floats, choices: int, seed: int) -> None:
+        self.left, self.weights, self.choices, self.seed = rows, weights, choices, seed
+        self.whole = mean_square(rows, weights)
+        self.stages: list[Floats] = []
+        self.errors = [1.0]
+
+    def atoms(self, count: int) -> Floats:  # -> [count, K, d]
+        """Return the dictionaries of the first ``count`` stages."""
+        while len(self.stages) < count:
+            rounds, most = (10, 256) if self.choices <= 256 else (6, 64)
+            seed = self.seed + len(self.stages)
+            atoms = kmeans(self.left, self.choices, seed, rounds, most=most)
+            self.left = self.left - atoms[nearest(self.left, atoms)]
+            self.stages.append(atoms)
+            self.errors.append(mean_square(self.left, self.weights) / max(self.whole, 1e-30))
+        return np.stack(self.stages[:count])
 
 
 def fit_additive(
@@ -120,14 +197,7 @@ def fit_additive(
     True
     """
     known = np.ones(len(rows), dtype=np.float32) if weights is None else weights
-    if choices & (choices - 1) == 0:
-        atoms = residual_start(rows, parts, choices.bit_length() - 1, seed)
-    else:
-        left, stages = rows, []
-        for part in range(parts):
-            stages.append(kmeans(left, choices, seed + part))
-            left = left - stages[-1][nearest(left, stages[-1])]
-        atoms = np.stack(stages)
+    atoms = ResidualStages(rows, known, choices, seed).atoms(parts)
     codes = AdditiveEncoder(atoms)(rows, seed=seed)
     for number in range(rounds):
         atoms = least_squares(codes, rows, known, choices)

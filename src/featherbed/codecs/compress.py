@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -19,10 +20,12 @@ from featherbed.codecs.registry import codec_of
 from featherbed.codecs.report import CompressionReport
 from featherbed.codecs.rows import WeightedRows
 from featherbed.codecs.target import Target
-from featherbed.codecs.trial import Trial, prepare_job
+from featherbed.codecs.trial import Trial, effort_of, prepare_job
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.keys import Keys
+from featherbed.packed.keys import Keys, keys_for
 from featherbed.packed.table import PackedTable
+
+REFINING = 0.6  # of the time that may be used: coding and measuring all rows come after it
 
 
 def compress(
@@ -37,6 +40,8 @@ def compress(
     keys: Iterable[str] | None = None,
     generator: np.random.Generator | int | None = None,
     padding_idx: int | None = None,
+    effort: str = "normal",
+    minutes: float | None = None,
     words: Iterable[str | Path] = (),
     name: str = "matrix",
     command: str | None = None,
@@ -44,12 +49,13 @@ def compress(
 ) -> PackedTable:
     """Compress a matrix to a size in bytes, by a ratio, or to a quality.
 
-    The size of the file without its keys never exceeds the budget. ``method="auto"`` compares the
-    methods on a sample, fits the best ones on the whole matrix and refines the best of these by
+    The size of the file without its keys never exceeds the budget. ``method="auto"`` predicts the
+    error of many candidates, fits the most promising ones quickly, and refines the best of them by
     alternating between new codes and least-squares dictionaries. The ``report`` of the result
-    holds its quality and all the candidates. Methods are compared by neighbor recall@10, or by the
-    relative error Σ ||x - y||² / Σ ||x||² if ``measure`` or ``quality`` says so; with ``weights``
-    both are weighted means, and frequent rows are stored more precisely.
+    holds its quality and all the candidates. Methods are compared by the error of rows relative to
+    their norm, which decides the neighbor recall@10, or by Σ ||x - y||² / Σ ||x||² if ``measure``
+    or ``quality`` says so; with ``weights`` both are weighted means, and frequent rows are stored
+    more precisely.
 
     Args:
         matrix: [V, d] of floats, read in blocks, so that a memory map may exceed the memory. A
@@ -65,6 +71,9 @@ def compress(
         keys: a name for each row.
         generator: a numpy generator or a seed (default 0).
         padding_idx: id of the row of zeros.
+        effort: "quick" (the most promising candidate, few rounds), "normal", or "best" (more
+            candidates, several of them refined, more rounds).
+        minutes: upper limit of the time: comparisons and rounds end early where it comes near.
         words: similarity or analogy files to evaluate before and after (requires keys).
         name: name of the matrix in the report.
         command: command shown in the report (default: this call).
@@ -82,20 +91,21 @@ def compress(
     padding_idx = own_padding if padding_idx is None else padding_idx
     rows = WeightedRows(matrix, weights)
     target = Target.of(budget, ratio, quality, rows.count * rows.dim * 4, measure)
-    key_index = None if keys is None else Keys.of(keys)
+    key_index = None if keys is None else keys_for(rows.count, keys)
     files = [Path(path) for path in words]
+    seconds = math.inf if minutes is None else REFINING * 60 * _positive(minutes)
     _check_details(rows, key_index, padding_idx, files)
     codec = None if method == "auto" else codec_of(method)
     job = prepare_job(rows, target.measure, generator, padding_idx, tell)
-    trial = Trial(job, target.measure, started)
+    trial = Trial(job, target.measure, effort_of(effort), seconds, started)
     choice = find_best(trial, codec, target)
     table = trial.table(choice, padding_idx, key_index)
     if command is None:
         arguments: dict[str, Any] = {"budget": budget, "ratio": ratio, "quality": quality}
         arguments |= {"method": method, "measure": measure, "weights": weights, "keys": keys}
-        command = _call(arguments | {"generator": generator, "padding_idx": padding_idx})
-    with trial.meter.step("measuring", "measuring", trial.evaluator.work):
-        report = CompressionReport.of(table, trial, choice, target, name, command, files)
+        arguments |= {"generator": generator, "padding_idx": padding_idx}
+        command = _call(arguments | {"effort": effort, "minutes": minutes})
+    report = CompressionReport.of(table, trial, choice, target, name, command, files)
     report.data["seconds"] = time.perf_counter() - started
     table.report = report
     return table
@@ -105,8 +115,6 @@ def _check_details(
     rows: WeightedRows, keys: Keys | None, padding_idx: int | None, files: list[Path]
 ) -> None:
     """Check keys, the padding id and word files against the matrix."""
-    if keys is not None and len(keys) != rows.count:
-        raise ArgumentError(f"{len(keys)} keys were given for {rows.count} rows: give one for each")
     if padding_idx is not None and not 0 <= padding_idx < rows.count:
         raise ArgumentError(f"padding_idx={padding_idx}: rows go from 0 to {rows.count - 1}")
     if files and keys is None:
@@ -116,13 +124,20 @@ def _check_details(
             raise DataError(f"{path}: there is no such file of words")
 
 
+def _positive(minutes: float) -> float:
+    number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if not number or not minutes > 0:
+        raise ArgumentError(f"minutes={minutes!r}: give a number above 0")
+    return minutes
+
+
 def _call(arguments: dict[str, Any]) -> str:
     """Return the Python call of a compression; arrays are written as the name of their argument.
 
     >>> _call({"ratio": 8, "method": "opq", "measure": "recall", "weights": np.ones(3)})
     "featherbed.compress(matrix, ratio=8, method='opq', weights=weights)"
     """
-    defaults = {"method": "auto", "measure": "recall"}
+    defaults = {"method": "auto", "measure": "recall", "effort": "normal"}
     shown = [
         f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
         for name, value in arguments.items()

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size
+from featherbed.codecs.codec import (
+    Codec,
+    CodecJob,
+    Fit,
+    Settings,
+    WrappedFit,
+    WrappingCodec,
+    matrix_size,
+)
 from featherbed.codecs.integer import level_rows
 from featherbed.codecs.rows import Floats, Ids, WeightedRows
-from featherbed.codecs.wrapping import WrappedFit, WrappingCodec
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import BLOCK_BITS, Band, Every, Members
 
 COMPARED = 4  # settings of the inner codec that are worth comparing
+LOSS = {"int8": 1e-4, "int4": 0.01}  # error of hot rows, about
 HOT_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 
 
@@ -49,22 +58,31 @@ class HotCodec(WrappingCodec):
         return matrix_size(kind, hot, dim) + blocks * (BLOCK_BITS // 8 + 4)
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
-        """Return the quickest promising settings of the tail for several numbers of hot rows."""
-        found = []
+        """Return promising settings of the tail for several numbers of hot rows."""
+        found: list[Settings] = []
         for share in HOT_SHARES:
             hot = max(1, round(share * rows))
-            for kind in ("int8", "int4"):
-                likely = self.tail_settings(hot, kind, rows, dim, budget, rank)
-                found += [min(likely, key=lambda s: self.work(dim, **s))] if likely else []
+            for kind in LOSS if hot < rows else ():
+                left = budget - self._head_size(rows, dim, hot, kind)
+                inner = self.inner.settings(rows - hot, dim, left, rank) if left > 0 else []
+                found += [{"hot": hot, "hot_kind": kind, **one} for one in inner[:COMPARED]]
         return found
 
-    def tail_settings(
-        self, hot: int, kind: str, rows: int, dim: int, budget: int, rank: int
-    ) -> list[Settings]:
-        """Return promising settings of the tail after ``hot`` rows of ``kind``, the best first."""
-        left = budget - self._head_size(rows, dim, hot, kind)
-        inner = self.inner.settings(rows - hot, dim, left, rank) if left > 0 and hot < rows else []
-        return [{"hot": hot, "hot_kind": kind, **settings} for settings in inner[:COMPARED]]
+    def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
+        """Return settings by the expected error of hot rows and tail, each by its importance."""
+        squares = np.square(job.rows.lengths(), dtype=np.float64) * job.importance
+        share = np.cumsum(squares[_order(job)])
+        share /= share[-1]
+
+        def error(settings: Settings) -> float:
+            tail = self.inner.predict(job, **self.inner_settings(settings))
+            head = share[settings["hot"] - 1]
+            return float(head * LOSS[settings["hot_kind"]] + (1 - head) * tail)
+
+        errors = [error(settings) for settings in listed]
+        if any(math.isnan(value) for value in errors):
+            return listed
+        return [listed[i] for i in np.argsort(errors, kind="stable")]
 
     def for_sample(self, settings: Settings, share: float) -> Settings:
         """Return settings with the same share of hot rows."""
@@ -77,17 +95,22 @@ class HotCodec(WrappingCodec):
                 f"{self.name}: hot={settings['hot']} of {job.rows.count:,} rows: "
                 "leave some for the tail"
             )
-        order = np.argsort(-job.rows.weights, kind="stable")
+        order = _order(job)
         hot, tail = np.sort(order[: settings["hot"]]), np.sort(order[settings["hot"] :])
         weights = job.rows.weights[tail]
         weighted = job.rows.weighted and weights.sum() > 0
         rows = WeightedRows(RowSubset(job.rows, tail), weights if weighted else None)
-        tail_job = replace(job, rows=rows, importance=job.importance[tail])
+        tail_job = job.of_rows(rows, job.importance[tail])
         inner = self.inner.fit(tail_job, **self.inner_settings(settings))
         hot_rows = WeightedRows(RowSubset(job.rows, hot))
         values = level_rows(job, hot_rows, settings["hot_kind"], "row")
         members = Members.of(hot, job.rows.count)
         return HotFit(inner, Band(len(hot), Every(), values=values, members=members))
+
+
+def _order(job: CodecJob) -> Ids:
+    """Return the rows, the most frequent first."""
+    return np.argsort(-job.rows.weights, kind="stable")
 
 
 @dataclass

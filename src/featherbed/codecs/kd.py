@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
-from featherbed.codecs.coding import AdditiveEncoder, fit_additive, fit_shared, least_squares
-from featherbed.codecs.kmeans import Codes
+from featherbed.codecs.coding import (
+    AdditiveEncoder,
+    Codes,
+    fit_additive,
+    fit_shared,
+    least_squares,
+)
 from featherbed.codecs.principal import principal_directions
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError, MissingExtra
@@ -97,7 +102,7 @@ class KDFit(Fit):
             _require_torch(composer)
         self.job, self.parts, self.choices = job, parts, choices
         self.kind, self.composer, self.refinable = kind, composer, not shared
-        self.ids = job.rows.draw(job.training_rows, job.generator)
+        self.ids = job.training
         self.weights, self.rows = job.importance[self.ids], job.rows.take(self.ids)
         self.mean = np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
         self.sample: Floats = self.rows - self.mean

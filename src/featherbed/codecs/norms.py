@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size
+from featherbed.codecs.codec import (
+    Codec,
+    CodecJob,
+    Fit,
+    Settings,
+    WrappedFit,
+    WrappingCodec,
+    matrix_size,
+)
 from featherbed.codecs.rows import Floats, WeightedRows
-from featherbed.codecs.wrapping import WrappedFit, WrappingCodec
 from featherbed.packed.band import Affine, Band
 from featherbed.packed.matrix import Matrix
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from featherbed.codecs.codec import CodecJob
+    from featherbed.codecs.rows import WeightedRows
 
 Floats = NDArray[np.float32]
 Square = NDArray[np.float64]
@@ -39,29 +40,27 @@ def row_directions(rows: NDArray[Any], count: int) -> Square:  # [n, d] -> [min(
     return principal_directions(wide.T @ wide, count)
 
 
-def moments(job: CodecJob) -> tuple[Any, Any]:  # -> mean [d], covariance [d, d]
-    """Return the mean and the covariance of the rows, weighted by importance."""
-    dim = job.rows.dim
-    total, first, second = 0.0, np.zeros(dim), np.zeros((dim, dim))
-    for start, block in job.rows.blocks():
-        weights = job.importance[start : start + len(block)]
-        total += float(weights.sum(dtype=np.float64))
-        first += weights @ block
-        second += (block * weights[:, None]).T @ block
+def moments(rows: WeightedRows, weights: Floats) -> tuple[Square, Square]:
+    """Return the mean [d] and the covariance [d, d] of rows, with a weight for each."""
+    total, first, second = 0.0, np.zeros(rows.dim), np.zeros((rows.dim, rows.dim))
+    for start, block in rows.blocks():
+        share = weights[start : start + len(block)]
+        total += float(share.sum(dtype=np.float64))
+        first += share @ block
+        second += (block * share[:, None]).T @ block
     mean = first / total
     return mean, second / total - np.outer(mean, mean)
 
 
 def principal(job: CodecJob, rank: int) -> tuple[Floats, Floats]:  # -> mean [d], components [r, d]
     """Return the mean and the leading principal components."""
-    mean, covariance = moments(job)
+    mean, covariance = job.moments
     return mean.astype(np.float32), principal_directions(covariance, rank).astype(np.float32)
 
 
 def effective_rank(job: CodecJob) -> int:
     """Return the number of components with all but two thousandths of the variance."""
-    _, covariance = moments(job)
-    sizes = np.clip(np.linalg.eigvalsh(covariance)[::-1], 0, None)
+    sizes = np.clip(np.linalg.eigvalsh(job.moments[1])[::-1], 0, None)
     if sizes.sum() <= 0:
         return 1
     return min(job.rows.dim, int(np.searchsorted(np.cumsum(sizes) / sizes.sum(), 0.998)) + 1)

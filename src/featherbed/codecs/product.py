@@ -8,13 +8,13 @@ import numpy as np
 
 from featherbed.codecs.additive import Basis
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
-from featherbed.codecs.kmeans import Codes, enough, kmeans, nearest, sums_by_code
+from featherbed.codecs.coding import Codes, enough, kmeans, move_centroids, nearest
 from featherbed.codecs.rows import Floats
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band, Fixed
 from featherbed.packed.matrix import Matrix
 
-ITERATIONS = 25
+ITERATIONS = 10  # of the initial fit, before any refinement
 
 
 class ProductCodec(Codec):
@@ -45,7 +45,7 @@ class ProductCodec(Codec):
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return the work of a fit for each row: "opq" fits dictionaries again for every rotation."""
-        return float((28 if self.name == "opq" else 4) * dim << settings["bits"])
+        return float((50 if self.name == "opq" else 10) * dim << settings["bits"])
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with the total width of the parts."""
@@ -92,7 +92,7 @@ class ProductFit(Fit):
     ) -> None:
         self.job, self.parts, self.choices, self.kind = job, parts, choices, kind
         self.rotated, self.shared = rotated, shared
-        self.ids = job.rows.draw(job.training_rows, job.generator)
+        self.ids = job.training
         self.rows, self.weights = job.rows.take(self.ids), job.importance[self.ids]
         job.progress("dictionaries", 0.0)
         self.basis = self._fit_rotation(width) if rotated else Basis()
@@ -104,7 +104,7 @@ class ProductFit(Fit):
 
         mean = np.average(self.rows, axis=0, weights=self.weights).astype(np.float32)
         rotation = faiss.OPQMatrix(self.rows.shape[1], self.parts, width)
-        rotation.niter, rotation.niter_pq = 6 if self.job.quick else ITERATIONS, 4
+        rotation.niter, rotation.niter_pq = ITERATIONS, 4
         rows = enough(self.rows - mean, max(self.choices, len(mean)))
         rotation.max_train_points = len(rows)
         rotation.pq = faiss.ProductQuantizer(width, self.parts, self.choices.bit_length() - 1)
@@ -162,9 +162,7 @@ class ProductFit(Fit):
         weights = np.repeat(self.weights, repeats)
         codes = self.codes.reshape(-1, 1) if self.shared else self.codes
         for p, piece in enumerate(self._groups(inside)):
-            totals = np.bincount(codes[:, p], weights, self.choices)
-            known, sums = totals > 0, sums_by_code(codes[:, p], piece, weights, self.choices)
-            self.atoms[p, known] = sums[known] / totals[known, None]
+            self.atoms[p] = move_centroids(self.atoms[p], codes[:, p], piece, weights)
 
     def all_codes(self) -> Codes:  # [V, D]
         """Return the codes of every row of the matrix."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.codecs.kmeans import Codes, Floats
+from featherbed.codecs.coding import Codes, Floats
 from featherbed.packed.levels import ValueLevels
 
 HELD = 1 << 23  # floats of each array for a block of rows

@@ -172,21 +172,26 @@ def _orthonormal(rows: Floats) -> Any:  # [n, d] -> [n, r]
 
 def nearest_rows(units: RowsOf, count: int, step: int, queries: Ids, k: int) -> Ids:  # -> [n, k]
     """Return the k nearest rows of each query by cosine, itself left out, in blocks of rows."""
+    if k < 1:  # a single row has no neighbors
+        return np.zeros((len(queries), 0), dtype=np.int64)
     query_rows = units(queries)
     best = np.full((len(queries), k), -np.inf, dtype=np.float32)
     ids = np.zeros((len(queries), k), dtype=np.int64)
-    step = max(k, min(step, (1 << 24) // max(1, len(queries))))
+    step = max(k, min(step, (1 << 22) // max(1, len(queries))))
     for start in range(0, count, step):
         stop = min(start + step, count)
         scores = query_rows @ units(np.arange(start, stop)).T
         inside = np.flatnonzero((queries >= start) & (queries < stop))
         scores[inside, queries[inside] - start] = -np.inf
-        if scores.shape[1] > k:
-            top = np.argpartition(scores, -k, axis=1)[:, -k:]
-        else:
-            top = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
-        all_scores = np.concatenate([best, np.take_along_axis(scores, top, 1)], axis=1)
-        all_ids = np.concatenate([ids, top + start], axis=1)
+        rows, found = np.nonzero(scores > best.min(axis=1)[:, None])  # few after the first blocks
+        if not len(rows):
+            continue
+        own = np.bincount(rows, minlength=len(queries))
+        place = k + np.arange(len(rows)) - np.repeat(np.cumsum(own) - own, own)
+        all_scores = np.full((len(queries), k + own.max()), -np.inf, dtype=np.float32)
+        all_ids = np.zeros(all_scores.shape, dtype=np.int64)
+        all_scores[:, :k], all_ids[:, :k] = best, ids
+        all_scores[rows, place], all_ids[rows, place] = scores[rows, found], found + start
         keep = np.argpartition(all_scores, -k, axis=1)[:, -k:]
         best, ids = np.take_along_axis(all_scores, keep, 1), np.take_along_axis(all_ids, keep, 1)
     return ids

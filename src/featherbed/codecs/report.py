@@ -43,11 +43,9 @@ class CompressionReport:
         parts = {part: size for part, size in sizes.items() if not part.startswith("keys.")}
         size = sum(parts.values())
 
-        def reconstruct(ids: Any) -> Any:
-            return table[ids] / np.float32(trial.job.factor)
-
-        quality = trial.evaluator(reconstruct)
+        quality = trial.quality(table)
         bands = quality.pop("bands")
+        choice.point["recall"] = quality.get("weighted_recall", quality["recall"])
         source = {"name": name, "rows": table.rows, "dim": table.dim}
         source |= {"dtype": str(np.dtype(rows.matrix.dtype)), "bytes_float32": dense}
         chosen = {
@@ -69,7 +67,7 @@ class CompressionReport:
                 "quality": quality,
                 "bands": bands,
                 "curve": trial.curve,
-                "words": _word_scores(table, rows, reconstruct, files),
+                "words": _word_scores(table, rows, files),
                 "command": command,
                 "version": __version__,
             }
@@ -101,15 +99,15 @@ class CompressionReport:
             file.write(text)
 
 
-def _word_scores(
-    table: PackedTable, rows: Any, reconstruct: Any, files: list[Path]
-) -> list[dict[str, Any]] | None:
+def _word_scores(table: PackedTable, rows: Any, files: list[Path]) -> list[dict[str, Any]] | None:
     """Return the scores of word files before and after compression."""
     if not files or table.keys is None:
         return None
-    keys = [table.keys[i] for i in range(table.rows)]
+    keys = list(table.keys)
     pairs = zip(
-        score_words(rows.take, keys, files), score_words(reconstruct, keys, files), strict=True
+        score_words(rows.take, keys, files),
+        score_words(table.__getitem__, keys, files),
+        strict=True,
     )
     return [
         {name: before[name] for name in ("file", "kind", "used", "of")}

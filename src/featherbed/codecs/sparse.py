@@ -12,8 +12,7 @@ import numpy as np
 
 from featherbed.codecs.clusters import by_importance
 from featherbed.codecs.codec import Codec, CodecJob, Fit, Settings, matrix_size, stream_size
-from featherbed.codecs.kmeans import Codes, kmeans
-from featherbed.codecs.principal import moments
+from featherbed.codecs.coding import Codes, kmeans
 from featherbed.codecs.pursuit import SparseCoder, decode, nearest_atoms
 from featherbed.codecs.rows import Floats
 from featherbed.packed.band import Affine, Band, Fixed
@@ -63,7 +62,7 @@ class SparseCodec(Codec):
 
     def work(self, dim: int, **settings: Any) -> float:
         """Return the work of a fit for each row: all atoms are compared for every code."""
-        return float(dim * settings["anchors"] * settings["codes"])
+        return float(30 * dim * settings["anchors"] * settings["codes"])
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:  # noqa: ARG002
         """Return settings with no more codes than there are anchors."""
@@ -97,7 +96,7 @@ class SparseFit(Fit):
         self.job, self.name, self.anchors, self.per_row = job, name, anchors, codes
         self.kind, self.value_kind = kind, values
         self.ids = job.rows.draw(min(TRAINING_ROWS, job.training_rows), job.generator)
-        self.mean: Floats | None = moments(job)[0].astype(np.float32) if centered else None
+        self.mean: Floats | None = job.moments[0].astype(np.float32) if centered else None
         self.sample, self.weights = self._center(job.rows.take(self.ids)), job.importance[self.ids]
         job.progress("initial dictionary", 0.0)
         initial = self._centroids() if start == "centroids" else self._drawn_rows()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +21,7 @@ from featherbed.codecs.codec import (
     Settings,
     importance,
 )
-from featherbed.codecs.meter import CODING, ROUND, WorkMeter
+from featherbed.codecs.coding import AdditiveEncoder, least_squares, mean_square
 from featherbed.codecs.principal import effective_rank
 from featherbed.codecs.quality import QUERIES, QualityEvaluator
 from featherbed.codecs.rows import WeightedRows, refuse_zeros
@@ -28,13 +31,101 @@ from featherbed.packed.band import Band
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
-SAMPLE_ROWS = 3 * TRAINING_ROWS // 2  # rows on which candidates are compared, at most
+SAMPLE_ROWS = 5 * TRAINING_ROWS // 4  # rows on which candidates are compared, at most
 SAMPLE_NUMBERS = SAMPLE_ROWS * 128  # and numbers in them
 SAMPLE_QUERIES = 1000
-TRAINING_SHARE = 2 / 3  # of the sample: the other rows measure how a dictionary generalizes
-FIRST_ROUNDS = 8  # rounds of refinement for every finalist
-ROUNDS = 32  # rounds of refinement for the best
-LARGE = 200_000  # rows above which one finalist and fewer rounds are used
+FEW_ROWS = 1 << 14  # rows on which codecs without dictionaries are compared
+TRAINING_SHARE = 4 / 5  # of the sample: the other rows measure how a dictionary generalizes
+# initial estimates of the pace: seconds, and the work done in them (two busy cores)
+PACES = defaultdict(lambda: (1.0, 2e10), measuring=(0.5, 1e8), compiling=(1.0, 1.0))
+ROUND = 1 / 6  # work of one round of refinement, relative to a fit
+CODING = 1 / 4  # work of coding rows, relative to a fit of as many rows
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried: shapes of layered codes, other candidates, finalists, rounds."""
+
+    shapes: int  # settings of layered codes that are compared
+    rounds: int  # of refinement, at most
+    finalists: int  # candidates that are refined
+    named: int  # settings of a method given by name that are compared
+    work: float  # of another candidate, at most
+
+
+EFFORTS = {
+    "quick": Effort(shapes=1, rounds=6, finalists=1, named=1, work=1e9),
+    "normal": Effort(shapes=4, rounds=24, finalists=1, named=3, work=2e9),
+    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11),
+}
+
+
+def effort_of(name: str) -> Effort:
+    """Return the effort of a name."""
+    if name not in EFFORTS:
+        raise ArgumentError(f"effort={name!r}: use one of {', '.join(EFFORTS)}")
+    return EFFORTS[name]
+
+
+class WorkMeter:
+    """Reports the completed share of the time, which falls if work is slower than estimated.
+
+    Work has several kinds, each with a pace of its own: fits by the name of their codec (in units
+    of ``Codec.work``), "measuring" (queries times rows), and "compiling" (1 in all).
+
+    >>> clock = iter([0.0, 4.0, 4.0, 4.0]).__next__
+    >>> meter = WorkMeter(lambda step, share: print(step, round(share, 2)), 0.0, clock)
+    >>> meter.left = {"pq": 8e11}
+    >>> with meter.step("one", "pq", 4e11):
+    ...     pass
+    one 0.0
+    >>> with meter.step("two", "pq", 4e11):
+    ...     pass
+    two 0.46
+    """
+
+    def __init__(
+        self,
+        progress: ProgressCallback,
+        started: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.progress, self.started, self.clock = progress, started, clock
+        self.done = PACES.copy()
+        self.left: dict[str, float] = {}  # remaining work of each kind
+        self.description, self.reports = "", False
+
+    @contextmanager
+    def step(
+        self, description: str, kind: str, work: float, reports: bool = False
+    ) -> Iterator[None]:
+        """Measure a step of ``work``; with ``reports`` the step reports its own share."""
+        self.step_started = started = self.clock()
+        self.kind, self.work = kind, work
+        self.description, self.reports = description, reports
+        self._report(0.0, started)
+        yield
+        self.reports = False
+        seconds, known = self.done[kind]
+        self.done[kind] = (seconds + self.clock() - started, known + work)
+        self.left[kind] = max(0.0, self.left.get(kind, 0.0) - work)
+
+    def report_share(self, _description: str, share: float) -> None:
+        """Take the completed share of the current step."""
+        if self.reports:
+            self._report(share, self.clock())
+
+    def _report(self, share: float, now: float) -> None:
+        left = 0.0
+        for kind, work in self.left.items():
+            seconds, known = self.done[kind]
+            if kind == self.kind:
+                seconds, known = seconds + now - self.step_started, known + share * self.work
+                work -= share * self.work
+            left += max(0.0, work) * seconds / known
+        elapsed = now - self.started
+        share = elapsed / (elapsed + left) if self.left and elapsed > 0 else 0.0
+        self.progress(self.description, share)  # 0 without a plan
 
 
 @dataclass(frozen=True)
@@ -45,19 +136,15 @@ class Candidate:
     settings: Settings = field(hash=False)
     bytes: int
 
-    @classmethod
-    def of(cls, method: Codec, settings: Settings, rows: int, dim: int) -> Candidate:
-        """Return the candidate for a matrix of ``rows`` x ``dim``."""
-        return cls(method, settings, method.size(rows, dim, **settings))
 
-
-@dataclass
+@dataclass(eq=False)
 class MeasuredCandidate:
-    """A candidate, its point of the curve, its quality (higher is better), and its fit if kept."""
+    """A candidate, its weighted error, its point of the curve, and its fit if kept."""
 
     candidate: Candidate
+    error: float = math.inf
+    expected: float = math.inf  # the error after a refinement
     point: dict[str, Any] = field(default_factory=dict)
-    quality: float = -np.inf
     fit: Fit | None = None
     bands: list[Band] = field(default_factory=list)
 
@@ -85,34 +172,47 @@ def prepare_job(
         generator = np.random.default_rng(generator or 0)
     weights = importance(rows, lengths, measure, padding)
     job = CodecJob(rows, weights, generator, progress=progress, factor=factor)
-    return replace(job, rank=effective_rank(job))
+    job.rank = effective_rank(job)
+    return job
 
 
 class Trial:
-    """A matrix, a sample of it, and evaluators of both; a small matrix is its own sample."""
+    """A matrix, samples of it, and the quality of candidates; a small matrix is its own sample.
 
-    def __init__(self, job: CodecJob, measure: str, started: float | None = None) -> None:
-        self.meter = WorkMeter(job.progress, time.perf_counter() if started is None else started)
-        self.job = job = replace(job, progress=self.meter.report_share)
-        self.measure = measure
+    ``seconds``: no comparison and no round of refinement begins after this time.
+    """
+
+    def __init__(
+        self,
+        job: CodecJob,
+        measure: str,
+        effort: Effort,
+        seconds: float = math.inf,
+        started: float | None = None,
+    ) -> None:
+        started = time.perf_counter() if started is None else started
+        self.meter = WorkMeter(job.progress, started)
+        job.progress, job.deadline = self.meter.report_share, started + seconds
+        self.job, self.measure, self.effort = job, measure, effort
         rows, dim = job.rows.count, job.rows.dim
-        self.large = rows > LARGE
         self.whole = rows <= TRAINING_ROWS and rows * dim <= SAMPLE_NUMBERS
-        sample, weights, training = job.rows, job.importance, rows
-        if not self.whole:
-            sample = job.rows.spread(max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim)))
-            weights = importance(sample, sample.lengths(), measure)
-            training = int(sample.count * TRAINING_SHARE)
-        self.sample = replace(
-            job, rows=sample, importance=weights, training_rows=training, quick=True
-        )
+        most = rows if self.whole else max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim))
+        self.sample = self._spread(most)
+        self.few = self._spread(min(FEW_ROWS, most))
         self.curve: list[dict[str, Any]] = []
         self._evaluator: QualityEvaluator | None = None
-        self.sample_evaluator = (
-            self.evaluator
-            if self.whole
-            else QualityEvaluator(sample, np.random.default_rng(job.seed()), SAMPLE_QUERIES)
-        )
+        self._sample_evaluator: QualityEvaluator | None = None
+
+    def _spread(self, count: int) -> CodecJob:
+        """Return the job of ``count`` rows; four fifths of them train dictionaries."""
+        job = self.job
+        if count >= job.rows.count:
+            return job
+        rows = job.rows.spread(count)
+        weights = importance(rows, rows.lengths(), self.measure)
+        part = job.of_rows(rows, weights)
+        part.training_rows = int(rows.count * TRAINING_SHARE)
+        return part
 
     @property
     def evaluator(self) -> QualityEvaluator:
@@ -123,10 +223,17 @@ class Trial:
                 self._evaluator = QualityEvaluator(self.job.rows, generator)
         return self._evaluator
 
+    def compile(self) -> None:
+        """Compile the kernels, or load them."""
+        with self.meter.step("compiling", "compiling", 1.0):
+            rows, weights = np.eye(4, dtype=np.float32), np.ones(4, dtype=np.float32)
+            codes = AdditiveEncoder(np.stack([rows, rows]))(rows)
+            least_squares(codes, rows, weights, 4)
+
     def candidates(self, method: Codec, listed: list[Settings]) -> list[Candidate]:
         """Return the candidates of one method."""
         rows, dim = self.job.rows.count, self.job.rows.dim
-        return [Candidate.of(method, settings, rows, dim) for settings in listed]
+        return [Candidate(method, one, method.size(rows, dim, **one)) for one in listed]
 
     def settings(self, method: Codec, budget: int) -> list[Settings]:
         """Return the settings of a method within ``budget`` bytes, the most promising first."""
@@ -135,85 +242,95 @@ class Trial:
     # --- work: how long the steps take -----------------------------------------------------------
 
     def work(self, candidate: Candidate) -> float:
-        """Return the work of a fit to the sample."""
+        """Return the work of a fit to the training rows."""
         each = candidate.method.work(self.job.rows.dim, **candidate.settings)
-        return each * self.sample.training_rows
-
-    def _full_work(self, candidate: Candidate) -> float:
-        """Return the work of a fit to the whole matrix."""
-        rows = min(TRAINING_ROWS, self.job.rows.count)
-        return self.work(candidate) * rows / self.sample.training_rows
+        return each * min(self.sample.training_rows, self.job.rows.count)
 
     def _coding_work(self, candidate: Candidate, job: CodecJob) -> float:
         """Return the work of coding the rows that a fit has not been trained on."""
         each = candidate.method.work(job.rows.dim, **candidate.settings)
         return CODING * each * job.rows.count if job.rows.count > job.training_rows else 0.0
 
-    def rounds(self, finalists: int) -> tuple[int, int]:
-        """Return the rounds of refinement of every finalist, and of the best of them."""
-        first = FIRST_ROUNDS if finalists > 1 else 0
-        return first, FIRST_ROUNDS if self.large else ROUNDS
-
-    def plan_work(self, listed: list[Candidate], finalists: list[Candidate], fresh: bool) -> None:
-        """Plan comparing candidates and finishing finalists; ``fresh`` ones are not fitted yet."""
-        (first, last), best = self.rounds(len(finalists)), max(finalists, key=self.work)
-        several = len(finalists) if len(finalists) > 1 else 0
-        evaluations = several + 2 + (self._evaluator is None)  # the best again, and the report
+    def plan_work(self, listed: list[Candidate], finalists: list[Candidate]) -> None:
+        """Plan comparing candidates, finishing finalists, and measuring the best."""
         left = defaultdict[str, float](float)
-        left["measuring"] = len(listed) * self.sample_evaluator.work
-        left["measuring"] += evaluations * QUERIES * self.job.rows.count
+        left["measuring"] = (1 + (self._evaluator is None)) * QUERIES * self.job.rows.count
         for candidate in listed:
             coding = self._coding_work(candidate, self.sample)
             left[candidate.method.name] += self.work(candidate) + coding
         for candidate in finalists:
-            fitting = self._full_work(candidate) * (fresh + ROUND * first)
+            fitting = self.work(candidate) * (ROUND * self.effort.rounds + (not self.whole))
             left[candidate.method.name] += fitting + self._coding_work(candidate, self.job)
-        refining = self._full_work(best) * ROUND * last
-        left[best.method.name] += refining + self._coding_work(best, self.job)
-        self.meter.plan(left)
+        self.meter.left = left
 
     # --- steps -----------------------------------------------------------------------------------
 
     def compare(self, candidate: Candidate) -> MeasuredCandidate:
-        """Fit a candidate to the sample and measure it."""
-        method, share = candidate.method, self.sample.rows.count / self.job.rows.count
-        settings = method.for_sample(candidate.settings, share)
-        with self.meter.step(f"comparing: {method.name}", method.name, self.work(candidate)):
-            fit = method.fit(self.sample, **settings)
-        found = self.evaluate(candidate, "sample", fit)
-        return found if self.whole else replace(found, fit=None, bands=[])
+        """Fit a candidate to the sample and measure its error there."""
+        method, work = candidate.method, self.work(candidate)
+        job = self.sample if work else self.few
+        settings = method.for_sample(candidate.settings, job.rows.count / self.job.rows.count)
+        with self.meter.step(f"comparing: {method.name}", method.name, work):
+            fit = method.fit(job, **settings)
+        found = self.measure_error(candidate, "sample", fit, job)
+        return (
+            found
+            if job is self.job
+            else replace(found, fit=None, bands=found.bands if work else [])
+        )
+
+    def expected_recall(self, found: MeasuredCandidate) -> float:
+        """Return the recall of a candidate on the sample, and what its refinement may add."""
+        if self._sample_evaluator is None:
+            self._sample_evaluator = self.evaluator
+            if not self.whole:
+                generator = np.random.default_rng(self.job.seed())
+                rows = self.sample.rows
+                self._sample_evaluator = QualityEvaluator(rows, generator, SAMPLE_QUERIES)
+        evaluator, table = self._sample_evaluator, PackedTable(found.bands, self.job.rows.dim)
+        with self.meter.step("comparing: recall", "measuring", evaluator.work):
+            recall = evaluator.recall(lambda ids: table[ids])
+        # recall follows the logarithm of the error, about as a logistic function
+        return recall + recall * (1 - recall) * (1 - found.expected / max(found.error, 1e-30))
 
     def fit(self, candidate: Candidate) -> Fit:
         """Fit a candidate to the whole matrix."""
-        name, work = candidate.method.name, self._full_work(candidate)
-        with self.meter.step(f"fitting {name}", name, work):
+        name = candidate.method.name
+        with self.meter.step(f"fitting {name}", name, self.work(candidate)):
             return candidate.method.fit(self.job, **candidate.settings)
 
-    def refine(self, candidate: Candidate, fit: Fit, rounds: int) -> None:
+    def refine(self, candidate: Candidate, fit: Fit) -> None:
         """Refine a fit of the whole matrix."""
-        name, work = candidate.method.name, ROUND * rounds * self._full_work(candidate)
+        name, rounds = candidate.method.name, self.effort.rounds
+        work = ROUND * rounds * self.work(candidate)
         with self.meter.step(f"refining {name}", name, work, reports=True):
             fit.refine(rounds)
 
-    def evaluate(self, candidate: Candidate, stage: str, fit: Fit) -> MeasuredCandidate:
-        """Measure a fit and add the point to the curve."""
-        name, on_sample = candidate.method.name, stage == "sample"
-        job = self.sample if on_sample else self.job
-        evaluator = self.sample_evaluator if on_sample else self.evaluator
-        coding = f"comparing: {name}" if on_sample else "coding"
-        measuring = coding if on_sample else "measuring"
+    def measure_error(
+        self, candidate: Candidate, stage: str, fit: Fit, job: CodecJob
+    ) -> MeasuredCandidate:
+        """Measure the weighted error of a fit and add the point to the curve."""
+        name = candidate.method.name
+        coding = f"comparing: {name}" if stage == "sample" else "coding"
         with self.meter.step(coding, name, self._coding_work(candidate, job), reports=True):
             bands = fit.bands()
         table = PackedTable(bands, self.job.rows.dim)
-        with self.meter.step(measuring, "measuring", evaluator.work):
-            found = evaluator(lambda ids: table[ids])
-        recall = found.get("weighted_recall", found["recall"])
-        error = found.get("weighted_error", found["error"])
+        ids = np.arange(job.rows.count)
+        if len(ids) > FEW_ROWS:
+            ids = ids[:: -(-len(ids) // FEW_ROWS)] if job is self.job else self._unseen(job)
+        before, weights = job.rows.take(ids), job.importance[ids]
+        whole = mean_square(before, weights)
+        error = mean_square(before - table[ids], weights) / whole if whole else 0.0
         point = {"method": name, "settings": candidate.settings, "bytes": candidate.bytes}
-        point |= {"recall": recall, "error": error, "stage": stage, "chosen": False}
+        point |= {"error": error, "stage": stage, "chosen": False}
         self.curve.append(point)
-        quality = float(recall if self.measure == "recall" else -error)
-        return MeasuredCandidate(candidate, point, quality, fit, bands)
+        return MeasuredCandidate(candidate, error, error * fit.promise, point, fit, bands)
+
+    def _unseen(self, job: CodecJob) -> Any:
+        """Return the rows of a sample to which no dictionary was fitted."""
+        seen = np.zeros(job.rows.count, dtype=bool)
+        seen[job.training] = True
+        return np.flatnonzero(~seen)
 
     def table(
         self, choice: MeasuredCandidate, padding: int | None = None, keys: Keys | None = None
@@ -223,3 +340,10 @@ class Trial:
         made_by |= choice.candidate.settings
         bands, dim = scale_bands(choice.bands, self.job.factor), self.job.rows.dim
         return PackedTable(bands, dim, padding_idx=padding, keys=keys, made_by=made_by)
+
+    def quality(self, table: PackedTable) -> dict[str, Any]:
+        """Return the quality of a table against the matrix."""
+        factor = np.float32(self.job.factor)
+        evaluator = self.evaluator
+        with self.meter.step("measuring", "measuring", evaluator.work):
+            return evaluator(lambda ids: table[ids] / factor)

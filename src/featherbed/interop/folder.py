@@ -82,6 +82,8 @@ def compress_folder(
     rest: str = "float32",
     folder_budget: int | str | None = None,
     generator: Any = None,
+    effort: str = "normal",
+    minutes: float | None = None,
     tell: ProgressCallback = no_progress,
 ) -> list[CompressedWeight]:
     """Compress a saved ``transformers`` model into a new folder.
@@ -115,7 +117,7 @@ def compress_folder(
     model = open_folder(source)
     settings: dict[str, Any] = {"method": method, "measure": measure, "weights": weights}
     settings |= {"padding_idx": padding_of(model.place, model.matrix), "name": model.place.name}
-    settings |= {"generator": generator}
+    settings |= {"generator": generator, "effort": effort, "minutes": minutes}
     remove_stale(target.parent)
     with temporary_folder(target.parent) as workplace:
         if folder_budget is None:

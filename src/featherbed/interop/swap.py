@@ -74,6 +74,8 @@ def compress_model(
     rest: str = "float32",
     where: Where | None = None,
     generator: Any = None,
+    effort: str = "normal",
+    minutes: float | None = None,
     tell: ProgressCallback = no_progress,
 ) -> list[CompressedWeight]:
     """Compress the token table of a model in place; return the compressed weights, largest first.
@@ -86,7 +88,8 @@ def compress_model(
     Args:
         model: a ``transformers`` model, whose input embeddings are compressed, or any module, of
             which every nn.Embedding with at least 256 rows is.
-        ratio, budget, quality, method, generator, tell: see ``fb.compress``; for each table.
+        ratio, budget, quality, method, generator, effort, minutes, tell: see ``fb.compress``;
+            for each table.
         measure: "error" or "recall", by which methods are compared.
         weights: frequency of each token, for all tables or by name of the embedding.
         rest: type in which all other weights are stored, "float32" (unchanged), "float16" or "int8"
@@ -124,6 +127,8 @@ def compress_model(
                 weights=weights.get(place.name) if by_name else weights,
                 padding_idx=padding_of(place, rows),
                 generator=generator,
+                effort=effort,
+                minutes=minutes,
                 name=place.name,
                 tell=tell_part,
             )

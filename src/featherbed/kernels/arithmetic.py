@@ -14,32 +14,25 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+from featherbed.kernels.vectors import (
+    F32,
+    I8,
+    I32,
+    I64,
+    constant,
+    counter,
+    floats_at,
+    lanes_left,
+    load,
+    splat,
+    store,
+)
+
 _FUSED = ("contract",)
 LANES = (16, 8, 4, 1)  # elements updated at once; the narrower ones finish a row
 NONE, NONNEGATIVE, L1 = 0, 1, 2  # penalties
 YOGI, SGD, ADAM, ADAGRAD, PLAIN = range(5)  # rules; PLAIN is SGD without momentum
 HELD, PENALIZED, EXEMPT = range(3)  # flags of entries; HELD ones stay zero
-
-
-def _kind(width: int, real: Any = _F32) -> Any:
-    return ir.VectorType(real, width)
-
-
-def _load(builder: Any, address: Any, width: int, real: Any = _F32) -> Any:
-    return builder.load(builder.inttoptr(address, _kind(width, real).as_pointer()), align=4)
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
-
-
-def _splat(builder: Any, value: Any, width: int) -> Any:
-    vector = ir.Constant(_kind(width, value.type), ir.Undefined)
-    first = builder.insert_element(vector, value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(
-        first, vector, ir.Constant(ir.VectorType(_I32, width), [0] * width)
-    )
 
 
 def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -49,36 +42,36 @@ def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 def _call(builder: Any, name: str, *values: Any) -> Any:
     """Call an LLVM intrinsic on vectors."""
     kind = values[0].type
-    name = f"llvm.{name}.v{kind.count}f{32 if kind.element == _F32 else 64}"
+    name = f"llvm.{name}.v{kind.count}f{32 if kind.element == F32 else 64}"
     signature = ir.FunctionType(kind, [kind] * len(values))
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
 
 
 def _total(builder: Any, vector: Any, width: int) -> Any:
     """Add the lanes of a vector."""
-    kind = ir.FunctionType(_F32, [_F32, _kind(width)])
+    kind = ir.FunctionType(F32, [F32, ir.VectorType(F32, width)])
     function = cgutils.get_or_insert_function(
         builder.module, kind, f"llvm.vector.reduce.fadd.v{width}f32"
     )
-    return builder.call(function, [ir.Constant(_F32, -0.0), vector], fastmath=("reassoc",))
+    return builder.call(function, [ir.Constant(F32, -0.0), vector], fastmath=("reassoc",))
 
 
 def _replace_first(builder: Any, vector: Any, value: Any) -> Any:
-    return builder.insert_element(vector, value, ir.Constant(_I32, 0))
+    return builder.insert_element(vector, value, ir.Constant(I32, 0))
 
 
 def _first(builder: Any, vector: Any) -> Any:
-    return builder.extract_element(vector, ir.Constant(_I32, 0))
+    return builder.extract_element(vector, ir.Constant(I32, 0))
 
 
-def _filled(kind: Any, value: float) -> Any:
-    return ir.Constant(kind, [value] * kind.count)
+def _zeros(width: int) -> Any:
+    return ir.Constant(ir.VectorType(F32, width), [0.0] * width)
 
 
 def _number(builder: Any, row: Any, index: Any) -> Any:
     """Load one element of a row."""
-    place = builder.add(row, builder.mul(index, ir.Constant(_I64, 4)))
-    return builder.load(builder.inttoptr(place, _F32.as_pointer()), align=4)
+    place = floats_at(builder, row, index)
+    return builder.load(builder.inttoptr(place, F32.as_pointer()), align=4)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -87,7 +80,7 @@ def score(typing_context: Any, width: Any, column: Any, left: Any, right: Any) -
     wide, added = width.literal_value, column.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        one, other = (_load(builder, address, wide) for address in arguments[2:])
+        one, other = (load(builder, address, wide) for address in arguments[2:])
         products = builder.fmul(one, other)
         if added:
             products = _replace_first(
@@ -112,11 +105,11 @@ def add_scaled(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source, number = arguments[2:]
-        values = _load(builder, source, wide)
+        values = load(builder, source, wide)
         if ones:
-            values = _replace_first(builder, values, ir.Constant(_F32, 1.0))
-        total = _fused(builder, _splat(builder, number, wide), values, _load(builder, target, wide))
-        _store(builder, total, target)
+            values = _replace_first(builder, values, ir.Constant(F32, 1.0))
+        total = _fused(builder, splat(builder, number, wide), values, load(builder, target, wide))
+        store(builder, total, target)
         return context.get_dummy_value()
 
     return types.void(width, column, types.int64, types.int64, types.float32), generate
@@ -137,15 +130,14 @@ def combine(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length, distance = arguments[1:]
-        total = cgutils.alloca_once_value(builder, _filled(_kind(wide), 0.0))
-        builder.store(_filled(_kind(wide), 0.0), total)
+        total = cgutils.alloca_once_value(builder, _zeros(wide))
         with cgutils.for_range(builder, length) as loop:
             weight = _number(builder, weight_row, loop.index)
-            row = _load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
+            row = load(builder, builder.add(source, builder.mul(loop.index, distance)), wide)
             builder.store(
-                _fused(builder, _splat(builder, weight, wide), row, builder.load(total)), total
+                _fused(builder, splat(builder, weight, wide), row, builder.load(total)), total
             )
-        _store(builder, builder.load(total), target)
+        store(builder, builder.load(total), target)
         return context.get_dummy_value()
 
     return types.void(
@@ -160,11 +152,11 @@ def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any,
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, weight_row, source, length = arguments[1:]
-        values = _load(builder, source, wide)
+        values = load(builder, source, wide)
         with cgutils.for_range(builder, length) as loop:
-            weight = _splat(builder, _number(builder, weight_row, loop.index), wide)
-            there = builder.add(target, builder.mul(loop.index, ir.Constant(_I64, 4 * wide)))
-            _store(builder, _fused(builder, weight, values, _load(builder, there, wide)), there)
+            weight = splat(builder, _number(builder, weight_row, loop.index), wide)
+            there = builder.add(target, builder.mul(loop.index, ir.Constant(I64, 4 * wide)))
+            store(builder, _fused(builder, weight, values, load(builder, there, wide)), there)
         return context.get_dummy_value()
 
     return types.void(width, types.int64, types.int64, types.int64, types.int64), generate
@@ -191,15 +183,15 @@ def descend(
             arguments[2:4],
             (cgutils.unpack_tuple(builder, pair, 2) for pair in arguments[4:]),
         )
-        rows = [_load(builder, address, wide) for address in places]
+        rows = [load(builder, address, wide) for address in places]
         added = [
-            _replace_first(builder, row, ir.Constant(_F32, 1.0)) if ones else row
+            _replace_first(builder, row, ir.Constant(F32, 1.0)) if ones else row
             for row in reversed(rows)
         ]
         for address, row, other, keep, move in zip(places, rows, added, keeps, moves, strict=True):
-            moved = builder.fmul(_splat(builder, move, wide), other, flags=_FUSED)
-            kept = builder.fmul(_splat(builder, keep, wide), row, flags=_FUSED)
-            _store(builder, builder.fadd(kept, moved, flags=_FUSED), address)
+            moved = builder.fmul(splat(builder, move, wide), other, flags=_FUSED)
+            kept = builder.fmul(splat(builder, keep, wide), row, flags=_FUSED)
+            store(builder, builder.fadd(kept, moved, flags=_FUSED), address)
         return context.get_dummy_value()
 
     pair = types.UniTuple(types.float32, 2)
@@ -228,96 +220,80 @@ def step(
     EXEMPT); 0: all are penalized. The reference are the rules of ``featherbed.optim.rules``.
     """
     variant = (rule.literal_value, kind.literal_value, metric.literal_value)
+    numbers = types.UniTuple(c.dtype, 9)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *places, flag_bytes, length, numbers = arguments[3:]
-        c = cgutils.unpack_tuple(builder, numbers, 9)
-        done = cgutils.alloca_once_value(builder, ir.Constant(length.type, 0))
-        builder.store(ir.Constant(length.type, 0), done)
+        *places, flag_bytes, length, coefficients = arguments[3:]
+        given, done = cgutils.unpack_tuple(builder, coefficients, 9), counter(builder, length)
         for lanes in LANES:
-            wide = [_splat(builder, x, lanes) for x in c]
-            _step_lanes(builder, length, done, places, flag_bytes, wide, variant)
+            wide = [splat(builder, x, lanes) for x in given]
+            with lanes_left(builder, lanes, length, done) as start:
+                _step_vectors(builder, variant, places, flag_bytes, start, wide)
         return context.get_dummy_value()
 
-    real = types.UniTuple(c.dtype, 9)
-    return types.void(rule, kind, metric, *[types.int64] * 6, real), generate
+    return types.void(rule, kind, metric, *[types.int64] * 6, numbers), generate
 
 
-def _step_lanes(
+def _step_vectors(
     builder: Any,
-    length: Any,
-    done: Any,
+    variant: tuple[int, int, int],
     places: list[Any],
     flags: Any,
+    start: Any,
     c: list[Any],
-    variant: tuple[int, int, int],
 ) -> None:
-    """Emit the loop that updates as many elements at a time as ``c`` has, while they are left."""
-    lanes, real = c[0].type.count, c[0].type.element
-    test, body, leave = (builder.append_basic_block(name) for name in ("test", "body", "leave"))
-    builder.branch(test)
-    builder.position_at_end(test)
-    start = builder.load(done)
-    stop = builder.add(start, ir.Constant(length.type, lanes))
-    builder.cbranch(builder.icmp_signed("<=", stop, length), body, leave)
-    builder.position_at_end(body)
-    offset = builder.mul(start, ir.Constant(start.type, 4 if real == _F32 else 8))
-    p_place, *moments, g_place = (builder.add(place, offset) for place in places)
-    rule, kind, metric = variant
-    held = (rule not in (ADAGRAD, PLAIN), rule not in (SGD, PLAIN))  # moments the rule keeps
-    m, v = (
-        _load(builder, place, lanes, real) if there else None
-        for place, there in zip(moments, held, strict=True)
-    )
-    p, g = (_load(builder, place, lanes, real) for place in (p_place, g_place))
+    """Emit the step of as many elements as ``c`` has lanes, from element ``start`` on."""
+    (rule, kind, metric), lanes, real = variant, c[0].type.count, c[0].type.element
+    offset = builder.mul(start, ir.Constant(start.type, 4 if real == F32 else 8))
+    here = [builder.add(place, offset) for place in places]
+    held = (True, rule not in (ADAGRAD, PLAIN), rule not in (SGD, PLAIN), True)
+    p, m, v, g = (
+        load(builder, place if there else here[0], lanes, real)
+        for place, there in zip(here, held, strict=True)
+    )  # moments the rule does not hold are never used
     p, m, v, share = _advance(builder, rule, p, m, v, g, c)
-    for value, place, there in zip((m, v), moments, held, strict=True):
+    for value, place, there in zip((m, v), here[1:3], held[1:3], strict=True):
         if there:
-            _store(builder, value, place)
+            store(builder, value, place)
     threshold = builder.fmul(c[7], share) if metric else c[7]
     marked = builder.icmp_unsigned("!=", flags, ir.Constant(flags.type, 0))
     with builder.if_else(marked) as (some, every):
         with some:
-            bytes_ = ir.VectorType(_I8, lanes)
-            place = builder.inttoptr(builder.add(flags, start), bytes_.as_pointer())
-            flag, zero = builder.load(place, align=1), _filled(p.type, 0.0)
-            exempt = builder.icmp_unsigned("==", flag, _filled(bytes_, EXEMPT))
+            flag, zero = load(builder, builder.add(flags, start), lanes, I8), constant(0.0, p)
+            exempt = builder.icmp_unsigned("==", flag, constant(EXEMPT, flag))
             own = _shrink(builder, kind, p, builder.select(exempt, zero, threshold))
-            free = builder.icmp_unsigned("!=", flag, _filled(bytes_, HELD))
-            _store(builder, builder.select(free, own, zero), p_place)
+            free = builder.icmp_unsigned("!=", flag, constant(HELD, flag))
+            store(builder, builder.select(free, own, zero), here[0])
         with every:
-            _store(builder, _shrink(builder, kind, p, threshold), p_place)
-    builder.store(stop, done)
-    builder.branch(test)
-    builder.position_at_end(leave)
+            store(builder, _shrink(builder, kind, p, threshold), here[0])
 
 
 def _advance(builder: Any, rule: int, p: Any, m: Any, v: Any, g: Any, c: list[Any]) -> Any:
     """Emit a step; return p, m and v after it, and one over the preconditioner."""
-    one = share = _filled(p.type, 1.0)
     g = _fused(builder, c[8], p, g)
-    m = g if m is None else builder.fadd(builder.fmul(c[2], m), builder.fmul(c[3], g))
-    p, moved = builder.fmul(c[0], p), builder.fmul(c[1], m)
-    if v is not None:
-        square = builder.fmul(g, g)
-        if rule == YOGI:
-            change = builder.fmul(c[4], square)
-            less, more = builder.fsub(v, change), builder.fadd(v, change)
-            above, below = (builder.fcmp_ordered(sign, v, square) for sign in (">", "<"))
-            v = builder.select(above, less, builder.select(below, more, v))
-        elif rule == ADAM:
-            v = builder.fadd(v, builder.fmul(c[4], builder.fsub(square, v)))
-        else:
-            v = builder.fadd(v, square)
-        root = _call(builder, "sqrt", v)
-        scale = builder.fadd(builder.fdiv(root, c[6]) if rule == ADAM else root, c[5])
-        share = builder.fdiv(one, scale)
-        moved = builder.fmul(moved, share)
+    m = builder.fadd(builder.fmul(c[2], m), builder.fmul(c[3], g))
+    p, square, one = builder.fmul(c[0], p), builder.fmul(g, g), constant(1.0, p)
+    if rule in (SGD, PLAIN):
+        return builder.fsub(p, builder.fmul(c[1], g if rule == PLAIN else m)), m, v, one
+    if rule == YOGI:
+        change = builder.fmul(c[4], square)
+        less, more = builder.fsub(v, change), builder.fadd(v, change)
+        above, below = (builder.fcmp_ordered(sign, v, square) for sign in (">", "<"))
+        v = builder.select(above, less, builder.select(below, more, v))
+    elif rule == ADAM:
+        v = builder.fadd(v, builder.fmul(c[4], builder.fsub(square, v)))
+    else:
+        v = builder.fadd(v, square)
+    root = _call(builder, "sqrt", v)
+    share = builder.fdiv(
+        one, builder.fadd(builder.fdiv(root, c[6]) if rule == ADAM else root, c[5])
+    )
+    moved = builder.fmul(builder.fmul(c[1], g if rule == ADAGRAD else m), share)
     return builder.fsub(p, moved), m, v, share
 
 
 def _shrink(builder: Any, kind: int, p: Any, threshold: Any) -> Any:
-    zero = _filled(p.type, 0.0)
+    zero = constant(0.0, p)
     if kind == NONNEGATIVE:
         less = builder.fsub(p, threshold)
         return builder.select(builder.fcmp_ordered("<=", less, zero), zero, less)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.compiled import compiled
+from featherbed.kernels.compiled import compiled, inlined
 from featherbed.kernels.vectors import bit_count, load_word
 
 STEP = 16  # rows between two entries of a ragged directory
@@ -32,14 +33,19 @@ def half(raw: Any) -> Any:
 
 
 @compiled
-def value(source: Any, bit: Any, value_bits: Any, kind: Any, levels: Any) -> Any:
-    """Return the value stored at ``bit`` of the stream at address ``source``."""
-    raw = field(source, bit, np.uint64((1 << value_bits) - 1))
+def decoded(raw: Any, kind: Any, levels: Any) -> Any:
+    """Return the value of a kind that has the bits ``raw``."""
     if kind == LEVELS:
         return levels[raw]
     if kind == FLOAT32:
         return np.uint32(raw).view(np.float32)
     return half(raw)
+
+
+@compiled
+def value(source: Any, bit: Any, value_bits: Any, kind: Any, levels: Any) -> Any:
+    """Return the value stored at ``bit`` of the stream at address ``source``."""
+    return decoded(field(source, bit, np.uint64((1 << value_bits) - 1)), kind, levels)
 
 
 @compiled
@@ -53,80 +59,53 @@ def directory_entry(directory: Any, wide: Any, at: Any) -> Any:
 
 
 @compiled
-def low_bits(size_bits: Any) -> Any:
-    """Return a word with the lowest bit of every count: 16 counts up to 4 bits, 8 up to 8 bits."""
-    bits, each = np.uint64(0), STEP if size_bits <= 4 else STEP // 2
-    if 0 < size_bits <= 8:
-        for k in range(each):
-            bits |= np.uint64(1) << np.uint64(k * size_bits)
-    return bits
-
-
-@compiled
 def _below(word: Any, bits: Any) -> Any:
     """Return the lowest ``bits`` bits of a word, 0 to 64."""
     return word & (~np.uint64(0) >> np.uint64(64 - bits)) if bits > 0 else np.uint64(0)
 
 
-@compiled
-def _sum_of(word: Any, size_bits: Any, low: Any) -> Any:
-    """Return the sum of the counts in a word, bit by bit of all counts at once."""
-    total = np.uint64(0)
-    for bit in range(size_bits):
-        total += bit_count(word & (low << np.uint64(bit))) << np.uint64(bit)
-    return np.int64(total)
+@cache
+def spanner(size_bits: int) -> Any:
+    """Return ``f(sizes, directory, wide, rows, entries, row)``: the entries of a row of ragged codes.
 
-
-@compiled
-def _sizes(sizes: Any, size_bits: Any, low: Any, first: Any, row: Any, stop: Any) -> Any:
-    """Return the sum of the counts before a row of a block, the count of the row, and the total.
-
-    The block is ``first`` .. ``stop``. Blocks start at whole bytes: counts of up to 8 bits are
-    read from one or two words.
+    It returns the first entry and their number, both -1 if the block of the row is invalid. The
+    counts of a block of 16 rows, ``size_bits`` bits each, must fill exactly the entries from the
+    block's directory entry to the next one: 0 <= begin <= end <= entries, begin + Σ counts = end.
+    Then every row of the block lies within the stored entries. Blocks start at whole bytes: counts
+    of up to 4 bits are read from one word, of up to 8 bits from two.
     """
+    each = STEP if size_bits <= 4 else STEP // 2 if size_bits <= 8 else 1
+    low = np.uint64(sum(1 << (k * size_bits) for k in range(each)) if size_bits else 0)
     mask = np.uint64((1 << size_bits) - 1)
-    before, count, total = np.int64(0), np.int64(0), np.int64(0)
-    if size_bits > 8:
-        for other in range(first, stop):
-            size = np.int64(field(sizes, other * size_bits, mask))
-            total += size
-            if other < row:
-                before += size
-        return before, np.int64(field(sizes, row * size_bits, mask)), total
-    each = STEP if size_bits <= 4 else STEP // 2
-    for begin in range(first, stop, each):
-        word, at = load_word(sizes + np.uint64((begin * size_bits) >> 3)), row - begin
-        part = _sum_of(_below(word, min(each, stop - begin) * size_bits), size_bits, low)
-        total += part
-        if at >= each:
-            before += part
-        elif at >= 0:
-            before += _sum_of(_below(word, at * size_bits), size_bits, low)
-            count = np.int64((word >> np.uint64(at * size_bits)) & mask)
-    return before, count, total
 
+    @compiled
+    def sum_of(word: Any) -> Any:
+        """Return the sum of the counts in a word, bit by bit of all counts at once."""
+        if each == 1:
+            return np.int64(word)
+        total = np.uint64(0)
+        for bit in range(size_bits):
+            total += bit_count(word & (low << np.uint64(bit))) << np.uint64(bit)
+        return np.int64(total)
 
-@compiled
-def span(
-    sizes: Any,
-    size_bits: Any,
-    low: Any,
-    directory: Any,
-    wide: Any,
-    rows: Any,
-    entries: Any,
-    row: Any,
-) -> Any:
-    """Return the first entry of a row of ragged codes and the number of its entries.
+    @inlined
+    def span(sizes: Any, directory: Any, wide: Any, rows: Any, entries: Any, row: Any) -> Any:
+        block = row // STEP
+        begin, stop = directory_entry(directory, wide, block), min((block + 1) * STEP, rows)
+        end = entries if stop >= rows else directory_entry(directory, wide, block + 1)
+        before, count, total = np.int64(0), np.int64(0), np.int64(0)
+        for first in range(block * STEP, stop, each):
+            bit, at = first * size_bits, row - first
+            word = load_word(sizes + np.uint64(bit >> 3)) >> np.uint64(bit & 7)
+            part = sum_of(_below(word, min(each, stop - first) * size_bits))
+            total += part
+            if at >= each:
+                before += part
+            elif at >= 0:
+                before += sum_of(_below(word, at * size_bits))
+                count = np.int64((word >> np.uint64(at * size_bits)) & mask)
+        if begin < 0 or begin > end or end > entries or count > MOST_CODES or total != end - begin:
+            return np.int64(-1), np.int64(-1)
+        return begin + before, count
 
-    Both are -1 if the block of the row is invalid. The counts of a block of 16 rows must fill
-    exactly the entries from the block's directory entry to the next one: 0 <= begin <= end <=
-    entries, begin + Σ counts = end. Then every row of the block lies within the stored entries.
-    """
-    block = row // STEP
-    begin, stop = directory_entry(directory, wide, block), min((block + 1) * STEP, rows)
-    end = entries if stop >= rows else directory_entry(directory, wide, block + 1)
-    before, count, total = _sizes(sizes, size_bits, low, block * STEP, row, stop)
-    if begin < 0 or begin > end or end > entries or count > MOST_CODES or total != end - begin:
-        return np.int64(-1), np.int64(-1)
-    return begin + before, count
+    return span

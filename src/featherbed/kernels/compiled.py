@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +40,7 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
             self._save_data(name, data)
             known = {**self._load_index(), key: name}
             self._save_index(known)
-            for path in self.folder.glob(f"{glob_escape(self.base)}.*.nbc"):
+            for path in self.folder.glob(f"{glob.escape(self.base)}.*.nbc"):
                 if path.name not in known.values():
                     path.unlink(missing_ok=True)
 
@@ -57,15 +59,6 @@ class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
         return found
 
 
-def glob_escape(name: str) -> str:
-    """Return a pattern that matches a name literally.
-
-    >>> glob_escape("rows[0]-7.py311")
-    'rows[[]0]-7.py311'
-    """
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
 def guarded(function: Any) -> Any:
     """Give a function that numba caches on disk cache files that several processes may share."""
     cache = function._cache
@@ -76,40 +69,53 @@ def guarded(function: Any) -> Any:
     return function
 
 
+def _compile(function: F, **options: bool) -> F:
+    try:
+        made: F = guarded(njit(nogil=True, cache=True, **options)(function))
+    except RuntimeError:  # no folder to cache in
+        made = njit(nogil=True, **options)(function)
+    return made
+
+
 def compiled(function: F) -> F:
     """Compile a function that other compiled functions call."""
-    try:
-        made: F = guarded(njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # no folder to cache in
-        made = njit(nogil=True)(function)
+    return _compile(function)
+
+
+def inlined(function: F) -> F:
+    """Compile a function into its callers: for short ones that are called for every row."""
+    made: F = njit(nogil=True, inline="always")(function)
     return made
 
 
 def fast(function: F) -> F:
     """Compile a function of finite numbers whose sums may be reordered."""
-    try:
-        made: F = guarded(njit(nogil=True, cache=True, fastmath=True)(function))
-    except RuntimeError:
-        made = njit(nogil=True, fastmath=True)(function)
-    return made
+    return _compile(function, fastmath=True)
 
 
-def job(function: Callable[[Any, Any, Any], Any]) -> int:
-    """Compile ``function(block, start, stop)`` to a job; return its address.
+class Job:
+    """A function ``f(block, start, stop)`` that any thread can run without the GIL.
 
-    Any thread can run a job without the GIL. It returns 1 on success.
+    It returns 1 on success. It is compiled on first use: a look-up waits for its own loop only.
     """
-    made: Any = CFunc(
-        function, normalize_signature("int64(int64, int64, int64)"), locals={}, options={}
-    )
-    try:
-        made.enable_caching()
-        guarded(made)
-    except RuntimeError:  # no folder to cache in
-        pass
-    made.compile()
-    _kept.append(made)
-    return int(made.address)
+
+    def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
+        self.function = function
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the compiled code."""
+        made: Any = CFunc(
+            self.function, normalize_signature("int64(int64, int64, int64)"), locals={}, options={}
+        )
+        try:
+            made.enable_caching()
+            guarded(made)
+        except RuntimeError:  # no folder to cache in
+            pass
+        made.compile()
+        _kept.append(made)
+        return int(made.address)
 
 
 _kept: list[Any] = []  # a job's machine code lives as long as the object that made it

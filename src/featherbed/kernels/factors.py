@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.arithmetic import NONE, add_outer, add_scaled, combine, score, step
-from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import doubles, floats, integers, words
 
 ROWS = 128  # rows of a piece
@@ -60,7 +60,7 @@ def _clear(values: Any) -> None:
         values[j] = 0
 
 
-@job
+@Job
 def group_sides(address: Any, start: Any, stop: Any) -> Any:
     """Sort the places of the batch by row: order[starts[r] : starts[r + 1]] are those of row r."""
     batch = words(address)
@@ -82,11 +82,11 @@ def group_sides(address: Any, start: Any, stop: Any) -> Any:
 
 
 @cache
-def compose_rows(width: int) -> int:
+def compose_rows(width: int) -> Job:
     """Compile the job that composes the rows of one side that are in the batch."""
     size = np.int64(4 * width)
 
-    @job
+    @Job
     def compose(address: Any, start: Any, stop: Any) -> Any:
         side = words(address)
         rows, count = side[LENGTH], side[WIDTH]
@@ -106,11 +106,11 @@ def compose_rows(width: int) -> int:
 
 
 @cache
-def find_errors(width: int, column: int) -> int:
+def find_errors(width: int, column: int) -> Job:
     """Compile the job that writes errors times 2 / count, and their sum of squares by piece."""
     size = np.int64(4 * width)
 
-    @job
+    @Job
     def errors(address: Any, start: Any, stop: Any) -> Any:
         batch = words(address)
         users, items, count = words(batch[SIDES]), words(batch[SIDES + 1]), batch[COUNT]
@@ -137,14 +137,14 @@ def find_errors(width: int, column: int) -> int:
 
 
 @cache
-def step_side(width: int, column: int, rule: int, kind: int, metric: int) -> int:
+def step_side(width: int, column: int, rule: int, kind: int, metric: int) -> Job:
     """Compile the job that updates every row of one side and sums its anchors' gradient by piece.
 
     It takes the block of the batch for users, the block with its sides exchanged for items.
     """
     size = np.int64(4 * width)
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         batch = words(address)
         side, other = words(batch[SIDES]), words(batch[SIDES + 1])
@@ -183,10 +183,10 @@ def step_side(width: int, column: int, rule: int, kind: int, metric: int) -> int
 
 
 @cache
-def step_biases(rule: int) -> int:
+def step_biases(rule: int) -> Job:
     """Compile the job that updates the biases of one side."""
 
-    @job
+    @Job
     def biases(address: Any, start: Any, stop: Any) -> Any:
         side = words(address)
         c, far, end = _numbers(side[STEPS], 2), 4 * ROWS * start, min(side[LENGTH], stop * ROWS)
@@ -199,11 +199,11 @@ def step_biases(rule: int) -> int:
 
 
 @cache
-def step_atoms(width: int, rule: int) -> int:
+def step_atoms(width: int, rule: int) -> Job:
     """Compile the job that updates and transposes the anchors of one side."""
     size = np.int64(4 * width)
 
-    @job
+    @Job
     def atoms(address: Any, start: Any, stop: Any) -> Any:
         side = words(address)
         count, pieces = side[WIDTH], (side[LENGTH] + ROWS - 1) // ROWS

@@ -15,7 +15,7 @@ import numpy as np
 from numba import carray
 
 from featherbed.kernels.arithmetic import descend, score
-from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import doubles, floats, integers, words
 from featherbed.kernels.vectors import pointer, prefetch
 
@@ -73,7 +73,7 @@ def _shuffle(users: Any, items: Any, values: Any, begin: Any, end: Any, state: A
 
 
 @cache
-def learn_cells(width: int, column: int) -> int:
+def learn_cells(width: int, column: int) -> Job:
     """Compile the job that updates rows by the ratings of cells, in a random order within each.
 
     row ← (1 - s decay) row - s error other row, with s = rate / sqrt(1 + share n) after n updates.
@@ -81,7 +81,7 @@ def learn_cells(width: int, column: int) -> int:
     size = np.int64(4 * width)
     lines = (4 * width + 63) // 64
 
-    @job
+    @Job
     def cells(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         count, left, right = block[COUNT], block[LEFT], block[RIGHT]
@@ -132,11 +132,11 @@ def learn_cells(width: int, column: int) -> int:
 
 
 @cache
-def square_errors(width: int, column: int) -> int:
+def square_errors(width: int, column: int) -> Job:
     """Compile the job that sums squared errors, by pieces of ratings."""
     size = np.int64(4 * width)
 
-    @job
+    @Job
     def pieces(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         count, left, right = block[COUNT], block[LEFT], block[RIGHT]

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.codes import MOST_CODES, NO_VALUES, STEP, field, low_bits, span, value
-from featherbed.kernels.compiled import job
+from featherbed.kernels.codes import MOST_CODES, NO_VALUES, STEP, field, spanner, value
+from featherbed.kernels.compiled import Job
 from featherbed.kernels.memory import vector, words
 from featherbed.kernels.vectors import load_word
 
 
 @cache
-def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> int:
+def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride: int) -> Job:
     """Compile the job that scores rows with fixed codes of one shape: Σ_j v_j scores[index_j]."""
     record, values_at = count * (index_bits + value_bits), count * index_bits
     mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
 
-    @job
+    @Job
     def score(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         source, levels, choices = np.uint64(block[0]), vector(block, 2, np.float32), block[4]
@@ -51,13 +51,13 @@ def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride
 
 
 @cache
-def matching_scores(count: int, index_bits: int, value_bits: int) -> int:
+def matching_scores(count: int, index_bits: int, value_bits: int) -> Job:
     """Compile the job that counts the codes of rows, fixed and of one shape, equal to given ones."""
     record, mask = count * (index_bits + value_bits), np.uint64((1 << index_bits) - 1)
     whole, groups = record % 8 == 0, count // 8 if index_bits == 8 and record % 8 == 0 else 0
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
 
-    @job
+    @Job
     def match(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         source, offset = np.uint64(block[0]), block[2]
@@ -81,36 +81,41 @@ def matching_scores(count: int, index_bits: int, value_bits: int) -> int:
     return match
 
 
-@job
-def ragged_scores(address: Any, start: Any, stop: Any) -> Any:
-    """Score rows with ragged codes, one after the other."""
-    block = words(address)
-    sizes, size_bits, directory = np.uint64(block[0]), block[2], vector(block, 3, np.uint32)
-    wide = block[5]
-    entries, source, index_bits, value_bits = block[6], np.uint64(block[7]), block[9], block[10]
-    kind, levels, rows = block[11], vector(block, 12, np.float32), block[14]
-    offset, scores, out = block[15], vector(block, 16, np.float32), vector(block, 18, np.float32)
-    entry, mask, good = index_bits + value_bits, np.uint64((1 << index_bits) - 1), True
-    limit, size_mask = np.uint32(min(scores.shape[0], 2**32 - 1)), np.uint64((1 << size_bits) - 1)
-    low, block_start = low_bits(size_bits), start
-    while block_start < stop:
-        position = offset + block_start
-        first, count = span(sizes, size_bits, low, directory, wide, rows, entries, position)
-        if count < 0:
-            return np.int64(0)
-        block_stop = min(stop, block_start + STEP - position % STEP)
-        bit, at = first * entry, position * size_bits
-        for row in range(block_start, block_stop):  # the block is valid: its rows are consecutive
-            count, total = np.int64(field(sizes, at, size_mask)), np.float32(0)
-            if count > MOST_CODES:
-                good = False
-            for _ in range(count):
-                index = field(source, bit, mask)
-                if index >= limit:
-                    good, index = False, np.uint32(0)
-                total += scores[index] * value(source, bit + index_bits, value_bits, kind, levels)
-                bit += entry
-            out[row] = total
-            at += size_bits
-        block_start = block_stop
-    return np.int64(good)
+@cache
+def ragged_scores(size_bits: int, index_bits: int, value_bits: int, kind: int) -> Job:
+    """Compile the job that scores rows with ragged codes of one shape, one after the other."""
+    entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
+    span, size_mask = spanner(size_bits), np.uint64((1 << size_bits) - 1)
+
+    @Job
+    def score(address: Any, start: Any, stop: Any) -> Any:
+        block = words(address)
+        sizes, directory, wide = np.uint64(block[0]), vector(block, 3, np.uint32), block[5]
+        entries, source, levels = block[6], np.uint64(block[7]), vector(block, 12, np.float32)
+        rows, offset, scores = block[14], block[15], vector(block, 16, np.float32)
+        out, good = vector(block, 18, np.float32), True
+        limit, block_start = np.uint32(min(scores.shape[0], 2**32 - 1)), start
+        while block_start < stop:
+            position = offset + block_start
+            first, count = span(sizes, directory, wide, rows, entries, position)
+            if count < 0:
+                return np.int64(0)
+            block_stop = min(stop, block_start + STEP - position % STEP)
+            bit, at = first * entry, position * size_bits
+            for row in range(block_start, block_stop):  # of a valid block: rows are consecutive
+                count, total = np.int64(field(sizes, at, size_mask)), np.float32(0)
+                if count > MOST_CODES:
+                    good = False
+                for _ in range(count):
+                    index = field(source, bit, mask)
+                    if index >= limit:
+                        good, index = False, np.uint32(0)
+                    weight = value(source, bit + index_bits, value_bits, kind, levels)
+                    total += scores[index] * weight
+                    bit += entry
+                out[row] = total
+                at += size_bits
+            block_start = block_stop
+        return np.int64(good)
+
+    return score

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.compiled import compiled, job
-from featherbed.kernels.lookup import addresses8, weigh
+from featherbed.kernels.compiled import Job, compiled
+from featherbed.kernels.lookup import addresses8, weigher
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.train import AHEAD
-from featherbed.kernels.vectors import eight_dots, prefetch, row_sum
+from featherbed.kernels.vectors import copy, eight_slots, prefetch, row_sum
 
 LANES = 16  # minima kept side by side
 
@@ -29,14 +29,15 @@ def _are_below(parts: Any, u: Any, slots: Any, most: Any) -> Any:
 
 
 @cache
-def compose(kind: Any) -> int:
+def compose(kind: Any, fixed: int) -> Job:
     """Compile the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
 
-    ``kind`` is the dtype of the support. The job returns 0 if the support names an atom that does
-    not exist; the first atom then stands in for it.
+    ``kind`` is the dtype of the support, ``fixed`` the width of rows if it is known, else 0. The job
+    returns 0 if the support names an atom that does not exist; the first atom then stands in for it.
     """
+    weigh = weigher(fixed)
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         support, ids = matrix(block, 0, kind), vector(block, 3, np.int64)
@@ -45,7 +46,9 @@ def compose(kind: Any) -> int:
         out = matrix(block, 14, np.float32)
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
         size, good = np.uint64(slots * support.itemsize), True
-        most = np.uint32(min(atoms.shape[0], 2**31))
+        most, width = np.uint32(min(atoms.shape[0], 2**31)), atoms.shape[1]
+        flat_parts, flat_values = parts.reshape(-1), values.reshape(-1)
+        atoms_at, out_at = np.uint64(atoms.ctypes.data), np.uint64(out.ctypes.data)
         for u in range(start, stop):
             if u + AHEAD < stop:
                 prefetch(base + np.uint64(ids[u + AHEAD]) * size)
@@ -53,30 +56,31 @@ def compose(kind: Any) -> int:
                 parts[u, j] = support[ids[u], j]
             if not _are_below(parts, u, slots, most):
                 good, parts[u] = False, 0
-            weigh(parts, values, u, slots, atoms, out, np.uint64(u))
+            place = out_at + np.uint64(4 * u * width)
+            weigh(flat_parts, flat_values, u * slots, slots, atoms_at, width, place)
         return np.int64(good)
 
     return rows
 
 
-@job
+@Job
 def spread(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]]."""
     block = words(address)
     rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)
     out = matrix(block, 5, np.float32)
-    width = rows.shape[1]
-    base = np.uint64(rows.ctypes.data)
+    base, to = np.uint64(rows.ctypes.data), np.uint64(out.ctypes.data)
+    size = 4 * rows.shape[1]
     for i in range(start, stop):
         if i + AHEAD < stop:
-            prefetch(base + np.uint64(index[i + AHEAD]) * np.uint64(4 * width))
-        one, to = rows[index[i]], out[i]
-        for k in range(width):
-            to[k] = one[k]
+            soon = base + np.uint64(index[i + AHEAD] * size)
+            for line in range(min(4, (size + 63) // 64)):
+                prefetch(soon + np.uint64(64 * line))
+        copy(to + np.uint64(i * size), base + np.uint64(index[i] * size), np.int64(size))
     return np.int64(1)
 
 
-@job
+@Job
 def pool(address: Any, start: Any, stop: Any) -> Any:
     """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b, bounds[b] .. bounds[b + 1]."""
     block = words(address)
@@ -107,6 +111,15 @@ def _place(gradient: Any, order: Any, owner: Any, i: Any) -> Any:
 
 
 @compiled
+def _prefetch_row(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
+    """Prefetch four cache lines of the gradient that belongs to a place of the order."""
+    if i < last:
+        soon = _place(gradient, order, owner, i)
+        for line in range(min(4, (4 * gradient.shape[1] + 63) // 64)):
+            prefetch(soon + np.uint64(64 * line))
+
+
+@compiled
 def _gathered(
     gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any
 ) -> None:
@@ -120,6 +133,8 @@ def _gathered(
     )
     i = first + 1
     while not weighted and i + 8 <= last:
+        for k in range(i + AHEAD, i + AHEAD + 8):
+            _prefetch_row(gradient, order, owner, k, last)
         a0, a1 = _place(gradient, order, owner, i), _place(gradient, order, owner, i + 1)
         a2, a3 = _place(gradient, order, owner, i + 2), _place(gradient, order, owner, i + 3)
         a4, a5 = _place(gradient, order, owner, i + 4), _place(gradient, order, owner, i + 5)
@@ -145,34 +160,41 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 
 
 @compiled
-def _by_slots(one: Any, atoms: Any, support: Any, u: Any, out: Any) -> None:
-    """out[u, j] = one . atoms[support[u, j]], eight slots in one loop over the row."""
-    width, slots, j = atoms.shape[1], support.shape[1], 0
-    base, size = np.uint64(atoms.ctypes.data), np.uint64(4 * atoms.shape[1])
-    row = np.uint64(one.ctypes.data)
-    to = np.uint64(out.ctypes.data) + np.uint64(4 * u * slots)
+def _four(values: Any, at: Any) -> Any:
+    return values[at], values[at + 1], values[at + 2], values[at + 3]
+
+
+@compiled
+def _by_slots(one: Any, atoms: Any, sums: Any, parts: Any, values: Any, at: Any, out: Any) -> None:
+    """out[j] = one . atoms[k] and sums[k] += values[j] * one for the atoms k = parts[j] of a row.
+
+    Its slots j begin at place ``at``; eight of them in one loop over the row.
+    """
+    width, slots, j = atoms.shape[1], len(out), 0
+    base, into = np.uint64(atoms.ctypes.data), np.uint64(sums.ctypes.data)
+    row, size, to = np.uint64(one.ctypes.data), np.uint64(4 * width), np.uint64(out.ctypes.data)
     while j + 8 <= slots:
-        eight = addresses8(base, size, support, u, j)
-        done = eight_dots(to + np.uint64(4 * j), row, eight, width)
+        atoms8, sums8 = addresses8(base, size, parts, at + j), addresses8(into, size, parts, at + j)
+        values8 = _four(values, at + j) + _four(values, at + j + 4)
+        done = eight_slots(to + np.uint64(4 * j), row, atoms8, sums8, values8, width)
         if done < width:
             for k in range(j, j + 8):
-                out[u, k] += _dot(one, atoms[support[u, k]], done)
+                out[k] += _dot(one, atoms[parts[at + k]], done)
+                _add(one, values[at + k], sums[parts[at + k]], done)
         j += 8
     while j < slots:
-        out[u, j] = _dot(one, atoms[support[u, j]], 0)
+        out[j] = _dot(one, atoms[parts[at + j]], 0)
+        _add(one, values[at + j], sums[parts[at + j]], 0)
         j += 1
 
 
 @compiled
-def _prefetch_row(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
-    """Prefetch four cache lines of the gradient that belongs to a place of the order."""
-    if i < last:
-        soon = _place(gradient, order, owner, i)
-        for line in range(min(4, (4 * gradient.shape[1] + 63) // 64)):
-            prefetch(soon + np.uint64(64 * line))
+def _add(row: Any, factor: Any, out: Any, first: Any) -> None:
+    for k in range(first, len(row)):
+        out[k] += factor * row[k]
 
 
-@job
+@Job
 def gradients(address: Any, start: Any, stop: Any) -> Any:
     """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from that of pooled rows.
 
@@ -188,6 +210,7 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
     total, borders = matrix(block, 26, np.float32), vector(block, 29, np.int64)
     keep, anchors, width, slots = len(total) > 0, atoms.shape[0], atoms.shape[1], support.shape[1]
     local, plain = np.empty(width, np.float32), not keep and len(owner) == 0
+    parts, flat = support.reshape(-1), values.reshape(-1)
     for piece in range(start, stop):
         part = to_atoms[piece * anchors : (piece + 1) * anchors]
         for u in range(borders[piece], borders[piece + 1]):
@@ -198,18 +221,11 @@ def gradients(address: Any, start: Any, stop: Any) -> Any:
                 one = gradient[order[starts[u]]]
             else:
                 _gathered(gradient, order, owner, weights, starts[u], starts[u + 1], one)
-            _by_slots(one, atoms, support, u, to_values)
-            source = (np.uint64(one.ctypes.data),)
-            for j in range(slots):
-                if values[u, j] != np.float32(0):
-                    into = np.uint64(part.ctypes.data) + np.uint64(support[u, j]) * np.uint64(
-                        4 * width
-                    )
-                    _add1(into, source, (values[u, j],), width)
+            _by_slots(one, atoms, part, parts, flat, u * slots, to_values[u])
     return np.int64(1)
 
 
-@job
+@Job
 def weight_gradients(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]] . gradient[owner[i]]."""
     block = words(address)
@@ -242,7 +258,7 @@ def _least(row: Any, lanes: Any) -> Any:
     return best, least
 
 
-@job
+@Job
 def best_atoms(address: Any, start: Any, stop: Any) -> Any:
     """For each row, the atom outside its support with the largest gradient, and the gradient.
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.kernels import workqueue
+from featherbed.kernels.compiled import Job
 
 VARIABLE = "FEATHERBED_THREADS"
 TURNS = 12_000  # waiting turns of a worker after a job, about 0.5 ms: waking it costs 20 to 100 µs
@@ -59,11 +60,11 @@ class Workers:
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(worker, others)
 
-    def run(self, job: int, block: NDArray[np.int64], count: int, grain: int, held: object) -> bool:
+    def run(self, job: Job, block: NDArray[np.int64], count: int, grain: int, held: object) -> bool:
         """Run a job with all workers; alone if another thread is using them."""
         address = block.ctypes.data
         if not self.calling.acquire(blocking=False):
-            return bool(workqueue.run_alone(job, address, count) == 1)
+            return bool(workqueue.run_alone(job.address, address, count) == 1)
         try:
             if self.queue[workqueue.OPEN]:  # an interrupt came before the end of the last job
                 workqueue.finish(self.queue)
@@ -71,7 +72,7 @@ class Workers:
             core = self.current_core()
             if core != self.caller_core:
                 self._leave_core(core)
-            sleeping = workqueue.publish(self.queue, job, address, count, grain)
+            sleeping = workqueue.publish(self.queue, job.address, address, count, grain)
             try:
                 if sleeping:
                     self.wake.release(sleeping)
@@ -133,7 +134,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
 
 
-def run(job: int, block: NDArray[np.int64], count: int, grain: int, held: object = None) -> bool:
+def run(job: Job, block: NDArray[np.int64], count: int, grain: int, held: object = None) -> bool:
     """Run a compiled job over ``count`` rows in pieces of ``grain`` rows; return False on failure.
 
     ``block`` holds the job's arguments (see ``featherbed.kernels.memory``), ``held`` keeps alive
@@ -145,5 +146,5 @@ def run(job: int, block: NDArray[np.int64], count: int, grain: int, held: object
         with _lock:
             workers = _workers = _workers or Workers(thread_count() - 1)
     if count < 2 * grain or workers is None:
-        return bool(workqueue.run_alone(job, block.ctypes.data, count) == 1)
+        return bool(workqueue.run_alone(job.address, block.ctypes.data, count) == 1)
     return workers.run(job, block, count, grain, held)

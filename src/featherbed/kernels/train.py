@@ -23,7 +23,7 @@ from featherbed.kernels.arithmetic import (
     YOGI,
     step,
 )
-from featherbed.kernels.compiled import compiled, job
+from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.vectors import prefetch
 
@@ -35,11 +35,15 @@ DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
     """Number the distinct ids in order of appearance, distinct[index[i]] = ids[i]; return their number.
 
-    ``room`` [a power of two, at least twice the ids] is filled with -1.
+    ``room`` [a power of two, at least twice the ids] is overwritten.
     """
-    mask, found = np.uint64(len(room) - 1), 0
+    mask, found, factor = np.uint64(len(room) - 1), 0, np.uint64(0x9E3779B97F4A7C15)
+    room[:] = -1
     for i in range(len(ids)):
-        at = (np.uint64(ids[i]) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)
+        if i + AHEAD < len(ids):
+            soon = ((np.uint64(ids[i + AHEAD]) * factor) >> np.uint64(20)) & mask
+            prefetch(np.uint64(room.ctypes.data) + soon * np.uint64(4))
+        at = (np.uint64(ids[i]) * factor) >> np.uint64(20)
         while True:
             at &= mask
             number = room[at]
@@ -224,7 +228,7 @@ def _fetch(first: bool, second: bool) -> Any:
 
 
 @cache
-def update(variant: Variant) -> int:
+def update(variant: Variant) -> Job:
     """Compile the job that settles rows (applies the steps they missed) and updates them.
 
     With a rule rows are stepped by their gradients and shrunk. Without one they are settled in
@@ -236,7 +240,7 @@ def update(variant: Variant) -> int:
     marked, steps, measured = support is not None, rule is not None, int(metric)
     number, slot_type = rule if steps else NONE, support or np.int32
 
-    @job
+    @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
         block = words(address)
         weight, ids = matrix(block, 0, real), vector(block, 3, np.int64)
@@ -293,7 +297,7 @@ def _add_group(rows: Any, order: Any, first: Any, last: Any, out: Any) -> None:
             out[k] += one[k]
 
 
-@job
+@Job
 def sum_groups(address: Any, start: Any, stop: Any) -> Any:
     """out[u] = Σ of the rows of its group, in order."""
     block = words(address)

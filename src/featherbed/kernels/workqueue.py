@@ -135,3 +135,19 @@ def dismiss(queue: Any) -> None:
 def run_alone(job: Any, block: Any, count: Any) -> Any:
     """Run a whole job in this thread."""
     return call(job, block, 0, count)
+
+
+@compiled
+def run_row(job: Any, constants: Any, position: Any, out: Any) -> Any:
+    """Run a job for one row in this thread: its arguments are constants, a position and the row."""
+    count = len(constants)
+    block, place = np.empty(count + 5, np.int64), np.empty(1, np.int64)
+    block[:count] = constants
+    place[0] = position
+    block[count], block[count + 1] = place.ctypes.data, 1
+    block[count + 2], block[count + 3], block[count + 4] = out.ctypes.data, 1, len(out)
+    good = call(job, block.ctypes.data, 0, 1)
+    block[0] = place[0] = (
+        0  # an array is freed after its last use, which must not be before the call
+    )
+    return good

@@ -217,7 +217,7 @@ class RowOptimizer(Optimizer):
     ) -> None:
         """Settle, step and stamp the rows of a gradient; record the step for the others."""
         lazy, penalty = self._bind(parameter, group, state, c.beta), self.penalties.get(parameter)
-        ids, rows = native.summed(grad._indices()[0], grad._values())
+        ids, rows = native.summed(grad._indices()[0], grad._values(), lazy.distinct)
         threshold = 0.0 if penalty is None else penalty.lam * c.prox
         idle = c.decay == 1.0 and c.beta == 0.0 and penalty is None  # other rows miss nothing
         stamp = lazy.history.now + (not idle)

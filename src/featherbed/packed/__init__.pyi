@@ -29,6 +29,7 @@ from featherbed.packed.file import read_arrays as read_arrays
 from featherbed.packed.file import save as save
 from featherbed.packed.file import to_bytes as to_bytes
 from featherbed.packed.file import write_arrays as write_arrays
+from featherbed.packed.hashed_keys import HashedKeys as HashedKeys
 from featherbed.packed.inspect import NOTHING as NOTHING
 from featherbed.packed.inspect import AnchorWeight as AnchorWeight
 from featherbed.packed.inspect import Purity as Purity
@@ -50,6 +51,7 @@ from featherbed.packed.inspect import row_cost as row_cost
 from featherbed.packed.inspect import strongest as strongest
 from featherbed.packed.inspect import weighted_band as weighted_band
 from featherbed.packed.inspect import zero_rows as zero_rows
+from featherbed.packed.keys import FORMS as FORMS
 from featherbed.packed.keys import IntegerKeys as IntegerKeys
 from featherbed.packed.keys import Keys as Keys
 from featherbed.packed.keys import TextKeys as TextKeys

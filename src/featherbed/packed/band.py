@@ -8,9 +8,9 @@ the id, identity from the row's position in its band); ``Fixed`` stores s codes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -96,17 +96,6 @@ class Fixed:
         return (np.ascontiguousarray(self.stream), value_kind(self.levels)[1], self.choices(atoms))
 
     @property
-    def bytewise(self) -> bool:
-        """Whether indices and values are groups of eight bytes: the layout of the fastest loop."""
-        groups = self.count % 8 == 0 and self.index_bits == 8 and not self.parts
-        return groups and self.levels is not None and self.levels.kind == "int8"
-
-    def records(self) -> NDArray[np.uint64]:  # [V, s / 4]
-        """Return the stream of a bytewise layout as words of eight indices, then of eight values."""
-        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * 2 * self.count]
-        return flat.reshape(self.rows, 2 * self.count).view(np.uint64)
-
-    @property
     def record_bits(self) -> int:
         """Bits of one row's record."""
         return self.count * (self.index_bits + (self.levels.bits if self.levels else 0))
@@ -132,12 +121,44 @@ class Fixed:
         stream = bits.pack(np.concatenate(columns, axis=1), widths)
         return cls(rows, count, index_bits, stream, levels, parts)
 
+    @property
+    def bytewise(self) -> bool:
+        """Whether indices are bytes, and values whole bytes."""
+        return self.index_bits == 8 and self.record_bits % 8 == 0
+
+    @property
+    def _records(self) -> NDArray[np.uint8]:  # [rows, bytes of a record]
+        length = self.record_bits // 8
+        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
+        return flat.reshape(self.rows, length)
+
+    def row_fetcher(self, atoms: int) -> Callable[[int], tuple[NDArray[Any], Floats | None]]:
+        """Return ``fetch`` of one row of bytewise codes: from its position to [s] and [s]."""
+        records, count, choices = self._records, self.count, self.choices(atoms)
+        offsets, levels = np.arange(count) * self.stride(atoms), self.levels
+
+        def fetch(position: int) -> tuple[NDArray[Any], Floats | None]:
+            indices: NDArray[Any] = records[position, :count]
+            if choices < 256:
+                check_indices(indices, choices)
+            if self.parts:
+                indices = indices + offsets
+            if levels is None:
+                return indices, None
+            raw = records[position, count:]
+            if levels.bits < 8:
+                values = self.fetch(np.array([position]), atoms)[1]
+                return indices, None if values is None else values.reshape(-1)
+            if levels.table is None:
+                return indices, raw.view(levels.kind).astype(np.float32, copy=False)
+            return indices, levels.table[raw]
+
+        return fetch
+
     def field(self, positions: Ids, first: int, last: int) -> NDArray[np.unsignedinteger]:
         """Return codes ``first`` to ``last - 1`` of rows: choices within a part, unchecked."""
-        if self.index_bits == 8 and self.record_bits % 8 == 0:
-            length = self.record_bits // 8
-            flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
-            return flat.reshape(self.rows, length)[:, first:last][positions]
+        if self.bytewise:
+            return self._records[:, first:last][positions]
         start = positions[:, None] * self.record_bits + np.arange(first, last) * self.index_bits
         return bits.unpack(self.stream, start, self.index_bits)
 
@@ -192,6 +213,11 @@ class Ragged:
             bits.pack(entries, [index_bits, levels.bits]),
             levels,
         )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape a loop is compiled for: count bits, index bits, value bits, kind of values."""
+        return (self.count_bits, self.index_bits, self.levels.bits, value_kind(self.levels)[0])
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the compiled loops."""
@@ -474,6 +500,54 @@ class Band:
         check_indices(indices, self.atoms)
         return indices, None if self.values is None else self.values.rows(positions)
 
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:  # position -> [d]
+        """Return a function that returns one row, without the cost of arrays of one element.
+
+        Only for a band of all ids: an id is its position.
+        """
+        own = self._own_reader(compiled)
+        plus = None if self.plus is None else self.plus.row_reader(compiled)
+        if plus is None and self.cell is None and self.affine is None:
+            return own
+
+        def read(position: int) -> Floats:
+            row = own(position)[None]
+            row = row if self.cell is None else self.cell(row)
+            row = row if plus is None else row + plus(position)
+            row = row if self.affine is None else self.affine(row, np.array([position]))
+            return row.reshape(-1)
+
+        return read
+
+    def _own_reader(self, compiled: bool) -> Callable[[int], Floats]:  # position -> [d']
+        """Return a reader of the combined atoms of this layer alone."""
+        codes, shared = self.codes, self.dictionary
+        stored = shared if isinstance(codes, Identity) and self.values is None else self.values
+        if isinstance(stored, Matrix) and (stored is shared or shared is None):
+            return stored.row_reader(compiled)
+        if compiled and isinstance(codes, Fixed | Ragged) and self._has_loop:
+            return partial(self._plan.row, self._row_width)
+        if isinstance(codes, Fixed) and codes.bytewise and self._has_loop:
+            assert shared is not None
+            fetch, dense, concat = codes.row_fetcher(self.atoms), shared.dense(), self._concatenates
+
+            def combine_row(position: int) -> Floats:
+                indices, values = fetch(position)
+                atoms = dense[indices]
+                if values is not None:
+                    atoms *= values[:, None]
+                row: Floats = atoms.reshape(-1) if concat else np.add.reduce(atoms, axis=0)
+                return row
+
+            return combine_row
+
+        def read(position: int) -> Floats:
+            at = np.array([position])
+            rows = self._stored_rows(at) if isinstance(codes, Every) else self._combine(at, at)
+            return rows.reshape(-1)
+
+        return read
+
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Return the rows of ids at ``positions`` of this band."""
         rows = self.own_rows(ids, positions)
@@ -483,24 +557,38 @@ class Band:
 
     def own_rows(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
         """Return the rows of this layer alone, before the affine stage: combine, then the cell."""
-        if isinstance(self.codes, Every):
-            assert self.values is not None
-            rows = self.values.rows(positions)
-            rows = rows if self.dictionary is None else rows @ self.dictionary.dense()
-        else:
-            rows = self._combine_atoms(ids, positions)
+        every = isinstance(self.codes, Every)
+        rows = self._stored_rows(positions) if every else self._combine(ids, positions)
         return rows if self.cell is None else self.cell(rows)
 
-    def _combine_atoms(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
+    def _stored_rows(self, positions: Ids) -> Floats:  # [B] -> [B, d']
+        """Return the stored values of rows, times the dictionary if there is one."""
+        assert self.values is not None
+        rows = self.values.rows(positions)
+        return rows if self.dictionary is None else rows @ self.dictionary.dense()
+
+    @cached_property
+    def _has_loop(self) -> bool:
+        """Whether a compiled loop combines the atoms of these rows."""
+        assert self.dictionary is not None
+        combined = self.combine == "sum" or self._concatenates
+        return combined and keeps_decoded(self.dictionary)
+
+    @property
+    def _row_width(self) -> int:
+        """Width of the combined atoms of a row."""
+        assert self.dictionary is not None
+        count = self.codes.count if isinstance(self.codes, Fixed) and self._concatenates else 1
+        return count * self.dictionary.shape[1]
+
+    def _combine(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d']
         """Combine the atoms of rows, by a compiled loop if there is one."""
         assert self.dictionary is not None
         if isinstance(self.codes, Identity) and self.values is None:
             return self.dictionary.rows(positions)
-        has_loop = self.combine == "sum" or self._concatenates
-        if not has_loop or not keeps_decoded(self.dictionary) or not engine.kernels(len(ids)):
+        if not self._has_loop or not engine.kernels(len(ids)):
             return self._combine_by_numpy(ids, positions)
-        across = self.codes.count if isinstance(self.codes, Fixed) and self._concatenates else 1
-        out = engine.empty(len(ids), across * self.dictionary.shape[1])
+        out = engine.empty(len(ids), self._row_width)
         if isinstance(self.codes, Fixed | Ragged):
             self._plan.run(out, np.ascontiguousarray(positions))
             return out
@@ -520,6 +608,10 @@ class Band:
         if self.combine != "sum":
             rows: Floats = combine(gather(self.dictionary, indices), values, self.combine)
             return rows
+        if len(ids) == 1:
+            atoms = gather(self.dictionary, indices[0])
+            atoms = atoms if values is None else atoms * values[0][:, None]
+            return np.add.reduce(atoms, axis=0, keepdims=True)
         counts = self.codes.spans(positions)[1] if isinstance(self.codes, Ragged) else None
         total = np.zeros((len(ids), self.dictionary.shape[1]), dtype=np.float32)
         for j in range(indices.shape[1]):
@@ -533,19 +625,14 @@ class Band:
     @cached_property
     def _plan(self) -> engine.Plan:
         """The compiled loop that combines the atoms of these rows, with its constant arguments."""
-        assert self.dictionary is not None
+        assert self.dictionary is not None and isinstance(self.codes, Fixed | Ragged)
         atoms = engine.on_line(self.dictionary.dense(), CACHE_BYTES)
+        shape = (*self.codes.shape, atoms.shape[1])
         if isinstance(self.codes, Ragged):
-            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms)
-        assert isinstance(self.codes, Fixed)
-        known = self.codes.arguments(len(atoms))
-        if self._concatenates:
-            shape = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
-            return engine.Plan("concat_rows", *known, atoms, shape=shape)
-        if self.codes.bytewise:
-            return engine.Plan("byte_rows", self.codes.records(), *known[1:], atoms)
-        shape = (*self.codes.shape, self.codes.stride(len(atoms)))
-        return engine.Plan("fixed_rows", *known, atoms, shape=shape)
+            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms, shape=shape)
+        shape = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
+        known = (*self.codes.arguments(len(atoms)), atoms)
+        return engine.Plan("fixed_rows", *known, shape=(*shape, self._concatenates))
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,10 @@ class DiskBand(Band):
     """A band whose look-ups read the rows they need from the file."""
 
     source: RowFile
+
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:  # noqa: ARG002
+        """Return a function that reads one row."""
+        return lambda position: self.lookup(np.array([position]), np.array([position]))[0]
 
     def lookup(self, ids: Ids, positions: Ids) -> Floats:  # [B] -> [B, d]
         """Read the rows at ``positions``, each once, and compose them."""

@@ -1,7 +1,8 @@
 """The choice between compiled loops and numpy for look-ups and scores.
 
 ``$FEATHERBED_KERNELS`` may be "numpy" or "numba"; by default small calls use numpy until numba has
-been loaded, so that a command that looks up three rows does not wait for a compiler.
+been loaded, so that a command that looks up three rows does not wait for a compiler. Thousands of
+look-ups of one row each load it too (``featherbed.packed.table``).
 """
 
 from __future__ import annotations
@@ -100,18 +101,27 @@ class Plan:
     ) -> None:
         jobs = _jobs()
         assert jobs is not None
-        self.job: int = jobs[name] if shape is None else jobs[name](*shape)
+        self.job: Any = jobs[name] if shape is None else jobs[name](*shape)
         self.arguments = arguments  # the block holds addresses only: this keeps the arrays alive
-        self.words = [word for argument in arguments for word in _words(argument)]
+        words = [word for argument in arguments for word in _words(argument)]
+        self.words = np.array(words, dtype=np.int64)
         self.run_job = importlib.import_module("featherbed.kernels.threads").run
+        self.run_row = importlib.import_module("featherbed.kernels.workqueue").run_row
 
     def run(self, out: NDArray[np.float32], *arguments: NDArray[Any] | int) -> None:
-        """Run the job over the rows of ``out``; a code out of range is a FormatError."""
-        words = self.words.copy()
-        for argument in (*arguments, out):
-            words += _words(argument)
-        block = np.array(words, dtype=np.int64)
-        if not self.run_job(self.job, block, len(out), GRAIN, (self, out, arguments)):
+        """Run the job over the rows of ``out``."""
+        words = [word for argument in (*arguments, out) for word in _words(argument)]
+        block = np.append(self.words, words)
+        self._check(self.run_job(self.job, block, len(out), GRAIN, (self, out, arguments)))
+
+    def row(self, columns: int, position: int) -> NDArray[np.float32]:  # [columns]
+        """Return one row of a look-up: the job takes positions, then the result."""
+        out = np.empty(columns, dtype=np.float32)
+        self._check(self.run_row(self.job.address, self.words, position, out) == 1)
+        return out
+
+    def _check(self, good: bool) -> None:
+        if not good:
             raise FormatError("a code is out of range: it names an atom that does not exist")
 
 

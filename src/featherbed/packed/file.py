@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IsFolderError, MissingFileError
-from featherbed.files import replacing
-from featherbed.packed.keys import Keys
+from featherbed.packed.keys import FORMS, Keys, keys_for, read_keys
 from featherbed.packed.schema import Take, describe, rebuild, stored_metadata
 from featherbed.packed.table import PackedTable
-from featherbed.packed.validate import validate
 
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -141,8 +139,13 @@ def save(
 ) -> PackedTable:
     """Write a table to one file, atomically, and return the packed table that was written.
 
-    A training table is packed first, without loss. ``keys`` name every row:
-    ``fb.load(path)["the"]``.
+    A training table is packed first, without loss.
+
+    Args:
+        keys: the names of all rows (``fb.load(path)["the"]``), as they are or in another form by
+            ``fb.Keys.of(names, form)``, or a vocabulary; or the form in which the keys that the
+            table has are stored: "plain", "text" (compressed), "hashed" (no text, about five
+            bytes a key) or "integer".
 
     >>> import featherbed as fb
     >>> path = getfixture("tmp_path") / "words.safetensors"
@@ -150,6 +153,8 @@ def save(
     PackedTable(3 x 4, AnchorTable, 56 bytes, with keys)
     >>> fb.load(path)["cat"].shape
     (4,)
+    >>> fb.save(fb.load(path), path, keys="hashed").keys.form
+    'hashed'
     """
     if not isinstance(table, PackedTable | Packable):
         raise ArgumentError(
@@ -157,13 +162,15 @@ def save(
             "such as fb.DenseTable.from_dense(old.weight.detach())"
         )
     packed = table if isinstance(table, PackedTable) else table.pack()
-    if keys is not None:
-        index = Keys.of(keys)
-        if len(index) != packed.rows:
+    if isinstance(keys, str) and keys in FORMS:
+        if packed.keys is None:
             raise ArgumentError(
-                f"{len(index)} keys were given for {packed.rows} rows: give one for each"
+                f"keys={keys!r} is the form of the keys a table has, this one has none: "
+                f"give fb.Keys.of(names, {keys!r})"
             )
-        packed = packed.replace(keys=index)
+        packed = packed.replace(keys=Keys.of(packed.keys, keys))
+    elif keys is not None:
+        packed = packed.replace(keys=keys_for(packed.rows, keys))
     write(packed, Path(path))
     return packed
 
@@ -236,7 +243,7 @@ def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTab
 def table_from(metadata: Any, entries: dict[str, Any], take: Take) -> PackedTable:
     """Return a table from its metadata, the header entries of its arrays and the arrays."""
     found = rebuild(metadata, take)
-    keys = _read_keys(entries, take, found.rows) if found.has_keys else None
+    keys = read_keys(found.keys, entries, take, found.rows)
     return PackedTable(
         found.bands, found.dim, padding_idx=found.padding_idx, keys=keys, made_by=found.made_by
     )
@@ -253,6 +260,8 @@ def check(path: str | Path) -> PackedTable:
     >>> len(fb.check(path))
     5
     """
+    from featherbed.packed.validate import validate
+
     table = load(path)
     validate(table)
     return table
@@ -340,22 +349,6 @@ def array_of(
     return np.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(shape)
 
 
-def _read_keys(header: dict[str, Any], take: Any, rows: int) -> Keys:
-    def kind(name: str) -> str:
-        entry = header.get(name)
-        return "U64" if entry is not None and entry["dtype"] == "U64" else "U32"
-
-    text = header.get("keys.text")
-    if text is None or len(text["shape"]) != 1:
-        raise FormatError("the array 'keys.text' is missing or not flat")
-    return Keys(
-        take("keys.text", "U8", (text["shape"][0],)),
-        take("keys.ends", kind("keys.ends"), (rows,)),
-        take("keys.checksums", "U32", (rows,)),
-        take("keys.order", kind("keys.order"), (rows,)),
-    )
-
-
 def _compact(fields: dict[str, Any]) -> str:  # every byte of a small file counts
     return json.dumps(fields, separators=(",", ":"))
 
@@ -397,6 +390,8 @@ def write(table: PackedTable, path: Path) -> None:
 
 def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
     """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
+    from featherbed.files import replacing  # only writers need it
+
     with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(header_for(fields, arrays))
         for _, array in _in_order(arrays):

@@ -134,12 +134,7 @@ def strongest(
         kept = np.bincount(classes[anchors], minlength=len(floor))
         floor[kept == count] = np.abs(weights)[np.cumsum(kept)[kept == count] - 1]
     found = zip(ids.tolist(), anchors.tolist(), weights.tolist(), strict=True)
-    return [AnchorWeight(id_, key_of(packed, id_), anchor, weight) for id_, anchor, weight in found]
-
-
-def key_of(packed: PackedTable, id_: int) -> str | None:
-    """Return the key of an object; None if the table has no keys."""
-    return None if packed.keys is None else packed.keys[id_]
+    return [AnchorWeight(id_, packed.name_of(id_), anchor, weight) for id_, anchor, weight in found]
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -328,7 +323,7 @@ def anchors_report(
             "first": [
                 {
                     "id": id_,
-                    "key": key_of(packed, id_),
+                    "key": packed.name_of(id_),
                     "count": None if occurs is None else occurs[at].item(),
                 }
                 for at, id_ in enumerate(empty.ids[:count].tolist())

@@ -1,8 +1,9 @@
 """Keys (words, item names): a memory-mapped index from text to id.
 
-Four arrays: the UTF-8 text of all keys in the order of ids, the end of each, the CRC-32 of every
-key in rising order, and the ids they belong to. A look-up is a binary search among the checksums
-and a comparison of text.
+``Keys`` is what all forms of stored keys have in common. ``PlainKeys`` are four arrays: the UTF-8
+text of all keys in the order of ids, the end of each, the CRC-32 of every key in rising order, and
+the ids they belong to; a look-up is a binary search among the checksums and a comparison of text.
+The other forms take fewer bytes: ``hashed_keys`` and ``coded_keys``.
 
 Millions of keys never become millions of Python strings: ``Keys.of`` takes the text of a sequence
 with a ``utf8`` method as it is.
@@ -11,35 +12,253 @@ with a ``utf8`` method as it is.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, overload, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, ClassVar, Protocol, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
+from featherbed.hashing import hash_key, hash_keys
+from featherbed.packed import bits
 from featherbed.packed.band import Ids
 
+MOST_KEYS = (1 << 32) - 1  # in all forms but the plain one
+MOST_NAMED = 10  # unknown keys that an error names
+Arrays = dict[str, NDArray[Any]]
+Take = Callable[[str, tuple[str, ...], int | None], NDArray[Any]]  # name, dtypes, length -> array
+_FORMS = {
+    "plain": ("featherbed.packed.keys", "PlainKeys"),
+    "text": ("featherbed.packed.coded_keys", "FrontCodedKeys"),
+    "integer": ("featherbed.packed.coded_keys", "NumberKeys"),
+    "hashed": ("featherbed.packed.hashed_keys", "HashedKeys"),
+}
+FORMS = tuple(_FORMS)
 
-@dataclass(eq=False)
-class Keys:
-    """The key of every row.
+
+class Keys(ABC):
+    """The keys of the first ``len(keys)`` rows; ``shared`` more rows are for all other keys.
 
     >>> keys = Keys.of(["the", "cat"])
-    >>> keys.find(["cat"]).tolist(), keys[0], len(keys)
-    ([1], 'the', 2)
+    >>> keys.find(["cat"]).tolist(), keys.ids(["dog", "the"]).tolist(), keys[0], len(keys)
+    ([1], [-1, 0], 'the', 2)
     """
 
-    text: NDArray[np.uint8]
-    ends: NDArray[np.unsignedinteger]
-    checksums: NDArray[np.uint32]
-    order: NDArray[np.unsignedinteger]
+    form: ClassVar[str]
+    shared: int = 0
+    counts: NDArray[np.unsignedinteger] | None = None  # [rows], of a vocabulary
+
+    @staticmethod
+    def of(keys: Iterable[str], form: str | None = None, *, shared: int | None = None) -> Keys:
+        """Index ``keys``, one for each row, all different.
+
+        Args:
+            form: "plain" (the default), "text" (compressed), "hashed" (no text) or "integer".
+            shared: rows after those of ``keys`` that all other keys share; by default as many as
+                ``keys`` has if it is a vocabulary or the keys of a table, otherwise none.
+
+        >>> keys = Keys.of(["the", "cat"], "hashed", shared=3)
+        >>> keys.ids(["cat", "dog"]).tolist()
+        [1, 4]
+        """
+        own = getattr(keys, "shared", 0)
+        shared = check_integer("shared", own if shared is None else shared, 0)
+        if isinstance(keys, Keys) and form in (None, keys.form) and shared == own:
+            return keys
+        index = form_class(check_choice("form", form or "plain", FORMS)).build(keys)
+        counts = getattr(keys, "counts", None)
+        if counts is not None and len(counts) == len(index) + shared:
+            index.counts = counts.astype(np.uint32 if counts.max() < 2**32 else np.uint64)
+        index.shared = shared
+        return index
 
     @classmethod
-    def of(cls, keys: Iterable[str]) -> Keys:
-        """Index ``keys``, one for each row, all different."""
-        text, ends = keys.utf8() if isinstance(keys, EncodedKeys) else _joined(keys)
+    @abstractmethod
+    def build(cls, keys: Iterable[str]) -> Keys:
+        """Index keys in this form."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, fields: Any, take: Take, count: int) -> Keys:
+        """Return the ``count`` keys a file holds: ``fields`` reads the metadata, ``take`` arrays."""
+
+    @property
+    @abstractmethod
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The stored arrays by name."""
+        counts = {} if self.counts is None else {"keys.counts": self.counts}
+        return self.own_arrays | counts
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The metadata of this form."""
+        return {}
+
+    def describe(self) -> Any:
+        """Return the metadata of the keys; True for the form that versions 1 and 2 have."""
+        if self.form == "plain" and not self.shared and self.counts is None:
+            return True
+        own = {"form": self.form, "shared": self.shared or None, "counts": self.counts is not None}
+        return own | self.fields
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, id_: int) -> str:
+        """Return the key of a row."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check every stored byte; raise FormatError at the first fault."""
+
+    @abstractmethod
+    def search_one(self, key: bytes) -> int:
+        """Return the id of a key given in UTF-8, or -1."""
+
+    def search(self, keys: list[bytes]) -> Ids:  # [n] -> [n]
+        """Return the ids of keys given in UTF-8, -1 for those without a row of their own."""
+        return np.fromiter(map(self.search_one, keys), dtype=np.int64, count=len(keys))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
+
+    def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the text of all keys and the end of each."""
+        return _joined(self)
+
+    def name(self, id_: int) -> str | None:
+        """Return the key of a row; None if no text is stored, or other keys share the row."""
+        return self[id_] if self.form != "hashed" and id_ < len(self) else None
+
+    def has(self, key: str) -> bool:
+        """Return whether a key has a row of its own."""
+        return self.search_one(encode_key(key)) >= 0
+
+    def id_of(self, key: str) -> int:
+        """Return the id of a key, that of a shared row for others; -1 if there is none."""
+        raw = encode_key(key)
+        found = self.search_one(raw)
+        if found < 0 and self.shared:
+            return len(self) + (self.shared * (hash_key(raw, 0) >> 31) >> 32)
+        return found
+
+    def ids(self, keys: Sequence[str]) -> Ids:  # [n] -> [n]
+        """Return the ids of keys, those of shared rows for others; -1 if there are none."""
+        raw = list(map(encode_key, keys))
+        found = self.search(raw)
+        return share_rows(found, raw, len(self), self.shared)
+
+    def find(self, keys: Sequence[str]) -> Ids:  # [n] -> [n]
+        """Return the ids of keys; raise one UnknownKeyError that names all unknown ones."""
+        found = self.ids(keys)
+        if len(found) and int(found.min()) < 0:
+            raise unknown_keys([keys[i] for i in np.flatnonzero(found < 0).tolist()], len(keys))
+        return found
+
+
+def keys_for(rows: int, keys: Iterable[str]) -> Keys:
+    """Return the index of the keys of ``rows`` rows."""
+    index = Keys.of(keys)
+    if len(index) + index.shared != rows:
+        shared = f" and {index.shared} shared rows" * (index.shared > 0)
+        raise ArgumentError(
+            f"{len(index)} keys{shared} were given for {rows} rows: give one for each"
+        )
+    return index
+
+
+def unknown_keys(unknown: Sequence[str], count: int) -> UnknownKeyError:
+    """Return the error for the unknown ones among ``count`` keys; it names a few of them.
+
+    >>> print(unknown_keys(["a", "b"], 5))
+    2 of 5 keys have no row: 'a', 'b'; packed.get(keys, default="zeros") gives rows to all
+    """
+    different = list(dict.fromkeys(unknown))
+    names = ", ".join(f"{key[:80]!r}" for key in different[:MOST_NAMED])
+    more = len(different) - MOST_NAMED
+    if count == 1:
+        return UnknownKeyError(f"no row has the key {names}")
+    return UnknownKeyError(
+        f"{len(unknown)} of {count} keys have no row: {names}{f' and {more} more' * (more > 0)}; "
+        'packed.get(keys, default="zeros") gives rows to all'
+    )
+
+
+def share_rows(ids: Ids, keys: list[bytes], known: int, shared: int) -> Ids:  # [n]
+    """Give the keys without a row of their own, -1 in ``ids``, a shared row each if there are any."""
+    others = np.flatnonzero(ids < 0)
+    if shared and len(others):
+        hashes = hash_keys(*join_bytes([keys[i] for i in others.tolist()]), 0)
+        ids[others] = known + scale_hashes(hashes, shared)
+    return ids
+
+
+def scale_hashes(hashes: NDArray[np.int64], count: int) -> Ids:
+    """Map hashes to 0 .. count - 1 by their upper 32 of 63 bits."""
+    upper = (hashes >> 31).astype(np.uint64)
+    return (upper * np.uint64(count) >> np.uint64(32)).astype(np.int64)
+
+
+def form_class(form: str) -> type[Keys]:
+    """Return the class of a form of keys."""
+    home, name = _FORMS[form]
+    found: type[Keys] = getattr(import_module(home), name)
+    return found
+
+
+def read_keys(fields: Any, header: dict[str, Any], take: Any, rows: int) -> Keys | None:
+    """Return the keys of a file; ``fields`` is the field of its metadata, True or a reader."""
+    if not fields:
+        return None
+
+    def take_flat(name: str, kinds: tuple[str, ...], length: int | None) -> NDArray[Any]:
+        entry = header.get(name) or {"dtype": kinds[0], "shape": [length]}
+        if length is None and (len(entry["shape"]) != 1 or name not in header):
+            raise FormatError(f"the array {name!r} is missing or not flat")
+        kind = entry["dtype"] if entry["dtype"] in kinds else kinds[0]
+        found: NDArray[Any] = take(name, kind, (entry["shape"][0] if length is None else length,))
+        return found
+
+    if fields is True:
+        return PlainKeys.read(None, take_flat, rows)
+    form = form_class(fields.choice("form", FORMS))
+    shared = 0 if fields.raw("shared") is None else fields.integer("shared", 1, rows - 1)
+    if rows - shared > MOST_KEYS and form is not PlainKeys:
+        raise FormatError(f"{rows - shared} {form.form} keys: {MOST_KEYS} is the most")
+    index = form.read(fields, take_flat, rows - shared)
+    if fields.flag("counts"):
+        index.counts = take_flat("keys.counts", ("U32", "U64"), rows)
+    fields.finish()
+    index.shared = shared
+    return index
+
+
+class PlainKeys(Keys):
+    """Keys as versions 1 and 2 store them: text as it is, and about twelve bytes a key."""
+
+    form = "plain"
+
+    def __init__(
+        self,
+        text: NDArray[np.uint8],
+        ends: NDArray[np.unsignedinteger],
+        checksums: NDArray[np.uint32],
+        order: NDArray[np.unsignedinteger],
+    ) -> None:
+        self.text, self.ends, self.checksums, self.order = text, ends, checksums, order
+
+    @classmethod
+    def build(cls, keys: Iterable[str]) -> PlainKeys:
+        """Index keys in this form."""
+        text, ends = encoded(keys)
         checksums = crc32(text, ends)
         order = np.argsort(checksums, kind="stable")
         size = int(ends[-1]) if len(ends) else 0
@@ -52,13 +271,23 @@ class Keys:
         index._refuse_duplicates()
         return index
 
+    @classmethod
+    def read(cls, _fields: Any, take: Take, count: int) -> PlainKeys:
+        """Return the keys a file holds."""
+        return cls(
+            take("keys.text", ("U8",), None),
+            take("keys.ends", ("U32", "U64"), count),
+            take("keys.checksums", ("U32",), count),
+            take("keys.order", ("U32", "U64"), count),
+        )
+
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the text of all keys and the end of each."""
         return self.text, self.ends.astype(np.int64)
 
     @property
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The stored arrays by name."""
+    def own_arrays(self) -> Arrays:
+        """The stored arrays of this form by name."""
         return {
             "keys.text": self.text,
             "keys.ends": self.ends,
@@ -77,38 +306,35 @@ class Keys:
         return self.text[start:end].tobytes()
 
     def __getitem__(self, id_: int) -> str:
-        try:
-            return self.raw(int(id_)).decode()
-        except UnicodeDecodeError:
-            raise FormatError(f"the key of row {id_} is not UTF-8") from None
+        return decode_key(self.raw(int(id_)), id_)
 
-    def find(self, keys: Sequence[str]) -> Ids:  # [n] -> [n]
-        """Return the ids of keys; raise UnknownKeyError for the first unknown one."""
-        raw = [_encode(key) for key in keys]
-        wanted = np.fromiter((zlib.crc32(key) for key in raw), dtype=np.uint32, count=len(raw))
-        first = np.searchsorted(self.checksums, wanted, side="left")
-        found = np.empty(len(raw), dtype=np.int64)
-        for i, (key, at) in enumerate(zip(raw, first.tolist(), strict=True)):
-            found[i] = self._match(key, int(wanted[i]), at)
-        return found
-
-    def has(self, key: str) -> bool:
-        """Return whether a row has the key."""
-        try:
-            self.find([key])
-        except UnknownKeyError:
-            return False
-        return True
-
-    def _match(self, key: bytes, checksum: int, at: int) -> int:
-        while at < len(self.checksums) and int(self.checksums[at]) == checksum:
+    def search_one(self, key: bytes) -> int:
+        """Return the id of a key given in UTF-8, or -1."""
+        checksum = zlib.crc32(key)
+        at = int(np.searchsorted(self.checksums, np.uint32(checksum)))
+        while at < len(self.checksums) and self.checksums.item(at) == checksum:
             id_ = int(self.order[at])
             if id_ >= len(self.ends):
                 raise FormatError(f"the key index names row {id_}; there are {len(self.ends)} rows")
             if self.raw(id_) == key:
                 return id_
             at += 1
-        raise UnknownKeyError(f"no row has the key {key.decode()!r}")
+        return -1
+
+    def search(self, keys: list[bytes]) -> Ids:  # [n] -> [n]
+        """Return the ids of keys given in UTF-8, -1 for those without a row of their own."""
+        found = np.full(len(keys), -1, dtype=np.int64)
+        wanted = np.fromiter(map(zlib.crc32, keys), dtype=np.uint32, count=len(keys))
+        at = np.minimum(np.searchsorted(self.checksums, wanted), len(self) - 1)
+        like = np.flatnonzero(self.checksums[at] == wanted)
+        ids, text = self.order[at[like]].astype(np.int64), self.text.data
+        inside = np.minimum(ids, len(self) - 1)
+        starts, ends = np.where(inside > 0, self.ends[inside - 1], 0), self.ends[inside]
+        rows = zip(like.tolist(), ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        for i, id_, start, end in rows:
+            same = id_ < len(self) and text[start:end] == keys[i]
+            found[i] = id_ if same else self.search_one(keys[i])  # as another has its checksum
+        return found
 
     def _refuse_duplicates(self) -> None:
         """Refuse duplicate keys; only keys of equal checksums are compared."""
@@ -307,13 +533,74 @@ def _starts(ends: NDArray[np.integer]) -> NDArray[np.int64]:
     return starts
 
 
+def encoded(keys: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the UTF-8 text of all keys and the end of each."""
+    return keys.utf8() if isinstance(keys, EncodedKeys) else _joined(keys)
+
+
 def _joined(keys: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    raw = [_encode(key) for key in keys]
+    return join_bytes([encode_key(key) for key in keys])
+
+
+def join_bytes(raw: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return keys as one array, and the end of each."""
     ends = np.cumsum(np.fromiter(map(len, raw), dtype=np.int64, count=len(raw)))
     return np.frombuffer(b"".join(raw), dtype=np.uint8), ends
 
 
-def _encode(key: str) -> bytes:
+def read_order(stream: bits.Words, at: Ids, count: int) -> Ids:
+    """Return the rows at places of a stored order of ``count`` rows."""
+    width = bits.width(count)
+    found = bits.unpack(stream, at * width, width).astype(np.int64)
+    if len(found) and int(found.max()) >= count:
+        raise FormatError(f"the key index names row {int(found.max())}; there are {count} rows")
+    return found
+
+
+def read_field(stream: bits.Words, start: int, width: int) -> int:
+    """Return the one number of at most 64 bits that starts at a bit of a stream."""
+    at = start >> 5
+    found: int = stream.item(at) | stream.item(at + 1) << 32
+    if (start & 31) + width > 64:
+        found |= stream.item(at + 2) << 64
+    return found >> (start & 31) & ((1 << width) - 1)
+
+
+def read_row(stream: bits.Words, place: int, count: int) -> int:
+    """Return the row at a place of a stored order of ``count`` rows."""
+    width = bits.width(count)
+    row = read_field(stream, place * width, width)
+    if row >= count:
+        raise FormatError(f"the key index names row {row}; there are {count} rows")
+    return row
+
+
+def check_count(count: int) -> int:
+    """Refuse more keys than a compact form can hold, and none."""
+    if not 1 <= count <= MOST_KEYS:
+        raise ArgumentError(f'{count} keys: give 1 to {MOST_KEYS}, or use the form "plain"')
+    return count
+
+
+def check_order(stream: bits.Words, count: int) -> None:
+    """Refuse a stored order that does not name every row once."""
+    named = np.zeros(count, dtype=bool)
+    for begin in range(0, count, _BLOCK):
+        named[read_order(stream, np.arange(begin, min(begin + _BLOCK, count)), count)] = True
+    if not named.all():
+        raise FormatError("the key index must name every row once")
+
+
+def decode_key(raw: bytes, id_: int) -> str:
+    """Return the text of a row's key."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"the key of row {id_} is not UTF-8") from None
+
+
+def encode_key(key: str) -> bytes:
+    """Return the UTF-8 bytes of a key."""
     if not isinstance(key, str):
         raise ArgumentError(
             f"keys are strings, got {type(key).__name__} {key!r}: convert with str()"

@@ -11,9 +11,9 @@ fewer. This suits files of a few kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ Floats = NDArray[np.float32]
 KINDS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4, "int3": 3, "int2": 2}
 FULL_HALF = 6.2e-5  # the smallest float16 with all of its bits
 SMALLEST_HALF = 1.2e-7  # a float16 that is still told from zero
+HELD = 1 << 15  # numbers whose scales are searched at once: they stay in the cache of a core
 CACHE_BYTES = 32 << 20  # a dictionary up to this size is decoded once and kept
 
 
@@ -76,20 +77,35 @@ def best_scales(matrix: Floats, bits: int, axis: int, weights: Any = None) -> Fl
     """
     root = None if weights is None else np.sqrt(weights).astype(np.float32)
     vectors = matrix if axis == 0 else matrix.T
+    step = max(1, HELD // max(1, vectors.shape[1]))
+    scales = np.empty(len(vectors), dtype=np.float32)
+    for start in range(0, len(vectors), step):
+        part = np.ascontiguousarray(vectors[start : start + step])
+        scales[start : start + step] = _best_scales(part, bits, root)
+    return scales
+
+
+def _best_scales(vectors: Floats, bits: int, root: Any) -> Floats:  # [n, m] -> [n]
     top = (2.0**bits - 1) / 2
     peak = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float32)
     low, tries = (0.98, 2) if bits == 8 else (0.3, 36)
     best, least = peak / top, np.full(len(vectors), np.inf, dtype=np.float32)
     for share in np.linspace(1.0, low, tries, dtype=np.float32):
         scale = np.maximum(peak * share / np.float32(top), np.float32(1e-30))[:, None]
-        levels = to_levels(vectors, scale, bits).astype(np.float32)
-        error = vectors - scale * (levels - np.float32(top))
-        error = error if root is None else error * root
+        error = vectors / scale
+        error += np.float32(top)
+        np.rint(error, out=error)
+        np.clip(error, 0, 2 * np.float32(top), out=error)
+        error -= np.float32(top)
+        error *= scale
+        np.subtract(vectors, error, out=error)
+        if root is not None:
+            error *= root
         loss = np.einsum("nm,nm->n", error, error)
         better = loss < least
         best[better], least[better] = scale[better, 0], loss[better]
-    scales: Floats = np.maximum(best, np.float32(1e-30)).astype(np.float32)
-    return scales
+    found: Floats = np.maximum(best, np.float32(1e-30)).astype(np.float32)
+    return found
 
 
 def to_levels(matrix: Floats, scale: Floats, bits: int) -> NDArray[np.uint8]:
@@ -186,6 +202,15 @@ class Matrix:
         scale = self.scale[index] if self.scale is not None and self.axis == 0 else self.scale
         return self.decode(self.data[index], scale)
 
+    def row_reader(self, compiled: bool) -> Callable[[int], Floats]:
+        """Return a function from the position of a row (checked by the caller) to the row [m]."""
+        known = self.data if self.kind == "float32" else self._decoded
+        if known is not None:
+            return lambda position: known[position].astype(np.float32)
+        if compiled and self.kind != "float16":
+            return partial(self._plan.row, self.shape[1])
+        return lambda position: self.rows(slice(position, position + 1))[0]
+
     @cached_property
     def _plan(self) -> engine.Plan:
         if self._decoded is not None or self.kind == "float32":
@@ -196,7 +221,7 @@ class Matrix:
         assert self.scale is not None
         scale = np.ascontiguousarray(self.scale, dtype=np.float32)
         data = np.ascontiguousarray(self.data)
-        return engine.Plan("level_rows", data, level_bits(self.kind), scale, self.axis)
+        return engine.Plan("level_rows", data, scale, shape=(level_bits(self.kind), self.axis))
 
     def dense(self) -> Floats:  # [n, m]
         """Return the whole matrix in float32; small ones are kept once decoded."""

@@ -48,7 +48,7 @@ from featherbed.packed.matrix import (
 )
 from featherbed.packed.table import PackedTable
 
-VERSION = 2  # the newest version of the format; every version from 1 on stays readable
+VERSION = 3  # the newest version of the format; every version from 1 on stays readable
 MOST_ROWS = 1 << 40
 MOST_DIM = 1 << 16
 MOST_BANDS = 64
@@ -139,7 +139,7 @@ class TableFields(NamedTuple):
     rows: int
     dim: int
     padding_idx: int | None
-    has_keys: bool
+    keys: FieldReader | bool
     made_by: dict[str, Any]
 
 
@@ -148,12 +148,13 @@ class TableFields(NamedTuple):
 
 def describe(table: PackedTable) -> Fields:
     """Return the metadata of a table."""
+    keys = table.keys is not None and table.keys.describe()
     return {
-        "version": version_of(table.bands),
+        "version": version_of(table.bands, keys),
         "rows": table.rows,
         "dim": table.dim,
         "padding_idx": table.padding_idx,
-        "keys": table.keys is not None,
+        "keys": keys,
         "bands": [_describe_band(band) for band in table.bands],
         # JSON has no infinity: made_by holds it as a word
         "made_by": json.loads(json.dumps(table.made_by), parse_constant=str),
@@ -176,8 +177,10 @@ def _without_defaults(fields: Any) -> Any:
     return [_without_defaults(value) for value in fields] if isinstance(fields, list) else fields
 
 
-def version_of(bands: list[Band]) -> int:
-    """Return the first version of the format that has these bands: version 2 added graded rows."""
+def version_of(bands: list[Band], keys: Any) -> int:
+    """Return the first version that has these parts: 2 added graded rows, 3 forms of keys."""
+    if not isinstance(keys, bool):
+        return 3
     graded = any(isinstance(layer.values, Graded) for band in bands for layer in band.layers)
     return 2 if graded else 1
 
@@ -191,17 +194,17 @@ def rebuild(metadata: Any, take: Take) -> TableFields:
     padding = None if top.raw("padding_idx") is None else top.integer("padding_idx", 0, rows - 1)
     bands = _read_bands(top, take, rows, dim)
     _check_implicit(bands, rows)
-    if version < version_of(bands):
-        raise FormatError(
-            f"metadata.version is {version}: graded rows came with version {version_of(bands)}"
-        )
-    made_by, has_keys = top.raw("made_by"), top.flag("keys")
+    if version < version_of(bands, True):
+        raise FormatError(f"metadata.version is {version}: graded rows came with version 2")
+    keyed = version > 2 and isinstance(top.raw("keys"), dict)
+    keys = (keyed and top.nested("keys")) or top.flag("keys")
+    made_by = top.raw("made_by")
     if not isinstance(made_by, dict):
         raise FormatError(f"metadata.made_by must be an object, got {type(made_by).__name__}")
     if _nests(made_by, MOST_NESTED):
         raise FormatError(f"metadata.made_by nests more than {MOST_NESTED} levels deep")
     top.finish()
-    return TableFields(bands, rows, dim, padding, has_keys, made_by)
+    return TableFields(bands, rows, dim, padding, keys, made_by)
 
 
 def _nests(value: Any, depth: int) -> bool:

@@ -107,7 +107,8 @@ class Scorer:
         codes, scores = self.band.codes, self.atom_scores
         assert scores is not None
         if isinstance(codes, Ragged):
-            return engine.Plan("ragged_scores", *codes.arguments()), np.ascontiguousarray(scores)
+            plan = engine.Plan("ragged_scores", *codes.arguments(), shape=codes.shape)
+            return plan, np.ascontiguousarray(scores)
         assert isinstance(codes, Fixed)
         padded = np.pad(np.ascontiguousarray(scores), ((0, 0), (0, 2**codes.index_bits)))
         shape = (*codes.shape, self.stride)

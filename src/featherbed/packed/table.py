@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featherbed.errors import FormatError, IdError, UnknownKeyError
-from featherbed.packed import code_search, search
+from featherbed.errors import ArgumentError, FormatError, IdError, UnknownKeyError
+from featherbed.packed import engine
 from featherbed.packed.band import Band, Every, Ids
 from featherbed.packed.engine import WORTH
 from featherbed.packed.matrix import Floats, Graded
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from featherbed.packed.keys import Keys
 
 CHUNK = 1 << 16  # rows composed at once: a large look-up allocates little beyond its result
+CALLS = 1024  # look-ups of one row between two choices of the way they are made
+LOADING = 8  # choices after which rows one by one have cost as much as loading the compiled loops
 HELD = 1 << 23  # gathered floats held at once while rows are composed
 
 
@@ -30,6 +32,8 @@ class PackedTable:
     >>> packed[[2, 0]].shape, packed.search(packed[2], k=1)[0].tolist()
     ((2, 4), [2])
     """
+
+    _read_row: Callable[[int], Floats]
 
     def __init__(
         self,
@@ -48,12 +52,19 @@ class PackedTable:
         self.made_by = made_by or {}
         self.report: Any = None  # of the compression that made the table; not stored
         self._norms: Floats | None = None
+        self._calls = 0  # look-ups of one row
+        self._mean: Floats | None = None
         self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
 
     def replace(self, **changes: Any) -> PackedTable:
         """Return a table of the same parts but for ``changes``: bands, padding_idx, keys, made_by."""
         parts = {"padding_idx": self.padding_idx, "keys": self.keys, "made_by": self.made_by}
         return PackedTable(changes.pop("bands", self.bands), self.dim, **parts | changes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the way one row is read out of copies and pickles: it holds addresses."""
+        kept = {name: part for name, part in self.__dict__.items() if name != "_read_row"}
+        return kept | {"_calls": 0}
 
     def __len__(self) -> int:
         return self.rows
@@ -74,6 +85,12 @@ class PackedTable:
 
     def __getitem__(self, ids: Any) -> Floats:
         """Return the rows [..., d] of an id, a key, a slice, or any array of ids or keys."""
+        if isinstance(ids, str):
+            ids = self.ids_of(ids)
+        elif isinstance(ids, np.integer):
+            ids = int(ids)
+        if type(ids) is int and 0 <= ids < self.rows and len(self.bands) == 1:
+            return self._row(ids)
         if isinstance(ids, slice):
             ids = np.arange(*ids.indices(self.rows))
         ids = self._as_ids(ids)
@@ -86,20 +103,92 @@ class PackedTable:
             out[start : start + self._chunk] = self._compose(flat[start : start + self._chunk])
         return out.reshape(*ids.shape, self.dim)
 
+    def _row(self, id_: int) -> Floats:  # -> [d]
+        """Return one row; whether compiled loops are worth loading is asked every ``CALLS`` calls."""
+        if self._calls % CALLS == 0:
+            worth = engine.kernels(1 if self._calls < LOADING * CALLS else engine.WORTH)
+            self._read_row = self.bands[0].row_reader(worth)
+        self._calls += 1
+        if id_ == self.padding_idx:
+            return np.zeros(self.dim, dtype=np.float32)
+        return self._read_row(id_)
+
     def _as_ids(self, ids: Any) -> Ids:
         return np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
 
-    def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
-        """Return the id of a key, or the ids of several."""
+    def _index(self, keys: Any) -> Keys:
         if self.keys is None:
             raise UnknownKeyError(
-                f"{keys!r}: this table was saved without keys; "
+                f"{str(keys)[:80]!r}: this table was saved without keys; "
                 f"look rows up by id, 0 to {self.rows - 1}"
             )
+        return self.keys
+
+    def ids_of(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
+        """Return the id of a key, or the ids of several; unknown keys are an UnknownKeyError."""
+        index = self._index(keys)
         if isinstance(keys, str):
-            return int(self.keys.find([keys])[0])
+            id_ = index.id_of(keys)
+            return id_ if id_ >= 0 else int(index.find([keys])[0])
         array = np.asarray(keys, dtype=object)
-        return self.keys.find(array.reshape(-1).tolist()).reshape(array.shape)
+        return index.find(array.reshape(-1).tolist()).reshape(array.shape)
+
+    def ids(self, keys: str | Sequence[str] | NDArray[np.str_]) -> Any:
+        """Return the id of a key, or the ids of several, -1 for unknown keys.
+
+        In a table with shared rows no key is unknown: all others have one of these.
+        """
+        index = self._index(keys)
+        if isinstance(keys, str):
+            return index.id_of(keys)
+        array = np.asarray(keys, dtype=object)
+        return index.ids(array.reshape(-1).tolist()).reshape(array.shape)
+
+    def get(
+        self,
+        keys: str | Sequence[str] | NDArray[np.str_],
+        default: str | ArrayLike = "zeros",
+    ) -> Floats:
+        """Return the rows [..., d] of keys, and ``default`` for unknown ones.
+
+        Args:
+            default: "zeros", "mean" (of all rows) or a row [d].
+
+        >>> import torch, featherbed as fb
+        >>> packed = fb.DenseTable.from_dense(torch.eye(2)).pack()
+        >>> packed = packed.replace(keys=fb.Keys.of(["tea", "rum"]))
+        >>> packed.get(["rum", "ale"]).tolist(), packed.get("ale", default="mean").tolist()
+        ([[0.0, 1.0], [0.0, 0.0]], [0.5, 0.5])
+        """
+        ids = np.asarray(self.ids(keys))
+        unknown = ids < 0
+        if not unknown.any():
+            return self[ids]
+        row = self._default_row(default)
+        rows = self[np.where(unknown, 0, ids)]
+        rows[unknown] = row
+        return rows
+
+    def _default_row(self, default: str | ArrayLike) -> Floats:  # [d]
+        if isinstance(default, str) and default == "zeros":
+            return np.zeros(self.dim, dtype=np.float32)
+        if isinstance(default, str) and default == "mean":
+            if self._mean is None:
+                steps = range(0, self.rows, self._chunk)
+                blocks = (self.block(at, min(at + self._chunk, self.rows)) for at in steps)
+                total = sum(block.sum(0, dtype=np.float64) for block in blocks)
+                self._mean = np.asarray(total / self.rows, dtype=np.float32)
+            return self._mean
+        row = None if isinstance(default, str) else np.asarray(default)
+        if row is None or row.shape != (self.dim,) or row.dtype.kind not in "fiu":
+            raise ArgumentError(
+                f'default={str(default)[:60]!r}: use "zeros", "mean" or a row of {self.dim} numbers'
+            )
+        return row.astype(np.float32)
+
+    def name_of(self, id_: int) -> str | None:
+        """Return the key of a row; None if the file has none, or no text of it."""
+        return None if self.keys is None else self.keys.name(id_)
 
     def block(self, start: int, stop: int) -> Floats:
         """Return rows start to stop - 1."""
@@ -142,18 +231,24 @@ class PackedTable:
         include_last_offset: bool = False,
     ) -> Floats:  # [B, d]
         """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not count."""
-        return search.pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
+        from featherbed.packed.search import pool_rows
+
+        return pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
 
     def logits(self, queries: ArrayLike) -> Floats:  # [d] -> [V], [n, d] -> [n, V]
         """Return the dot product of every row with the query, through the atoms where possible."""
-        return search.logits(self, queries)
+        from featherbed.packed.search import logits
+
+        return logits(self, queries)
 
     def search(self, queries: ArrayLike, k: int = 10, *, metric: str = "dot") -> tuple[Ids, Floats]:
         """Return ids and scores of the k best rows by "dot" or "cosine", best first, exactly.
 
         [d] -> [k], [n, d] -> [n, k].
         """
-        return search.top(self, queries, k, metric)
+        from featherbed.packed.search import top
+
+        return top(self, queries, k, metric)
 
     def codes_of(self, ids: Any) -> Ids:
         """Return the codes of rows, [..., s]: of the first layer, each the choice within its part.
@@ -167,7 +262,9 @@ class PackedTable:
         >>> packed.codes_of([2, 0]).tolist(), packed[[2, 0]].tolist()
         ([[0, 0], [0, 1]], [[0.0, 0.0], [0.0, 3.0]])
         """
-        return code_search.codes_of(self, self._as_ids(ids))
+        from featherbed.packed.code_search import codes_of
+
+        return codes_of(self, self._as_ids(ids))
 
     def rows_with(self, code: ArrayLike) -> Ids:
         """Return the ids of all rows whose codes start with ``code`` [j], ascending.
@@ -184,7 +281,9 @@ class PackedTable:
         >>> packed.rows_with([0]).tolist(), packed.rows_with([0, 1]).tolist()
         ([0, 2, 3], [0, 3])
         """
-        return code_search.rows_with(self, code)
+        from featherbed.packed.code_search import rows_with
+
+        return rows_with(self, code)
 
     def near_codes(self, codes: ArrayLike, k: int = 10) -> tuple[Ids, Ids]:
         """Return ids and Hamming distances Σ_j [c_j(i) ≠ codes_j] of the k nearest rows, exactly.
@@ -202,7 +301,9 @@ class PackedTable:
         >>> ids.tolist(), distances.tolist()
         ([1, 0, 3], [0, 1, 1])
         """
-        return code_search.near_codes(self, codes, k)
+        from featherbed.packed.code_search import near_codes
+
+        return near_codes(self, codes, k)
 
     def code_recall(self, ids: Any, k: int = 10, *, metric: str = "cosine") -> float:
         """Return the recall of ``near_codes`` against ``search``.
@@ -218,7 +319,9 @@ class PackedTable:
         >>> packed.code_recall([0, 1, 3], k=1)  # rows 0 and 3 are the same, and so are their codes
         1.0
         """
-        return code_search.code_recall(self, self._as_ids(ids), k, metric)
+        from featherbed.packed.code_search import code_recall
+
+        return code_recall(self, self._as_ids(ids), k, metric)
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:

@@ -148,7 +148,7 @@ def _candidates(report: Report) -> str:
     count = len({(point["method"], as_settings(point)) for point in report["curve"]})
     if count < 2:
         return "as the only candidate"
-    return f"by {report['measure']} among {count:,} candidates"
+    return f"by error among {count:,} candidates"
 
 
 def _choice(report: Report) -> str:
@@ -186,17 +186,18 @@ def _curve(report: Report) -> str:
     points = sorted(report["curve"], key=lambda point: point["bytes"])
     if len(points) < 2:
         return ""
-    chart = plot("curve", _traces(points, report["measure"]), _layout(points, report), height=440)
+    chart = plot("curve", _traces(points), _layout(points, report["budget"]), height=440)
     rows = []
     for point in points:
         mark = " <mark>chosen</mark>" if point["chosen"] else ""
         name = f"{as_html(point['method'])}{mark}<small>{as_html(as_settings(point))}</small>"
-        metrics = (as_figure(key, point[key]) for key in ("recall", "error"))
-        rows.append((name, as_html(point["stage"]), f"{point['bytes']:,}", *metrics))
-    listed = table("", ("method", "fit", "bytes", "recall", "error"), rows)
+        error = as_figure("error", point["error"])
+        rows.append((name, as_html(point["stage"]), f"{point['bytes']:,}", error))
+    listed = table("", ("method", "fit", "bytes", "error"), rows)
     note = (
-        "Hollow markers are quick fits (on a sample of large matrices), solid markers full fits; "
-        "the ring is the chosen candidate."
+        "Errors are those by which candidates were compared: relative to the norm of each row if "
+        "the neighbors count. Hollow markers are quick fits (on a sample of large matrices), solid "
+        "markers full fits; the ring is the chosen candidate."
     )
     return (
         f"<h2>Candidates</h2><p class=soft>{note}</p>{chart}"
@@ -204,20 +205,20 @@ def _curve(report: Report) -> str:
     )
 
 
-def _trace(name: str, points: list[Report], measure: str, marker: Report, hover: str) -> Report:
+def _trace(name: str, points: list[Report], marker: Report, hover: str) -> Report:
     return {
         "type": "scatter",
         "mode": "markers",
         "name": name,
         "x": [point["bytes"] for point in points],
-        "y": [point[measure] for point in points],
+        "y": [point["error"] for point in points],
         "marker": marker,
         "hovertext": [_hover_text(point) for point in points],
         "hoverinfo": hover,
     }
 
 
-def _traces(points: list[Report], measure: str) -> list[Report]:
+def _traces(points: list[Report]) -> list[Report]:
     """Return a plotly trace of markers per method, and a ring around the chosen candidate."""
     traces = []
     for number, method in enumerate(dict.fromkeys(point["method"] for point in points)):
@@ -226,21 +227,20 @@ def _traces(points: list[Report], measure: str) -> list[Report]:
         symbols = [shape + ("-open" if point["stage"] == "sample" else "") for point in own]
         marker: Report = {"symbol": symbols, "size": 9, "color": color}
         marker |= {"line": {"width": 1.5, "color": color}}
-        traces.append(_trace(as_html(method), own, measure, marker, "text"))
+        traces.append(_trace(as_html(method), own, marker, "text"))
     chosen = [point for point in points if point["chosen"]]
     ring = {"symbol": "circle-open", "size": 20, "color": "#1d2329", "line": {"width": 2}}
-    return [*traces, _trace("chosen", chosen, measure, ring, "skip")] if chosen else traces
+    return [*traces, _trace("chosen", chosen, ring, "skip")] if chosen else traces
 
 
 def _hover_text(point: Report) -> str:
-    metrics = ", ".join(f"{key} {as_figure(key, point[key])}" for key in ("recall", "error"))
+    error = f"error {as_figure('error', point['error'])}"
     settings = f"<b>{as_html(point['method'])}</b> {as_html(as_settings(point))}"
-    return f"{settings}<br>{as_bytes(point['bytes'])}, {metrics} ({as_html(point['stage'])})"
+    return f"{settings}<br>{as_bytes(point['bytes'])}, {error} ({as_html(point['stage'])})"
 
 
-def _layout(points: list[Report], report: Report) -> Report:
+def _layout(points: list[Report], budget: int | None) -> Report:
     """Return axes, legend and the line of the budget."""
-    budget, measure = report["budget"], report["measure"]
     sizes = [max(1, point["bytes"]) for point in points] + ([budget] if budget else [])
     low, high = min(sizes) / 1.15, max(sizes) * 1.15
     ticks = _ticks(low, high)
@@ -252,8 +252,7 @@ def _layout(points: list[Report], report: Report) -> Report:
         "ticktext": [re.sub(r"\.0+ ", " ", as_bytes(tick)) for tick in ticks],
         "tickangle": 0,
     }
-    percent = ".0%" if measure == "recall" else ""
-    y_axis: Report = AXIS | {"title": {"text": METRICS[measure][0]}, "tickformat": percent}
+    y_axis: Report = AXIS | {"type": "log", "title": {"text": "error (logarithmic)"}}
     line: dict[str, Any] = {"type": "line", "x0": budget, "x1": budget, "y0": 0, "y1": 1}
     line |= {"yref": "paper", "layer": "below", "showlegend": True}
     line |= {"line": {"color": "#5b6671", "width": 1.5, "dash": "dash"}}

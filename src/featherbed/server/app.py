@@ -175,7 +175,7 @@ class Endpoints:
             keep = np.flatnonzero(ids != query_id)[:k]  # the row itself is no neighbor
             answer = {"ids": ids[keep], "scores": check_finite(scores[keep])}
             if table.keys is not None:
-                answer["keys"] = [table.keys[int(id_)] for id_ in ids[keep]]
+                answer["keys"] = [table.name_of(int(id_)) for id_ in ids[keep]]
             return answer
 
         return as_json(await in_thread(found))

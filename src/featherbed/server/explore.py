@@ -158,7 +158,7 @@ def describe_row(
     ids, scores = table.search(row[0], NEIGHBORS + 1, metric="cosine")
     details: dict[str, Any] = {
         "id": id_,
-        "key": key_of(table, id_),
+        "key": table.name_of(id_),
         "band": number if len(table.bands) > 1 else None,
         "bits": round(8 * sum(array.nbytes for _, array in band.arrays()) / max(1, band.rows), 1),
         "norm": float(np.linalg.norm(row)),
@@ -208,16 +208,11 @@ def name_rows(table: PackedTable, ids: Ids, scores: Floats, own: int) -> list[di
     """Return id, key and score of rows, without row ``own``."""
     pairs = zip(ids.tolist(), scores.tolist(), strict=True)
     found = [
-        {"id": id_, "key": key_of(table, id_), "score": round(score, 4)}
+        {"id": id_, "key": table.name_of(id_), "score": round(score, 4)}
         for id_, score in pairs
         if id_ != own
     ]
     return found[:NEIGHBORS]
-
-
-def key_of(table: PackedTable, id_: int) -> str | None:
-    """Return the key of a row, None for a table without keys."""
-    return None if table.keys is None else table.keys[id_]
 
 
 def list_anchors(table: PackedTable, count: int = 8) -> list[dict[str, Any]]:
@@ -252,7 +247,7 @@ def explore_data(
         "ids": as_base64(ids.astype("<u4")),
         "x": as_base64(places[:, 0].astype("<f4")),
         "y": as_base64(places[:, 1].astype("<f4")),
-        "keys": None if table.keys is None else [table.keys[int(id_)] for id_ in ids],
+        "keys": None if table.keys is None else [table.name_of(int(id_)) for id_ in ids],
         "columns": color_columns(table, ids, columns),
         "anchors": list_anchors(table),
     }

@@ -255,7 +255,7 @@ def _encode_all(
 
 
 class _TokenCounter:
-    """Splits texts into words, or into ids of subwords, and counts those that were cut."""
+    """Tokenizes texts into words or subword ids, and counts truncated texts."""
 
     def __init__(self, tokenizer: str | None, settings: TextVocabularySettings) -> None:
         self.length, self.long = settings.length, settings.long

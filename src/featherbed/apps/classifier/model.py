@@ -266,7 +266,7 @@ def _fold_norm(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:  # -> [d], [d]
 
 
 def build_network(settings: ClassifierModelSettings, words: nn.Module, classes: int) -> TextNetwork:
-    """Return the network that the settings ask for."""
+    """Build the network from its settings."""
     if settings.kind == "cnn":
         return TextCNN(words, classes, settings.widths, settings.channels, settings.dropout)
     return BagOfWords(words, classes, settings.dropout, settings.hidden)

@@ -325,7 +325,7 @@ def locked_dropout(rows: Tensor, rate: float, training: bool) -> Tensor:  # [T, 
 
 
 def build_model(settings: LanguageSettings, words: nn.Module, seed: int) -> RecurrentModel:
-    """Return the model that the settings ask for."""
+    """Build the model from its settings."""
     torch.manual_seed(seed)  # torch initializes layers from its global generator
     network, dropout, count = settings.model, settings.dropout, bare(words).num_embeddings
     samples = min(network.samples, count) if network.softmax == "sampled" else None

@@ -199,7 +199,7 @@ class LanguageModel:
         return ids
 
     def unknown(self, text: str) -> list[str]:
-        """Return the words of a text that the model does not know, each once."""
+        """Return the distinct out-of-vocabulary words of a text."""
         return [word for word in dict.fromkeys(text.split()) if self._find(word) is None]
 
     def _find(self, word: str) -> int | None:

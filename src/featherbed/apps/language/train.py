@@ -61,7 +61,7 @@ class FittedLanguageModel(FittedText[RecurrentModel]):
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a model is trained, whatever its settings."""
+    """Options of a training run that are not settings of the model."""
 
     seed: int = 0
     checkpoints: Checkpoints | None = None

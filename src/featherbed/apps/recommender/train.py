@@ -118,7 +118,7 @@ def fit_recommender(
     progress: bool = True,
     log: Log = ignore,
 ) -> FittedRecommender:
-    """Fit a recommender in the way that the settings and the amount of data ask for.
+    """Fit a recommender; settings and data size select graded rows, tables or streamed rows.
 
     Ids of ``split`` are in falling order of training counts.
     """

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.errors import ArgumentError, FormatError, MissingExtra, UnknownKeyError
+from featherbed.errors import ArgumentError, FormatError, MissingExtra
 from featherbed.packed.keys import Keys
+from featherbed.packed.vocabulary import Vocabulary
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 PAD_ID, UNKNOWN_ID = 0, 1
@@ -90,15 +91,11 @@ class WordEncoder:
     def ids(self, text: str) -> NDArray[np.int64]:
         """Return the ids of the first ``length`` words of a text."""
         words = self.tokens(text)
-        return np.fromiter(map(self._id, words), dtype=np.int64, count=len(words))
-
-    def _id(self, word: str) -> int:
-        if not isinstance(self._ids_of, Keys):
-            return self._ids_of.get(word, UNKNOWN_ID)
-        try:
-            return int(self._ids_of.find([word])[0])
-        except UnknownKeyError:
-            return UNKNOWN_ID
+        if isinstance(self._ids_of, Keys):
+            found = self._ids_of.ids(words)
+            return np.where(found < 0, UNKNOWN_ID, found)
+        get = self._ids_of.get
+        return np.fromiter((get(w, UNKNOWN_ID) for w in words), dtype=np.int64, count=len(words))
 
 
 class SubwordEncoder:
@@ -166,17 +163,8 @@ def build_vocabulary(
     >>> words, ids.tolist()
     (('<pad>', '<unk>', 'b', 'a'), [3, 2, 2, 1])
     """
-    first: dict[str, int] = {}
-    numbers = np.fromiter(
-        (first.setdefault(word, len(first)) for word in tokens), dtype=np.int64, count=len(tokens)
-    )
-    words, counts = list(first), np.bincount(numbers, minlength=len(first)).tolist()
-    order = sorted(range(len(words)), key=lambda at: (-counts[at], words[at]))
-    kept = [at for at in order if counts[at] >= min_count]
-    kept = kept if max_words is None else kept[: max(max_words - 2, 0)]
-    id_of = np.full(len(words), UNKNOWN_ID, dtype=np.int32)
-    id_of[kept] = np.arange(2, len(kept) + 2)
-    return (PAD, UNKNOWN, *(words[at] for at in kept)), id_of[numbers]
+    found = Vocabulary.count([tokens], min_count=min_count, most=max_words, special=(PAD, UNKNOWN))
+    return tuple(found), found.ids(tokens, default=UNKNOWN_ID).astype(np.int32)
 
 
 def train_subwords(texts: Sequence[str], size: int, length: int = MAX_LENGTH) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import sys
 import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
     from featherbed.optim.lazy.rows import LazyRows
     from featherbed.optim.row_optimizer import Coefficients
 
-VECTORS = (4, 8, 16, 32)  # widths that have loops of their own
+VECTORS, WIDTHS = (4, 8, 16, 32), (16, 32, 64, 128)  # slots and widths with loops of their own
 SCORES = 1 << 19  # scores held at once
-# sums of the atoms' gradient: taken apart, so that threads add nothing to the same, then together
-PIECES = 12
+PIECES = 4  # of a thread: sums of the atoms' gradient, so that no two threads add to the same
 GRAIN = 512  # rows a thread takes at a time
+PAGE, LARGE = 1 << 12, 1 << 22  # bytes of a page, and of a tensor that huge pages pay for
 KINDS = {"none": 0, "nonnegative": 1, "l1": 2}
 RULES = {"yogi": 0, "sgd": 1, "adam": 2, "adagrad": 3, "plain": 4}
 NO_VECTOR, NO_MATRIX = torch.empty(0), torch.empty(0, 0)
@@ -68,7 +70,7 @@ def serves(*tensors: Tensor | None, wide: bool = False) -> bool:
     )
 
 
-def _run(job: int, count: int, *arguments: Tensor | NDArray[Any] | int, grain: int = GRAIN) -> bool:
+def _run(job: Any, count: int, *arguments: Tensor | NDArray[Any] | int, grain: int = GRAIN) -> bool:
     """Run a job; arrays are passed by address and shape, strided rows by their distance."""
     words: list[int] = []
     for argument in arguments:
@@ -84,12 +86,33 @@ def _run(job: int, count: int, *arguments: Tensor | NDArray[Any] | int, grain: i
     return bool(pool.run(job, block, count, grain, arguments))
 
 
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask Linux to back a large tensor by pages of 2 MB: random rows then miss the TLB less often."""
+    held = tensor.untyped_storage()
+    if sys.platform != "linux" or tensor.device.type != "cpu" or held.nbytes() < LARGE:
+        return
+    first, last = -(-held.data_ptr() // PAGE), (held.data_ptr() + held.nbytes()) // PAGE
+    address, size = ctypes.c_void_p(first * PAGE), ctypes.c_size_t((last - first) * PAGE)
+    for advice in (14, 25):  # MADV_HUGEPAGE and, now, MADV_COLLAPSE; kernels without it refuse
+        ctypes.CDLL(None).madvise(address, size, advice)
+
+
+def _buffer(name: str, size: int, dtype: torch.dtype) -> Tensor:
+    """Return memory of this thread, kept for the next step: fresh memory costs as much as its use."""
+    room: Tensor | None = getattr(_own, name, None)
+    if room is None or len(room) < size:
+        room = torch.empty(size + size // 4, dtype=dtype)
+        use_huge_pages(room)
+        setattr(_own, name, room)
+    return room[:size]
+
+
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [n], int32 [n]
     """Return the distinct ids in order of appearance, the index of each id, and their number."""
-    room = np.full(1 << max(4, (2 * len(ids) - 1).bit_length()), -1, dtype=np.int32)
+    room = _buffer("hashes", 1 << max(4, (2 * len(ids) - 1).bit_length()), torch.int32)
     found, index = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.int32)
-    count = train.find_distinct(ids.numpy(), room, found.numpy(), index.numpy())
-    return found, index, count
+    arrays = (ids.numpy(), room.numpy(), found.numpy(), index.numpy())
+    return found, index, train.find_distinct(*arrays)
 
 
 def _groups(index: Tensor, count: int) -> tuple[Tensor, Tensor]:  # int32 [n]
@@ -99,8 +122,15 @@ def _groups(index: Tensor, count: int) -> tuple[Tensor, Tensor]:  # int32 [n]
     return order, starts
 
 
-def summed(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
-    """Return distinct ids and the sums of their rows, in order of appearance."""
+def summed(
+    ids: Tensor, rows: Tensor, known: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # [n], [n, s] -> [U], [U, s]
+    """Return distinct ids and the sums of their rows, in order of appearance.
+
+    ``known``: a tensor of distinct ids; if ``ids`` are this memory nothing is to be summed.
+    """
+    if known is not None and (known.data_ptr(), len(known)) == (ids.data_ptr(), len(ids)):
+        return ids, rows
     if rows.dim() != 2 or not serves(rows):
         found, index = torch.unique(ids, return_inverse=True)
         return found, rows.new_zeros(len(found), *rows.shape[1:]).index_add_(0, index, rows)
@@ -196,24 +226,22 @@ def slot_rows(
     bounds: Tensor | None,  # int64 [bags + 1]
     weights: Tensor | None,  # [n]
 ) -> Tensor:  # [n or bags, d]
-    """Compose the rows of distinct ids; return rows[index], or their weighted sums between bounds.
-
-    The composed rows are in a buffer of this thread, since fresh memory costs as much as the rows.
-    """
-    width, size = atoms.shape[1], len(ids) * atoms.shape[1]
-    room: Tensor | None = getattr(_own, "room", None)
-    if room is None or len(room) < size:
-        _own.room = room = torch.empty(size + size // 4)
-    rows, compose = room[:size].view(-1, width), slots.compose(support.numpy().dtype.type)
+    """Compose the rows of distinct ids; return rows[index], or their weighted sums between bounds."""
+    width, compose = (
+        atoms.shape[1],
+        slots.compose(
+            support.numpy().dtype.type, atoms.shape[1] if atoms.shape[1] in WIDTHS else 0
+        ),
+    )
+    out = torch.empty(len(index) if bounds is None else len(bounds) - 1, width)
+    rows = _buffer("rows", len(ids) * width, out.dtype).view(-1, width)
     if not _run(compose, len(ids), support, ids, parts, values, atoms, rows):
         _check_support(support, len(atoms))
     if bounds is None:
-        out = torch.empty(len(index), width)
         _run(slots.spread, len(index), rows, index, out)
-        return out
-    out = torch.empty(len(bounds) - 1, width)
-    shares = NO_VECTOR if weights is None else weights
-    _run(slots.pool, len(out), rows, index, out, bounds, shares)
+    else:
+        shares = NO_VECTOR if weights is None else weights
+        _run(slots.pool, len(out), rows, index, out, bounds, shares)
     return out
 
 
@@ -239,19 +267,18 @@ def slot_gradients(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [U, s], [K, d], [U, d]
     """Return the gradients of values and atoms and, if ``keep``, those of the distinct rows."""
-    count = len(values)
+    count, threads = len(values), pool.threads()
     order, starts = _groups(index, count)
-    borders = np.searchsorted(starts.numpy(), np.linspace(0, len(order), PIECES + 1))
+    pieces = PIECES * threads if threads > 1 else 1
+    borders = np.searchsorted(starts.numpy(), np.linspace(0, len(order), pieces + 1))
     borders[0], borders[-1] = 0, count
-    to_values, to_atoms = (
-        torch.empty(values.shape),
-        torch.zeros(PIECES * len(atoms), atoms.shape[1]),
-    )
+    to_values = torch.empty(values.shape)
+    to_atoms = torch.zeros(pieces * len(atoms), atoms.shape[1])
     total = torch.empty(count if keep else 0, atoms.shape[1])
     places = (NO_VECTOR if owner is None else owner, NO_VECTOR if weights is None else weights)
     inputs = (support, values, atoms, gradient, order, starts, *places)
-    _run(slots.gradients, PIECES, *inputs, to_values, to_atoms, total, borders, grain=1)
-    return to_values, to_atoms.view(PIECES, *atoms.shape).sum(0), total
+    _run(slots.gradients, pieces, *inputs, to_values, to_atoms, total, borders, grain=1)
+    return to_values, to_atoms.view(pieces, *atoms.shape).sum(0), total
 
 
 def best_atoms(

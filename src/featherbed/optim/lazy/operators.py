@@ -191,7 +191,10 @@ def slot_gradients(
             to_weights = native.weight_gradients(rows, index, gradient, owner)
         else:
             to_weights = (rows[index.long()] * gradient[owner]).sum(-1)
-    return _row_sparse(found.clone(), to_values, total_rows), to_atoms, to_weights
+    ids = found.clone()
+    if lazy is not None:
+        lazy.distinct = ids
+    return _row_sparse(ids, to_values, total_rows), to_atoms, to_weights
 
 
 @slot_gradients.register_fake

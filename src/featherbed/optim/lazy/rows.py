@@ -70,6 +70,7 @@ class LazyRows:
         self.settled_by_lookup = settled_by_lookup  # False: a module of torch reads the parameter
         self.state, self.history = UNBOUND, History(0.0)
         self.slots: Slots | None = None
+        self.distinct: Tensor | None = None  # ids of the last gradient, if no id is there twice
         self.steps = 0
         self.number = next(_numbers)
         RECORDS[self.number] = self
@@ -87,6 +88,10 @@ class LazyRows:
         self._owner, self.state, self.steps = weakref.ref(owner), state, steps
         self.history = History(state.beta)
         self.stamps = torch.zeros(len(self.weight), dtype=torch.int32, device=self.weight.device)
+        support = () if self.slots is None else (self.slots.table.support,)
+        for tensor in (self.weight, self.stamps, *state.tensors.values(), *support):
+            if isinstance(tensor, Tensor):
+                native.use_huge_pages(tensor)
 
     def release(self) -> None:
         """Settle all rows and detach the optimizer."""
