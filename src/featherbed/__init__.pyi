@@ -30,9 +30,12 @@ from featherbed.graphs import cooccurrence_counts as cooccurrence_counts
 from featherbed.graphs import edge_file as edge_file
 from featherbed.graphs import wordnet as wordnet
 from featherbed.interop.disk import DiskRows as DiskRows
+from featherbed.interop.distill import distill_model as distill_model
 from featherbed.interop.embedding import PackedEmbedding as PackedEmbedding
+from featherbed.interop.encoder import Encoder as Encoder
 from featherbed.interop.folder import compress_folder as compress_folder
 from featherbed.interop.onnx.export import to_onnx as to_onnx
+from featherbed.interop.onnx_model import model_to_onnx as model_to_onnx
 from featherbed.interop.pretrained import load_model as load_model
 from featherbed.interop.swap import compress_model as compress_model
 from featherbed.interop.swap import restore_model as restore_model

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import featherbed.cli.compress as compression
+import featherbed.cli.export as portable
 import featherbed.cli.models as models
 import featherbed.cli.serve as server
 import featherbed.cli.tables as tables
@@ -62,7 +63,9 @@ app.command(context_settings=_SIGNED)(tables.lookup)
 app.command(context_settings=_SIGNED)(tables.search)
 app.command()(tables.check)
 app.command()(compression.compress)
-app.command()(tables.export)
+app.command()(portable.export)
+app.command()(portable.distill)
+app.command()(portable.encode)
 app.command()(compression.gate)
 app.command()(server.serve)
 app.command()(server.view)

@@ -31,7 +31,8 @@ def compress(
     out: Annotated[Path, typer.Option(help="Packed table (.safetensors) or folder to write.")],
     ratio: Annotated[float | None, typer.Option(help="Compression ratio against float32.")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Maximum size of the file without keys, such as 600KB.")
+        str | None,
+        typer.Option(help="Maximum size without keys, such as 600KB; folder:18MB: of all files."),
     ] = None,
     quality: Annotated[
         str | None, typer.Option(help='Quality to reach: "recall:0.9" or "error:0.1".')
@@ -47,22 +48,26 @@ def compress(
     ] = None,
     words: Annotated[
         list[Path] | None,
-        typer.Option(help="Similarity or analogy file to evaluate before and after."),
+        typer.Option(help="Similarity or analogy file, for a model sentences, to evaluate by."),
     ] = None,
+    rest: Annotated[
+        str, typer.Option(help="Type of a model's other weights: float32, float16 or int8.")
+    ] = "float32",
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
     effort: Annotated[
-        str, typer.Option(help="quick, normal, or best: how many candidates and rounds.")
+        str,
+        typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes."),
     ] = "normal",
-    minutes: Annotated[
-        float | None, typer.Option(help="Upper limit of the time, about.", min=0)
-    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Compress a matrix or a model's token table. Give one of --ratio, --budget and --quality."""
+    """Compress a matrix or a model. Give one of --ratio, --budget and --quality."""
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
-    options |= {"method": method, "generator": seed, "effort": effort, "minutes": minutes}
+    options |= {"method": method, "generator": seed, **read_effort(effort)}
+    whole = budget.removeprefix("folder:") if budget and "folder:" in budget else None
+    if not matrix.is_dir() and (rest != "float32" or whole is not None):
+        raise ArgumentError(f"{matrix} is a matrix: --rest and folder: apply to models only")
     if not matrix.is_dir():
         from featherbed.apps import compress_file
 
@@ -72,21 +77,47 @@ def compress(
             table = compress_file(matrix, out, progress=not quiet, **options)
         typer.echo(f"{table.report}\nwritten     {out}")
         return
-    if report is not None or words or array is not None or padding is not None:
+    if report is not None or array is not None or padding is not None:
         raise ArgumentError(
-            f"{matrix} is the folder of a model: --report, --words, --array and --padding "
+            f"{matrix} is the folder of a model: --report, --array and --padding "
             "apply to matrices only"
         )
     packages = ("transformers", "torch", "faiss", "numba", "scipy")
     require("compressing a model's folder", {"hf": packages})
-    from featherbed.interop import compress_folder
-    from featherbed.io.vectors import read_weights
+    from featherbed.interop import (
+        compress_encoder,
+        compress_folder,
+        describe_sizes,
+        is_static,
+        measure_loss,
+    )
+    from featherbed.io import read_lines, read_weights
     from featherbed.progress import show_share
 
-    frequencies = None if weights is None else read_weights(weights)
+    options |= {"weights": None if weights is None else read_weights(weights)}
+    sentences = [line.strip() for file in words or [] for line in read_lines(file) if line.strip()]
     with show_share("reading", shown=not quiet) as tell:
-        (result,) = compress_folder(matrix, out, weights=frequencies, **options, tell=tell)
-    typer.echo(f"{result.table.report}\n{result}\nwritten     {out}")
+        if is_static(matrix):
+            table = compress_encoder(matrix, out, **options, tell=tell)
+            lines = [table.report, f"files       {sum(f.stat().st_size for f in out.iterdir()):,}"]
+        else:
+            options |= {"rest": rest, "folder_budget": whole}
+            options |= {"budget": None} if whole is not None else {}
+            (result,) = compress_folder(matrix, out, **options, tell=tell)
+            tell("measuring what was lost", 1.0)
+            loss = measure_loss(matrix, out, sentences)
+            lines = [result.table.report, result, describe_sizes(matrix, out, result)]
+            lines.append(f"lost        {loss}")
+    typer.echo("\n".join(map(str, [*lines, f"written     {out}"])))
+
+
+def read_effort(text: str) -> dict[str, Any]:
+    """Return the settings of an effort such as normal, or best:2 with its limit in minutes."""
+    effort, _, minutes = text.partition(":")
+    try:
+        return {"effort": effort, "minutes": float(minutes) if minutes else None}
+    except ValueError:
+        raise ArgumentError(f"--effort {text}: give quick, normal or best, or best:2") from None
 
 
 def gate(

@@ -1,4 +1,4 @@
-"""Commands on packed tables: ``featherbed inspect | lookup | search | check | export``."""
+"""Commands on packed tables: ``featherbed inspect | lookup | search | check``."""
 
 from __future__ import annotations
 
@@ -105,22 +105,6 @@ def check(file: File) -> None:
     from featherbed.packed import check as check_file
 
     typer.echo(f"{file}: sound. {check_file(file)!r}")
-
-
-def export(
-    file: File,
-    out: Annotated[Path, typer.Option(help="ONNX model to write.")],
-    rank: Annotated[int, typer.Option(help="Number of dimensions of ids.", min=0, max=8)] = 1,
-    blocks: Annotated[
-        bool,
-        typer.Option("--blocks", help="Use GatherBlockQuantized of onnxruntime (4 and 8 bits)."),
-    ] = False,
-) -> None:
-    """Write a packed table as an ONNX model that maps ids to rows."""
-    from featherbed.interop.onnx.export import to_onnx
-
-    to_onnx(file, out, rank=rank, blocks=blocks)
-    typer.echo(f"{out}: {out.stat().st_size:,} bytes, the packed file has {file.stat().st_size:,}")
 
 
 def find_id(packed: PackedTable, name: str) -> int:

@@ -1,7 +1,14 @@
 from featherbed.interop.disk import DiskRows as DiskRows
+from featherbed.interop.distill import distill_model as distill_model
 from featherbed.interop.embedding import PackedEmbedding as PackedEmbedding
+from featherbed.interop.encoder import Encoder as Encoder
+from featherbed.interop.encoder import compress_encoder as compress_encoder
+from featherbed.interop.encoder import is_static as is_static
 from featherbed.interop.folder import compress_folder as compress_folder
+from featherbed.interop.folder import describe_sizes as describe_sizes
+from featherbed.interop.loss import measure_loss as measure_loss
 from featherbed.interop.onnx.export import to_onnx as to_onnx
+from featherbed.interop.onnx_model import model_to_onnx as model_to_onnx
 from featherbed.interop.pretrained import load_model as load_model
 from featherbed.interop.swap import compress_model as compress_model
 from featherbed.interop.swap import restore_model as restore_model

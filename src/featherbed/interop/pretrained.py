@@ -25,6 +25,7 @@ from featherbed.errors import (
     MissingExtra,
 )
 from featherbed.interop.embedding import PackedEmbedding
+from featherbed.interop.rest import RESTS, Int8Linear, as_stored, is_linear, replace_module
 from featherbed.interop.swap import SharedWeight, is_pretrained, packed_places, replace_weight
 from featherbed.io.vectors import safetensors_header
 from featherbed.packed.schema import MOST_DIM, MOST_ROWS, FieldReader
@@ -164,13 +165,25 @@ def check_stored(tables: dict[str, dict[str, Any]], files: Any) -> None:
 
 @register_quantization_config(METHOD)
 class FeatherbedConfig(QuantizationConfigMixin):
-    """The packed tables in config.json: module, rows, width, bytes, twins and heads of each."""
+    """The packed tables in config.json: module, rows, width, bytes, twins and heads of each.
+
+    ``rest`` is the type in which the other weights are stored.
+    """
 
     def __init__(
-        self, tables: dict[str, dict[str, Any]] | None = None, quant_method: str = METHOD, **_: Any
+        self,
+        tables: dict[str, dict[str, Any]] | None = None,
+        quant_method: str = METHOD,
+        rest: str = "float32",
+        **_: Any,
     ) -> None:
         self.quant_method: Any = quant_method
         self.tables = check_tables({} if tables is None else tables)
+        if rest not in RESTS:
+            raise FormatError(
+                f"quantization_config.rest must be one of {', '.join(RESTS)}, got {str(rest)[:40]}"
+            )
+        self.rest = rest
 
 
 @register_quantizer(METHOD)
@@ -182,7 +195,10 @@ class FeatherbedQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: nn.Module, **context: Any) -> None:
         config: Any = self.quantization_config
         places = {name: find_place(model, name, table) for name, table in config.tables.items()}
-        check_stored(config.tables, context.get("checkpoint_files"))
+        files = context.get("checkpoint_files")
+        check_stored(config.tables, files)
+        if config.rest == "int8":
+            replace_linear(model, files)
         for name, place in places.items():
             replace_weight(model, place, PackedEmbedding.empty(config.tables[name]))
         config.tables = describe_tables(model)  # its heads may differ from those of the saved model
@@ -214,7 +230,10 @@ class FeatherbedQuantizer(HfQuantizer):
         A ``transformers`` without this module would initialize missing tensors at random with a
         warning, but refuses tensors of another shape.
         """
-        return {**model.state_dict(), **{key: torch.empty(0) for key in marker_keys(model)}}, {}
+        state = model.state_dict()
+        if getattr(self.quantization_config, "rest", "float32") != "float32":
+            state = {name: as_stored(name, tensor) for name, tensor in state.items()}
+        return {**state, **{key: torch.empty(0) for key in marker_keys(model)}}, {}
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
         """Packed tables can be saved."""
@@ -233,11 +252,9 @@ def find_place(model: nn.Module, name: str, metadata: dict[str, Any]) -> SharedW
     """
     modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     known: Any = model
-    prefix = f"{known.base_model_prefix}."
 
     def find(one: str) -> str | None:
-        candidates = (one, prefix + one, one.removeprefix(prefix))
-        return next((candidate for candidate in candidates if candidate in modules), None)
+        return next((name for name in possible_names(model, one) if name in modules), None)
 
     own = find(name)
     if own is None:
@@ -259,6 +276,31 @@ def find_place(model: nn.Module, name: str, metadata: dict[str, Any]) -> SharedW
     for one, module in (*embeddings.items(), *heads.items()):
         check_module(one, module, nn.Linear if one in heads else nn.Embedding, metadata)
     return SharedWeight(embeddings, heads, {own: metadata["scale"], **scales})
+
+
+def possible_names(model: nn.Module, name: str) -> list[str]:
+    """Return the names a module or tensor may have in a model with or without a head."""
+    prefix = f"{model.base_model_prefix}."
+    return [name, prefix + name, name.removeprefix(prefix)]
+
+
+def replace_linear(model: nn.Module, files: Any) -> None:
+    """Replace the linear layers whose weights are int8 in the checkpoint by empty ones."""
+    modules = dict(model.named_modules())
+    for file in files if isinstance(files, list | tuple) else []:
+        header, _ = safetensors_header(Path(file))
+        for key in [key for key in header if key.endswith(".levels")]:
+            base = key.removesuffix(".levels")
+            name = next((name for name in possible_names(model, base) if name in modules), None)
+            if name is None or not is_linear(modules[name]):
+                continue  # of a head that this model does not have
+            new = Int8Linear.of(modules[name])
+            if header[key]["dtype"] != "I8" or header[key]["shape"] != list(new.levels.shape):
+                found = f"{header[key]['dtype']} {header[key]['shape']}"[:60]
+                raise FormatError(f"{key} is {found}, the model wants I8 {list(new.levels.shape)}")
+            if f"{base}.scales" not in header:
+                raise FormatError(f"the checkpoint has {key}, but not {base}.scales")
+            replace_module(model, name, new)
 
 
 def check_module(
@@ -292,10 +334,12 @@ def describe_tables(model: nn.Module) -> dict[str, dict[str, Any]]:
     }
 
 
-def mark(model: nn.Module) -> None:
+def mark(model: nn.Module, rest: str | None = None) -> None:
     """Register the packed tables of a model with ``transformers``, so that it can be saved."""
     known: Any = model
-    config = FeatherbedConfig(describe_tables(model))
+    before = getattr(known.config, "quantization_config", None)
+    kept: str = getattr(before, "rest", "float32")
+    config = FeatherbedConfig(describe_tables(model), rest=rest or kept)
     known.config.quantization_config = config
     known.hf_quantizer = FeatherbedQuantizer(config, pre_quantized=True)
     known.is_quantized, known.quantization_method = True, METHOD

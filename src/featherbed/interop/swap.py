@@ -15,6 +15,7 @@ from featherbed.codecs.compress import compress
 from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError
 from featherbed.interop.embedding import PackedEmbedding, PackedHead, PackedTwin
+from featherbed.interop.rest import Int8Linear, check_rest, is_linear, replace_module, shrink_rest
 from featherbed.packed.file import from_bytes
 from featherbed.packed.table import PackedTable
 
@@ -70,6 +71,7 @@ def compress_model(
     method: str = "auto",
     measure: str = "error",
     weights: Any = None,
+    rest: str = "float32",
     where: Where | None = None,
     generator: Any = None,
     effort: str = "normal",
@@ -78,8 +80,8 @@ def compress_model(
 ) -> list[CompressedWeight]:
     """Compress the token table of a model in place; return the compressed weights, largest first.
 
-    Linear heads with the same weight stay tied and compute logits through the codes. Nothing else
-    changes, and an error leaves the model unchanged. ``save_pretrained`` and ``from_pretrained``
+    Linear heads with the same weight stay tied and compute logits through the codes. Other weights
+    change only if ``rest`` says so, and an error leaves the model unchanged. ``save_pretrained`` and ``from_pretrained``
     work as before once ``featherbed.interop.pretrained`` is imported, as this function and
     ``fb.load_model`` do.
 
@@ -90,6 +92,8 @@ def compress_model(
             for each table.
         measure: "error" or "recall", by which methods are compared.
         weights: frequency of each token, for all tables or by name of the embedding.
+        rest: type in which all other weights are stored, "float32" (unchanged), "float16" or "int8"
+            (linear layers; the others float16). They are computed with in float32.
         where: selects embeddings: ``where(name, module)``.
 
     >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 2))
@@ -99,6 +103,7 @@ def compress_model(
     torch.Size([2, 2])
     """
     Target.of(budget, ratio, quality, 4, measure)
+    check_rest(rest)
     places = sorted(find_weights(model, where), key=lambda place: -place.weight.numel())
     names = [place.name for place in places]
     by_name = isinstance(weights, Mapping)
@@ -132,10 +137,11 @@ def compress_model(
         tables.append(table)
     # only now, so that an error above leaves the model unchanged
     found = [swap(model, place, table) for place, table in zip(places, tables, strict=True)]
+    shrink_rest(model, rest)
     if is_pretrained(model):
         from featherbed.interop.pretrained import mark
 
-        mark(model)
+        mark(model, rest)
     return found
 
 
@@ -344,6 +350,9 @@ def restore_model(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         raise ArgumentError(
             "the state holds no packed table: load it by model.load_state_dict(state)"
         )
+    for name in [key.removesuffix(".levels") for key in state if key.endswith(".levels")]:
+        if is_linear(model.get_submodule(name)):
+            replace_module(model, name, Int8Linear.of(model.get_submodule(name)))
     for name in stored:
         modules = dict(model.named_modules(remove_duplicate=False))
         module = modules.get(name)

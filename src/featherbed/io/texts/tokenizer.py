@@ -123,8 +123,11 @@ class SubwordEncoder:
         return np.array(self._encode(text).ids[: self.length], dtype=np.int64)
 
 
-def open_tokenizer(text: str) -> Any:
-    """Return the tokenizer that a JSON text describes, without padding and truncation."""
+def open_tokenizer(text: str, *, own: bool = True) -> Any:
+    """Return the tokenizer that a JSON text describes, without padding and truncation.
+
+    One of our ``own`` has the tokens of padding and of unknown words in front.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -133,7 +136,8 @@ def open_tokenizer(text: str) -> Any:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the package raises nothing narrower
         raise FormatError(f"the tokenizer cannot be read: {str(error)[:100]}") from None
-    if tokenizer.token_to_id(PAD) != PAD_ID or tokenizer.token_to_id(UNKNOWN) != UNKNOWN_ID:
+    ids = [tokenizer.token_to_id(token) for token in (PAD, UNKNOWN)]
+    if own and ids != [PAD_ID, UNKNOWN_ID]:
         raise FormatError(
             f"the tokenizer must have {PAD} as token {PAD_ID} and {UNKNOWN} as token {UNKNOWN_ID}"
         )
