@@ -24,8 +24,7 @@ import numpy as np
 os.environ["FEATHERBED_KERNELS"] = "numpy"
 
 import featherbed as fb
-from featherbed.packed.band import Band
-from featherbed.packed.band import Every
+from featherbed.packed.band import Band, Every
 from featherbed.packed.hashed_keys import HashedKeys
 from featherbed.packed.keys import IntegerKeys, Keys, TextKeys
 from featherbed.packed.matrix import Matrix

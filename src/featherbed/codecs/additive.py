@@ -97,10 +97,10 @@ class LayeredCodec(Codec):
         Codes by local search and least-squares dictionaries gain on stages, the more the more
         stages there are.
         """
-        codes, stages = settings["codes"], job.stages(settings["bits"])
+        codes, stages = int(settings["codes"]), job.stages(settings["bits"])
         stages.atoms(codes)
         gain = min(MOST_GAIN, GAIN * (codes - 1))
-        return float(stages.errors[codes]) * 2.0 ** (block_log_error(settings) - gain)
+        return float(stages.errors[codes]) * math.exp2(block_log_error(settings) - gain)
 
     def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
         """Return settings by the error that residuals of these rows and their blocks predict.
@@ -168,7 +168,7 @@ def block_layers(rank: int) -> list[Settings]:
 
 def estimated_log_error(settings: Settings, rank: int) -> float:
     """Return an estimate of log2 of the error before anything is fitted: 2 bits / dimensions."""
-    codes, bits = settings["codes"], settings["bits"]
+    codes, bits = int(settings["codes"]), int(settings["bits"])
     rate = 2 * codes * bits / rank
     return -0.3 - rate * EFFICIENCY[bits] * (1.08 - 0.02 * codes) + block_log_error(settings)
 

@@ -35,7 +35,6 @@ def compose(kind: Any, fixed: int) -> Job:
     ``kind`` is the dtype of the support, ``fixed`` the width of rows if it is known, else 0. The job
     returns 0 if the support names an atom that does not exist; the first atom then stands in for it.
     """
-    weigh = weigher(fixed)
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:
@@ -46,7 +45,7 @@ def compose(kind: Any, fixed: int) -> Job:
         out = matrix(block, 14, np.float32)
         base, slots = np.uint64(support.ctypes.data), support.shape[1]
         size, good = np.uint64(slots * support.itemsize), True
-        most, width = np.uint32(min(atoms.shape[0], 2**31)), atoms.shape[1]
+        most, width = np.uint32(min(atoms.shape[0], 2**31)), fixed if fixed else atoms.shape[1]
         flat_parts, flat_values = parts.reshape(-1), values.reshape(-1)
         atoms_at, out_at = np.uint64(atoms.ctypes.data), np.uint64(out.ctypes.data)
         for u in range(start, stop):
