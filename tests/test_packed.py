@@ -1098,7 +1098,7 @@ def test_a_failing_write_leaves_nothing(tmp_path, monkeypatch):
         if not nameless:
             monkeypatch.setattr(writing, "_nameless", lambda folder: None)
         monkeypatch.setattr(
-            file, "header_of", lambda table: (_ for _ in ()).throw(KeyboardInterrupt)
+            file, "header_for", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             packed.save(path)

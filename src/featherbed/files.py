@@ -108,7 +108,8 @@ def remove_stale(folder: Path) -> None:
 
     Those of running processes are locked and stay. Where nothing can be locked, nothing is removed.
 
-    >>> folder = getfixture("tmp_path")
+    >>> folder = getfixture("tmp_path") / "stale"
+    >>> folder.mkdir()
     >>> (folder / ".featherbed-0123456789ab.tmp").touch()
     >>> remove_stale(folder)
     >>> list(folder.iterdir())

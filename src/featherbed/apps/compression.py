@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def compress_file(
     weights: str | Path | None = None,
     report: str | Path | None = None,
     progress: bool = True,
+    working: AbstractContextManager[None] | None = None,
     **options: Any,
 ) -> PackedTable:
     """Compress a matrix stored in a file; if there is an error, no partial file is left.
@@ -33,14 +35,15 @@ def compress_file(
         weights: file of row frequencies (``.npy`` or one number per line), or "zipf".
         report: ``.html``, ``.json`` or ``.txt`` file to write.
         progress: show progress on standard error.
+        working: a context for reading and compressing, but not for writing.
         options: keywords of ``fb.compress``: ``ratio``, ``budget`` or ``quality``, ``method``, ...
 
     >>> import numpy as np
     >>> folder = getfixture("tmp_path")
-    >>> np.save(folder / "rows.npy", np.random.default_rng(0).normal(size=(200, 8)))
+    >>> np.save(folder / "rows.npy", np.random.default_rng(0).normal(size=(2000, 8)))
     >>> files = folder / "rows.npy", folder / "rows.safetensors"
-    >>> compress_file(*files, ratio=3, method="int8", progress=False).rows
-    200
+    >>> compress_file(*files, ratio=2, method="int8", progress=False).rows
+    2000
     """
     source, out = Path(source), Path(out)
     method = str(options.get("method", "auto"))
@@ -56,7 +59,7 @@ def compress_file(
     given: Any = [options.get(name) for name in ("budget", "ratio", "quality")]
     Target.of(given[0], given[1], given[2], 4)  # a wrong target is refused before reading
     frequencies = None if weights is None else read_weights(Path(weights))
-    with show_share("reading", shown=progress) as tell:
+    with working or nullcontext(), show_share("reading", shown=progress) as tell:
         found = read_matrix(source, array=array)
         options = {"keys": found.keys, "name": found.name, **options}
         table = compress(found.matrix, weights=frequencies, tell=tell, **options)

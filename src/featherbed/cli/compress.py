@@ -73,8 +73,8 @@ def compress(
 
         options |= {"padding_idx": padding, "words": words or [], "command": command_line()}
         options |= {"array": array, "weights": weights, "report": report}
-        with interrupting_at_once():
-            table = compress_file(matrix, out, progress=not quiet, **options)
+        working = interrupting_at_once()
+        table = compress_file(matrix, out, progress=not quiet, working=working, **options)
         typer.echo(f"{table.report}\nwritten     {out}")
         return
     if report is not None or array is not None or padding is not None:
@@ -151,7 +151,7 @@ def gate(
 def interrupting_at_once() -> Iterator[None]:
     """Let Ctrl-C end the process immediately, even while a library does not return to Python.
 
-    Files are written atomically, so no partial file is left.
+    Not for writing: files are written under other names, which must be removed.
     """
     import signal
 

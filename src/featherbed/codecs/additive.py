@@ -45,7 +45,6 @@ ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers foll
 ENOUGH = 0.003  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
-PROMISING = 16  # settings by estimate among which more bits than usual are considered
 USUAL_BITS = 8  # of additive codes
 GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
@@ -94,13 +93,19 @@ class LayeredCodec(Codec):
     def predict(self, job: CodecJob, **settings: Any) -> float:
         """Return the expected error, from the residual of as many stages of k-means.
 
-        Codes by local search and least-squares dictionaries gain on stages, the more the more
-        stages there are.
+        Stages of the usual number of bits stand for others of as many bits in all. Codes by local search
+        and least-squares dictionaries gain on stages, the more the more stages there are.
         """
-        codes, stages = int(settings["codes"]), job.stages(settings["bits"])
-        stages.atoms(codes)
+        codes, bits = int(settings["codes"]), int(settings["bits"])
+        usual = USUAL_BITS if job.rows.count >= 8 << USUAL_BITS else bits
+        share = bits * EFFICIENCY[bits] / (usual * EFFICIENCY[usual])  # of a usual stage
+        whole, part = divmod(codes * share, 1.0)
+        stages = job.stages(usual)
+        stages.atoms(math.ceil(whole + part))
+        before, after = stages.errors[int(whole)], stages.errors[math.ceil(whole + part)]
+        residual = before * (max(after, 1e-30) / max(before, 1e-30)) ** part
         gain = min(MOST_GAIN, GAIN * (codes - 1))
-        return float(stages.errors[codes]) * math.exp2(block_log_error(settings) - gain)
+        return float(residual) * math.exp2(block_log_error(settings) - gain)
 
     def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
         """Return settings by the error that residuals of these rows and their blocks predict.
@@ -109,12 +114,7 @@ class LayeredCodec(Codec):
         """
         found: list[tuple[float, Settings]] = []
         least = math.inf
-        likely = dict.fromkeys(settings["bits"] for settings in listed)
-        if USUAL_BITS in likely:  # fewer bits need more stages for the same error
-            likely = dict.fromkeys(
-                (USUAL_BITS, *(s["bits"] for s in listed[:PROMISING] if s["bits"] > USUAL_BITS))
-            )
-        for bits in likely:
+        for bits in dict.fromkeys(settings["bits"] for settings in listed):
             since = 0
             own = sorted((s for s in listed if s["bits"] == bits), key=lambda s: s["codes"])
             for settings in own:

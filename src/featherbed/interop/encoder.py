@@ -44,7 +44,7 @@ class Encoder:
     >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     >>> folder = getfixture("tmp_path") / "static"
     >>> _ = write_encoder(folder, np.eye(3), tokenizer.to_str())
-    >>> Encoder(folder).encode(["good film", "a film"]).round(2).tolist()
+    >>> Encoder(folder).encode(["good film", "a film"]).astype(float).round(2).tolist()
     [[0.71, 0.71, 0.0], [0.0, 1.0, 0.0]]
     """
 
