@@ -45,7 +45,7 @@ ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers foll
 ENOUGH = 0.003  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
-USUAL_BITS = 8  # of additive codes
+USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
 GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
@@ -114,7 +114,9 @@ class LayeredCodec(Codec):
         """
         found: list[tuple[float, Settings]] = []
         least = math.inf
-        for bits in dict.fromkeys(settings["bits"] for settings in listed):
+        offered = dict.fromkeys(settings["bits"] for settings in listed)
+        enough_bits = [bits for bits in offered if bits >= LEAST_BITS]  # few rows allow fewer
+        for bits in enough_bits or offered:
             since = 0
             own = sorted((s for s in listed if s["bits"] == bits), key=lambda s: s["codes"])
             for settings in own:
