@@ -98,7 +98,7 @@ class LayeredCodec(Codec):
         """
         codes, bits = int(settings["codes"]), int(settings["bits"])
         usual = USUAL_BITS if job.rows.count >= 8 << USUAL_BITS else bits
-        share = bits * EFFICIENCY[bits] / (usual * EFFICIENCY[usual])  # of a usual stage
+        share = bits * efficiency(bits) / (usual * efficiency(usual))  # of a usual stage
         whole, part = divmod(codes * share, 1.0)
         stages = job.stages(usual)
         stages.atoms(math.ceil(whole + part))
@@ -168,11 +168,20 @@ def block_layers(rank: int) -> list[Settings]:
     return sorted(found, key=block_log_error)
 
 
+def efficiency(bits: int) -> float:
+    """Return the efficiency of additive codes of ``bits`` bits, that of the nearest known number.
+
+    >>> efficiency(8), efficiency(4), efficiency(11)
+    (1.05, 0.85, 1.2)
+    """
+    return EFFICIENCY[min(EFFICIENCY, key=lambda known: (abs(known - bits), -known))]
+
+
 def estimated_log_error(settings: Settings, rank: int) -> float:
     """Return an estimate of log2 of the error before anything is fitted: 2 bits / dimensions."""
     codes, bits = int(settings["codes"]), int(settings["bits"])
     rate = 2 * codes * bits / rank
-    return -0.3 - rate * EFFICIENCY[bits] * (1.08 - 0.02 * codes) + block_log_error(settings)
+    return -0.3 - rate * efficiency(bits) * (1.08 - 0.02 * codes) + block_log_error(settings)
 
 
 def block_log_error(settings: Settings) -> float:
