@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,11 @@ def write_models(folder):
         mean=3.0,
         biases="column",
         titles=[f"Film {key}" for key in "abcdef"],
+        about={"test_mse": 0.8},
+    )
+    sites = fb.Vocabulary.count([["a", "a", "b", "b", "c"]], min_count=2, shared=2)
+    fb.Collection.from_spec({"site": (sites, 4, "dense"), "hour": (24, 3, "dense")}).save(
+        folder / "clicks.safetensors"
     )
     rows = rng.normal(size=(len(WORDS), 4)).astype("f4")
     rows[0] = 0
@@ -108,6 +114,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(folder):
     paths = [folder / "words.safetensors", folder / "items.safetensors", folder / "films"]
+    paths.append(folder / "clicks.safetensors")
     with started(*paths, folder / "news", f"lm={folder / 'lm'}") as (client, _):
         yield client
 
@@ -118,6 +125,7 @@ def test_lists_what_it_serves(client):
         "words": "table",
         "items": "table",
         "films": "recommender",
+        "clicks": "collection",
         "news": "classifier",
         "lm": "language model",
     }
@@ -168,6 +176,37 @@ def test_recommendations(client, folder):
     assert items[0]["score"] == pytest.approx(expected[0]["score"])
     rated = client.post("/films/recommend", json={"user": "ann", "include_rated": True}).json()
     assert len(rated["items"]) == 6
+
+
+def test_a_history_is_folded_in(client, folder):
+    recommender = fb.Recommender.open(folder / "films")
+    history = ["a", {"item": "b", "rating": 2.0}, "unknown"]
+    items = client.post("/films/recommend", json={"history": history, "k": 3}).json()["items"]
+    expected = recommender.recommend_history([("a", None), ("b", 2.0), ("unknown", None)], 3)
+    assert [item["key"] for item in items] == [item.key for item in expected]
+    assert not {"a", "b"} & {item["key"] for item in items}
+    np.testing.assert_allclose([i["score"] for i in items], [i.score for i in expected], rtol=1e-6)
+
+
+def test_rows_of_a_collection(client, folder):
+    packed = fb.PackedCollection.load(folder / "clicks.safetensors")
+    listed = next(t for t in client.get("/tables").json()["tables"] if t["name"] == "clicks")
+    assert [(c["name"], c["rows"], c["dim"], c["keys"]) for c in listed["columns"]] == [
+        ("site", 4, 4, True),
+        ("hour", 24, 3, False),
+    ]
+    for body, expected in (
+        ({"column": "hour", "ids": [3, 23]}, packed.rows("hour", [3, 23])),
+        ({"column": "site", "keys": ["b", "new"]}, packed.rows("site", ["b", "new"])),
+        (
+            {"columns": {"site": ["a", "new"], "hour": [0, 5]}},
+            packed[{"site": ["a", "new"], "hour": [0, 5]}],
+        ),
+    ):
+        rows = client.post("/clicks/rows", json=body).json()["rows"]
+        np.testing.assert_array_equal(np.array(rows, dtype=np.float32), expected)
+        answer = client.post("/clicks/rows", json=body, headers={"accept": "application/x-npy"})
+        np.testing.assert_array_equal(np.load(io.BytesIO(answer.content)), expected)
 
 
 def test_classes_and_continuations(client):
@@ -235,6 +274,26 @@ REFUSED = {
     "long text": ("/news/classify", {"text": "a" * 200_000}, 413, "at most 100,000"),
     "temperature": ("/lm/continue", {"text": "goal", "temperature": -1}, 400, "temperature"),
     "words": ("/lm/continue", {"text": "goal", "words": 10**7}, 400, "words must be"),
+    "no column": ("/clicks/rows", {"ids": [1]}, 400, "exactly one of column, columns"),
+    "unknown column": ("/clicks/rows", {"column": "x", "ids": [1]}, 400, "'site', 'hour'"),
+    "beyond a column": ("/clicks/rows", {"column": "hour", "ids": [24]}, 404, "from 0 to 23"),
+    "keys of no column": ("/clicks/rows", {"column": "hour", "keys": ["a"]}, 404, "no keys"),
+    "missing column": ("/clicks/rows", {"columns": {"site": ["a"]}}, 400, "lacks the column"),
+    "uneven columns": ("/clicks/rows", {"columns": {"site": ["a"], "hour": [1, 2]}}, 400, "shapes"),
+    "columns as a list": ("/clicks/rows", {"columns": [1]}, 400, "an object"),
+    "huge id of a column": (
+        "/clicks/rows",
+        b'{"column":"hour","ids":[18446744073709551615]}',
+        400,
+        "too large",
+    ),
+    "search of a collection": ("/clicks/search", {"id": 1}, 404, "/clicks/rows"),
+    "embeddings of a collection": (
+        "/v1/embeddings",
+        {"model": "clicks", "input": "a"},
+        404,
+        "rows",
+    ),
     "no table": ("/nothing/rows", {"ids": [1]}, 404, "use one of words, items"),
     "traversal": ("/..%2f..%2fetc%2fpasswd/rows", {"ids": [1]}, 404, ""),
     "null byte": ("/%00/rows", {"ids": [1]}, 404, ""),
@@ -349,10 +408,30 @@ def test_bad_paths_end_with_one_line(tmp_path, paths, message):
     assert message in done.stderr.splitlines()[-1]
 
 
-def test_several_workers(folder):
-    with started(folder / "words.safetensors", options=["--workers", "2"]) as (client, _):
+def processes_below(pid):
+    """Return a process and its children, as Linux lists them."""
+    found, folder = [pid], Path(f"/proc/{pid}/task/{pid}/children")
+    for child in folder.read_text().split() if folder.exists() else []:
+        found += processes_below(int(child))
+    return found
+
+
+def test_several_workers_share_a_token_that_nobody_else_sees(folder, tmp_path):
+    (tmp_path / "token").write_text("hidden-token")
+    options = ["--workers", "2", "--token-file", str(tmp_path / "token")]
+    with started(folder / "words.safetensors", options=options) as (client, process):
+        headers = {"authorization": "Bearer hidden-token"}
         for _ in range(20):
-            assert client.post("/words/rows", json={"ids": [3]}).status_code == 200
+            answer = client.post("/words/rows", json={"ids": [3]}, headers=headers)
+            assert answer.status_code == 200
+        assert client.post("/words/rows", json={"ids": [3]}).status_code == 401
+        pids = processes_below(process.pid) if sys.platform == "linux" else []
+        assert len(pids) >= 3 or sys.platform != "linux"
+        for pid in pids:
+            for name in ("cmdline", "environ"):
+                assert b"hidden-token" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        assert b"hidden-token" not in process.stderr.read()
 
 
 def test_the_client_example(client, capsys):

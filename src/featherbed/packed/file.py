@@ -175,8 +175,8 @@ def save(
     return packed
 
 
-def load(path: str | Path, *, mmap: bool = True) -> PackedTable:
-    """Open a packed file: its header is read, everything else is memory-mapped.
+def load(path: str | Path | bytes | memoryview, *, mmap: bool = True) -> PackedTable:
+    """Open a packed file, or its bytes: the header is read, everything else is memory-mapped.
 
     With ``mmap=False`` the whole file is read into memory, and later changes to it have no effect.
     A mapped file may be replaced or deleted, but must not be rewritten or truncated in place:
@@ -187,9 +187,13 @@ def load(path: str | Path, *, mmap: bool = True) -> PackedTable:
     >>> _ = fb.save(fb.DenseTable(5, 4), path)
     >>> fb.load(path)[[0, 4]].shape, fb.load(path, mmap=False)[[0, 4]].shape
     ((2, 4), (2, 4))
+    >>> fb.load(path.read_bytes())[[0, 4]].shape
+    (2, 4)
     """
     if not isinstance(mmap, bool):
         raise ArgumentError(f"mmap={mmap!r}: use True (map the file) or False (read it whole)")
+    if isinstance(path, bytes | bytearray | memoryview):
+        return from_bytes(path)
     return _read_table(*open_file(Path(path), mapped=mmap))
 
 

@@ -140,19 +140,25 @@ class Endpoints:
         return as_json({"tables": [model.describe() for model in self.catalog]})
 
     async def rows(self, name: str, request: Request) -> Response:
-        """Return rows by ids or keys, as JSON or .npy."""
-        table = self._model(name).table
-        body = await RequestBody.read(request, ("ids", "keys"), self.limits)
-        ids = body.ids(table)
-        rows = table[ids] if ids.size * table.dim <= INLINE else await in_thread(lambda: table[ids])
+        """Return rows by ids or keys, of a collection by column, as JSON or .npy."""
+        model = self._model(name)
+        if model.table is None:
+            fields = ("column", "ids", "keys", "columns")
+            body = await RequestBody.read(request, fields, self.limits)
+            rows = await in_thread(lambda: body.batch(model.model))
+        else:
+            table = model.table
+            body = await RequestBody.read(request, ("ids", "keys"), self.limits)
+            ids = body.ids(table)
+            inline = ids.size * table.dim <= INLINE
+            rows = table[ids] if inline else await in_thread(lambda: table[ids])
         if NPY in request.headers.get("accept", ""):
             return Response(as_npy(rows), media_type=NPY)
         return as_json({"rows": check_finite(rows)})
 
     async def search(self, name: str, request: Request) -> Response:
         """Return the k nearest rows to a row or a vector, best first."""
-        model = self._model(name)
-        table = model.table
+        table = self._table(name).rows_table
         fields = ("id", "key", "vector", "metric", "k")
         body = await RequestBody.read(request, fields, self.limits)
         k, metric = body.integer("k", 10, 1, self.limits.k), body.string("metric", "cosine")
@@ -222,12 +228,14 @@ class Endpoints:
         """Return the mean of the rows of each text's known words, in OpenAI's format."""
         fields = ("model", "input", "encoding_format", "user", "dimensions")
         body = await RequestBody.read(request, fields, self.limits)
-        model = self._model(body.string("model"))
+        model = self._table(body.string("model"))
         form = body.string("encoding_format", "float")
         if form not in ("float", "base64"):
             raise RequestError(400, "encoding_format must be float or base64")
-        if body.fields.get("dimensions") not in (None, model.table.dim):
-            raise RequestError(400, f"{model.name} has {model.table.dim} dimensions and no others")
+        if body.fields.get("dimensions") not in (None, model.rows_table.dim):
+            raise RequestError(
+                400, f"{model.name} has {model.rows_table.dim} dimensions and no others"
+            )
         inputs = read_inputs(body, self.limits)
         vectors, tokens = await in_thread(lambda: mean_rows(model, inputs))
         data = [
@@ -252,12 +260,12 @@ class Endpoints:
 
     async def points(self, name: str) -> Response:
         """Return the projection of rows that the page draws, computed once."""
-        model = self._model(name)
+        model = self._table(name)
         return Response(await in_thread(lambda: model.points), media_type="application/json")
 
     async def inspect(self, name: str, request: Request) -> Response:
         """Return key, codes, atoms with weights, bits and nearest rows of one row."""
-        table = self._model(name).table
+        table = self._table(name).rows_table
         body = await RequestBody.read(request, ("id", "key"), self.limits)
         id_ = (
             body.integer("id", 0, 0, table.rows - 1)
@@ -287,6 +295,14 @@ class Endpoints:
         if max(map(len, texts)) > self.limits.text:
             raise RequestError(413, f"send texts of at most {self.limits.text:,} letters")
         return texts
+
+    def _table(self, name: str) -> ServedModel:
+        model = self._model(name)
+        if model.table is None:
+            raise RequestError(
+                404, f"{name} is a collection, of which rows are served: /{name}/rows"
+            )
+        return model
 
     def _model(self, name: str, kind: str | None = None) -> ServedModel:
         if name not in self.catalog:
@@ -347,8 +363,8 @@ def mean_rows(model: ServedModel, inputs: list[str] | list[list[int]]) -> tuple[
     try:
         flat = np.array([id_ for entry in ids for id_ in entry], dtype=np.int64)
     except OverflowError:
-        raise RequestError(400, f"a token id is beyond {model.table.rows - 1:,}") from None
-    vectors = model.table.bag(flat, offsets, mode="mean", include_last_offset=True)
+        raise RequestError(400, f"a token id is beyond {model.rows_table.rows - 1:,}") from None
+    vectors = model.rows_table.bag(flat, offsets, mode="mean", include_last_offset=True)
     return check_finite(vectors), len(flat)
 
 

@@ -17,7 +17,8 @@ from featherbed.apps.language.serve import LanguageModel
 from featherbed.apps.recommender.serve import Recommender
 from featherbed.errors import ArgumentError, FeatherbedError, FormatError, MissingFileError
 from featherbed.io.texts import tokenize
-from featherbed.packed import PackedTable, load
+from featherbed.packed import PackedTable, load, metadata_of, open_file
+from featherbed.packed.collection import read_collection
 from featherbed.server.explore import explore_data
 
 RESERVED = frozenset(
@@ -38,10 +39,10 @@ class ServedModel:
     """An opened table or model; requests that began with it also end with it."""
 
     name: str
-    kind: str  # table, recommender, classifier or language model
+    kind: str  # table, collection, recommender, classifier or language model
     path: Path
     model: Any
-    table: PackedTable  # rows of items or words
+    table: PackedTable | None  # rows of items or words; a collection has columns instead
     signature: Signature
 
     @classmethod
@@ -56,16 +57,27 @@ class ServedModel:
                     raise
                 continue
             if file_signature(path) == before:
-                warm_up(table)
+                for part in model.tables if table is None else [table]:
+                    warm_up(part)
                 return cls(name, kind, path, model, table, before)
         raise FormatError(f"{path} changes while it is read: replace files in one step")
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, shape, method and bytes."""
-        table = self.table
-        return {
-            "name": self.name,
-            "kind": self.kind,
+        """Return name, kind, shape, method and bytes; of a collection, those of its columns."""
+        table, named = self.table, {"name": self.name, "kind": self.kind}
+        if table is None:
+            columns = [
+                {"name": c.name, "rows": c.rows, "dim": dim, "keys": c.keys is not None}
+                for c, dim in zip(self.model.columns, self.model.dims, strict=True)
+            ]
+            rows, dim = sum(c["rows"] for c in columns), sum(self.model.dims)
+            return named | {
+                "rows": rows,
+                "dim": dim,
+                "bytes": self.model.nbytes,
+                "columns": columns,
+            }
+        return named | {
             "rows": table.rows,
             "dim": table.dim,
             "method": table.made_by.get("method") or table.made_by.get("table"),
@@ -73,10 +85,16 @@ class ServedModel:
             "keys": table.keys is not None,
         }
 
+    @property
+    def rows_table(self) -> PackedTable:
+        """The table of anything but a collection."""
+        assert self.table is not None, "a collection has no single table"
+        return self.table
+
     @cached_property
     def points(self) -> bytes:
         """The data of the page as JSON, computed when it is first asked for."""
-        return orjson.dumps(explore_data(self.table))
+        return orjson.dumps(explore_data(self.rows_table))
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of the known words of a text, in order."""
@@ -84,7 +102,7 @@ class ServedModel:
             return [int(id_) for id_ in self.model.encoder.ids(text)]
         if self.kind == "language model":
             words = self.model.vocabulary.find
-        elif self.table.keys is None:
+        elif self.table is None or self.table.keys is None:
             raise ArgumentError(f"{self.name} has no keys, so texts have no rows: send token ids")
         else:
             words = self._key_id
@@ -92,7 +110,7 @@ class ServedModel:
         return [id_ for id_ in found if id_ is not None]
 
     def _key_id(self, word: str) -> int | None:
-        return int(self.table.ids_of(word)) if word in self.table else None
+        return int(self.rows_table.ids_of(word)) if word in self.rows_table else None
 
 
 def file_signature(path: Path) -> Signature:
@@ -108,8 +126,12 @@ def file_signature(path: Path) -> Signature:
     return tuple(found)
 
 
-def _open(path: Path) -> tuple[str, Any, PackedTable]:
+def _open(path: Path) -> tuple[str, Any, PackedTable | None]:
     if not path.is_dir():
+        found = open_file(path)
+        metadata = metadata_of(found[0])
+        if isinstance(metadata, dict) and isinstance(metadata.get("columns"), list):
+            return "collection", read_collection(*found), None
         table = load(path)
         return "table", table, table
     for description, (kind, open_folder, attribute) in FOLDERS.items():

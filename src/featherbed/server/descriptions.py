@@ -55,6 +55,7 @@ TABLE: Schema = {
         "method": TEXT,
         "bytes": INTEGER,
         "keys": {"type": "boolean"},
+        "columns": list_of({"type": "object"}),
     },
 }
 ENDPOINTS: dict[str, dict[str, Any]] = {
@@ -79,8 +80,17 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
         },
     ),
     "rows": endpoint(
-        "Rows by ids or keys; .npy bytes with 'Accept: application/x-npy'.",
-        {"ids": list_of(INTEGER), "keys": list_of(TEXT)},
+        "Rows by ids or keys; .npy bytes with 'Accept: application/x-npy'. Of a collection: rows "
+        "of one column, or of all columns side by side.",
+        {
+            "ids": list_of(INTEGER),
+            "keys": list_of(TEXT),
+            "column": TEXT,
+            "columns": {
+                "type": "object",
+                "additionalProperties": {"oneOf": [list_of(INTEGER), list_of(TEXT)]},
+            },
+        },
         {"rows": list_of(list_of(NUMBER))},
         npy=True,
     ),

@@ -19,7 +19,16 @@ import orjson
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError, MissingExtra
-from featherbed.packed import PackedTable, anchor_count, strongest, weighted_band
+from featherbed.packed import (
+    Band,
+    Every,
+    Matrix,
+    PackedTable,
+    anchor_count,
+    row_cost,
+    strongest,
+    weighted_band,
+)
 
 TEMPLATE = Path(__file__).with_name("explore.html")
 POINTS = 100_000  # rows drawn at most
@@ -143,11 +152,11 @@ def strongest_anchors(table: PackedTable, ids: Ids) -> Ids:
 
 
 def describe_row(
-    table: PackedTable, id_: int, original: NDArray[Any] | None = None
+    table: PackedTable, id_: int, original: PackedTable | None = None
 ) -> dict[str, Any]:
     """Return key, codes, atoms with weights, bits and nearest rows of one row.
 
-    With ``original``, the matrix before compression, also the nearest rows there.
+    With ``original``, the rows before compression, also the nearest rows there.
     """
     row = table[np.array([id_])]
     number, band, position = next(
@@ -160,7 +169,7 @@ def describe_row(
         "id": id_,
         "key": table.name_of(id_),
         "band": number if len(table.bands) > 1 else None,
-        "bits": round(8 * sum(array.nbytes for _, array in band.arrays()) / max(1, band.rows), 1),
+        "bits": int(row_cost(table, np.array([id_]), coded=False)[0]),
         "norm": float(np.linalg.norm(row)),
         "neighbors": name_rows(table, ids, scores, id_),
     }
@@ -187,21 +196,20 @@ def describe_row(
     except FeatherbedError:
         pass
     if original is not None:
-        before, similar = nearest_original(original, id_)
+        before, similar = original.search(original[id_], NEIGHBORS + 1, metric="cosine")
         details["neighbors_before"] = name_rows(table, before, similar, id_)
     return details
 
 
-def nearest_original(original: NDArray[Any], id_: int) -> tuple[Ids, Floats]:
-    """Return ids and cosine similarities of the rows of a matrix nearest to one of them."""
-    query = np.asarray(original[id_], dtype=np.float32)
-    scores = np.empty(len(original), dtype=np.float32)
-    for start in range(0, len(original), BLOCK):
-        rows = np.asarray(original[start : start + BLOCK], dtype=np.float32)
-        norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(query)
-        scores[start : start + BLOCK] = rows @ query / np.maximum(norms, 1e-30)
-    best = np.argsort(-scores, kind="stable")[: NEIGHBORS + 1]
-    return best, scores[best]
+def original_table(original: NDArray[Any], table: PackedTable) -> PackedTable:
+    """Return the matrix before compression as a table, whose search finds its nearest rows."""
+    if original.ndim != 2 or len(original) != table.rows:
+        raise ArgumentError(
+            f"the original is {original.shape}, the table {(table.rows, table.dim)}: give a matrix "
+            "of as many rows"
+        )
+    values = Matrix.encode(np.asarray(original, dtype=np.float32), "float32")
+    return PackedTable([Band(table.rows, Every(), values=values)], original.shape[1])
 
 
 def name_rows(table: PackedTable, ids: Ids, scores: Floats, own: int) -> list[dict[str, Any]]:
@@ -275,12 +283,8 @@ def offline_page(
     except FeatherbedError:
         data["codes"] = None
     if original is not None:
-        if original.shape != (table.rows, table.dim):
-            raise ArgumentError(
-                f"the original is {original.shape}, the table {(table.rows, table.dim)}"
-            )
-        dense = np.asarray(original, dtype=np.float32)
-        data["neighbors_before"] = as_base64(nearest_in(dense, ids).astype("<u4"))
+        before = nearest_rows(original_table(original, table), ids)
+        data["neighbors_before"] = as_base64(before.astype("<u4"))
     script = f"<script>{plotly_script()}</script>"
     return render(script, {"name": name, "kind": "table", "data": data})
 
@@ -293,20 +297,6 @@ def nearest_rows(table: PackedTable, ids: Ids) -> Ids:  # [n] -> [n, NEIGHBORS]
         part = ids[start : start + 1024]
         near = table.search(table[part], most, metric="cosine")[0]
         found[start : start + 1024] = without_own(near, part)
-    return found
-
-
-def nearest_in(matrix: Floats, ids: Ids) -> Ids:  # [n] -> [n, NEIGHBORS]
-    """Return the nearest rows of a matrix by cosine, the row itself left out."""
-    unit = matrix / np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-30)
-    found = np.empty((len(ids), NEIGHBORS), dtype=np.int64)
-    most = min(NEIGHBORS + 1, len(matrix))
-    for start in range(0, len(ids), 256):
-        part = ids[start : start + 256]
-        scores = unit[part] @ unit.T
-        near = np.argpartition(-scores, most - 1, axis=1)[:, :most]
-        order = np.argsort(-np.take_along_axis(scores, near, 1), axis=1, kind="stable")
-        found[start : start + 256] = without_own(np.take_along_axis(near, order, 1), part)
     return found
 
 

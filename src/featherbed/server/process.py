@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from featherbed.errors import ArgumentError
 
-VARIABLE = "FEATHERBED_SERVER"  # settings of the workers, as JSON
 GRACE = 10  # seconds for requests under way when the server is stopped
 
 
@@ -23,7 +21,7 @@ class ServerSettings:
     port: int = 8000
     workers: int = 1
     watch: bool = False
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)  # in no log line
     origins: tuple[str, ...] = ()
     body: int = 8 << 20  # bytes
     batch: int = 65_536
@@ -58,10 +56,15 @@ def run_server(settings: ServerSettings) -> None:
     if settings.workers == 1:
         uvicorn.run(build_app(settings, catalog), **options)
         return
-    os.environ[VARIABLE] = json.dumps(asdict(settings))
-    uvicorn.run(
-        "featherbed.server.process:app_of_worker", factory=True, workers=settings.workers, **options
+    from uvicorn.supervisors import Multiprocess
+
+    # uvicorn.run takes the application of several workers as an import string only, which carries
+    # no settings; a configuration is pickled to each worker through a pipe, so that the token is
+    # in no command line, environment or file
+    config = uvicorn.Config(
+        partial(build_app, settings), factory=True, workers=settings.workers, **options
     )
+    Multiprocess(config, sockets=[config.bind_socket()]).run()
 
 
 def print_address(settings: ServerSettings) -> None:
@@ -87,10 +90,3 @@ def build_app(settings: ServerSettings, catalog: Any = None) -> Any:
         origins=settings.origins,
         watch=settings.watch,
     )
-
-
-def app_of_worker() -> Any:
-    """Return the application of a worker process, from the settings in its environment."""
-    stored: dict[str, Any] = json.loads(os.environ[VARIABLE])
-    stored |= {name: tuple(stored[name]) for name in ("paths", "origins")}
-    return build_app(ServerSettings(**stored))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from featherbed.errors import FeatherbedError
-from featherbed.packed import PackedTable
+from featherbed.packed import Floats, PackedTable
+from featherbed.packed.collection import PackedCollection
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,29 @@ class RequestBody:
             found = table.ids_of(self.list_of("keys", str, most))
             return np.asarray(found, dtype=np.int64)
         values = self.list_of("ids", int, most)
-        try:
-            return np.array(values, dtype=np.int64)
-        except OverflowError:
-            raise RequestError(
-                400, f"an id is too large: ids go from 0 to {table.rows - 1:,}"
-            ) from None
+        return _whole(values)
+
+    def batch(self, collection: PackedCollection) -> Floats:
+        """Return rows of one ``column`` by ids or keys, or of all ``columns`` side by side."""
+        if self.one_of("column", "columns") == "column":
+            name = self.string("column")
+            dim = collection.dims[collection.layout.number(name)]
+            given = self.one_of("ids", "keys")
+            most = max(1, min(self.limits.batch, self.limits.numbers // dim))
+            values = self.list_of(given, int if given == "ids" else str, most)
+            return collection.rows(name, _whole(values) if given == "ids" else values)
+        columns = self.fields["columns"]
+        if not isinstance(columns, dict):
+            raise RequestError(400, "columns must be an object: a list of ids or keys by column")
+        collection.layout.check_names(columns)
+        most = max(1, min(self.limits.batch, self.limits.numbers // sum(collection.dims)))
+        lists = RequestBody(columns, self.limits)
+        batch: dict[str, Any] = {}
+        for name, entry in columns.items():
+            texts = isinstance(entry, list) and bool(entry) and isinstance(entry[0], str)
+            found = lists.list_of(name, str if texts else int, most)
+            batch[name] = found if texts else _whole(found)
+        return collection[batch]
 
     def vector(self, dim: int) -> NDArray[np.float32]:
         """Return ``vector``, finite numbers of a row's width."""
@@ -137,3 +155,11 @@ class RequestBody:
         if not (np.abs(found) <= np.finfo(np.float32).max).all():
             raise RequestError(400, "vector holds a number beyond float32")
         return found.astype(np.float32)
+
+
+def _whole(values: list[int]) -> NDArray[np.int64]:
+    """Return whole numbers as an array; those beyond 64 bits are refused."""
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise RequestError(400, "an id is too large: ids are numbers of rows, from 0") from None
