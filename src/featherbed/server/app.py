@@ -7,8 +7,9 @@ import base64
 import logging
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from inspect import signature
 from typing import Any
 
 import anyio
@@ -16,6 +17,7 @@ import anyio.to_thread
 import numpy as np
 import orjson
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
@@ -76,8 +78,12 @@ def create_app(
         docs_url=None,  # their scripts come from the network
         redoc_url=None,
     )
+    app.router.route_class = HandlerRoute
     handlers = Endpoints(catalog, limits, metrics)
     for method, path, name in (
+        ("POST", "/{name}/rows", "rows"),  # routes are tried in this order: the busiest first
+        ("POST", "/{name}/search", "search"),
+        ("POST", "/{name}/recommend", "recommend"),
         ("GET", "/health", "health"),
         ("GET", "/ready", "ready"),
         ("GET", "/metrics", "prometheus"),
@@ -88,9 +94,6 @@ def create_app(
         ("GET", "/{name}/points", "points"),
         ("POST", "/{name}/inspect", "inspect"),
         ("POST", "/{name}/explain", "explain"),
-        ("POST", "/{name}/rows", "rows"),
-        ("POST", "/{name}/search", "search"),
-        ("POST", "/{name}/recommend", "recommend"),
         ("POST", "/{name}/classify", "classify"),
         ("POST", "/{name}/continue", "continue_text"),
     ):
@@ -114,6 +117,21 @@ def create_app(
             allow_headers=["authorization", "content-type"],
         )
     return app
+
+
+class HandlerRoute(APIRoute):
+    """A route whose handler reads the request itself: FastAPI describes it and resolves nothing."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return a function that calls the handler with the path's name and the request."""
+        handler, reads = self.endpoint, "request" in signature(self.endpoint).parameters
+
+        async def answer(request: Request) -> Response:
+            more = {"request": request} if reads else {}
+            response: Response = await handler(**request.path_params, **more)
+            return response
+
+        return answer
 
 
 class Endpoints:
@@ -237,6 +255,7 @@ class Endpoints:
                 400, f"{model.name} has {model.rows_table.dim} dimensions and no others"
             )
         inputs = read_inputs(body, self.limits)
+        body.check_numbers(len(inputs), model.rows_table.dim)
         vectors, tokens = await in_thread(lambda: mean_rows(model, inputs))
         data = [
             {"object": "embedding", "index": index, "embedding": as_embedding(vector, form)}

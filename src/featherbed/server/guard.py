@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cache
 from typing import Any
 
 import orjson
@@ -42,11 +43,18 @@ class RequestMetrics:
         self.reloads = Counter(
             "featherbed_reloads", "Files opened again.", ("name",), registry=self.registry
         )
+        self.observed = cache(
+            lambda endpoint, status: (
+                self.requests.labels(endpoint, status),
+                self.seconds.labels(endpoint),
+            )
+        )  # finding a label takes longer than counting
 
     def observe(self, endpoint: str, status: int, seconds: float) -> None:
         """Count one request."""
-        self.requests.labels(endpoint, status).inc()
-        self.seconds.labels(endpoint).observe(seconds)
+        requests, durations = self.observed(endpoint, status)
+        requests.inc()
+        durations.observe(seconds)
 
 
 class Guard:

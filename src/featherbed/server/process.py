@@ -51,6 +51,7 @@ def run_server(settings: ServerSettings) -> None:
         "timeout_keep_alive": 15,
         "timeout_graceful_shutdown": GRACE,
         "server_header": False,
+        "ws": "none",
     }
     print_address(settings)
     if settings.workers == 1:

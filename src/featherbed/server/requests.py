@@ -108,6 +108,12 @@ class RequestBody:
             raise RequestError(400, f"{name} must be a list of {what} only")
         return values
 
+    def check_numbers(self, rows: int, dim: int) -> None:
+        """Refuse a request whose answer would hold too many numbers."""
+        if rows * dim > self.limits.numbers:
+            most = max(1, self.limits.numbers // dim)
+            raise RequestError(413, f"input has {rows:,} entries: send at most {most:,}")
+
     def ids(self, table: PackedTable) -> NDArray[np.int64]:
         """Return ``ids``, or the ids of ``keys``, whose rows fit into one answer."""
         most = max(1, min(self.limits.batch, self.limits.numbers // table.dim))
