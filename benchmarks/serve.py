@@ -9,6 +9,7 @@ watches memory and file handles. ``--hostile`` sends requests that must each be 
 """
 
 import argparse
+import gc
 import io
 import json
 import os
@@ -171,16 +172,21 @@ class Connection:
     def __init__(self, port, timeout=600):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.pending = b""
+        self.pending, self.head_size = b"", 0
 
     def send(self, content):
         self.socket.sendall(content)
+
+    def receive_size(self):
+        """Return the number of bytes of the next answer, its head included."""
+        _, body = self.receive()
+        return len(body) + self.head_size
 
     def receive(self):
         """Return status and body of the next answer; ConnectionError once the server has closed."""
         while (end := self.pending.find(b"\r\n\r\n")) < 0:
             self._more()
-        head = self.pending[:end]
+        head, self.head_size = self.pending[:end], end + 4
         size = int(re.search(rb"(?i)content-length: (\d+)", head).group(1))
         while len(self.pending) < end + 4 + size:
             self._more()
@@ -201,40 +207,61 @@ class Connection:
         self.socket.close()
 
 
-def paced_latency(server, rate, seconds, connections=16):
-    """Return median and p99 (ms) of requests sent at a rate, from the moment each was due."""
-    rng, latencies = np.random.default_rng(0), []
-    contents = [
-        request_bytes(
-            "/items/rows",
-            json.dumps({"ids": rng.integers(0, ROWS, BATCH).tolist()}).encode(),
-            "application/x-npy",
-        )
-        for _ in range(500)
-    ]
-    idle, busy = [Connection(server.port) for _ in range(connections)], {}
-    begin, sent, total = time.perf_counter(), 0, int(rate * seconds)
-    while len(latencies) < total:
-        while idle and sent < total and begin + sent / rate <= time.perf_counter():
-            connection = idle.pop()
-            connection.send(contents[sent % len(contents)])
-            busy[connection.socket] = connection, begin + sent / rate
+def paced_latency(server, path, rate, seconds, connections):
+    """Return median and p99 (ms) of requests sent at a constant rate.
+
+    ``from_due`` counts from the moment a request was due, so that a stall delays every request that
+    falls into it; ``from_sent`` from the moment it was sent, as wrk and oha do.
+    """
+    rng, clock = np.random.default_rng(0), time.perf_counter
+    bodies = (json.dumps({"ids": rng.integers(0, ROWS, BATCH).tolist()}) for _ in range(500))
+    contents = [request_bytes(path, body.encode(), "application/x-npy") for body in bodies]
+    opened = [Connection(server.port) for _ in range(connections)]
+    for connection in opened:
+        connection.send(contents[0])
+        size = connection.receive_size()  # of every answer, so that the loop parses nothing
+    idle, buffer = [connection.socket for connection in opened], bytearray(1 << 18)
+    total, sent, answered = int(rate * seconds), 0, 0
+    latencies, busy, missing = np.empty((2, total)), {}, {}
+    gc.collect()
+    gc.disable()  # the load generator must not stall
+    begin = clock() + 0.01
+    while answered < total:
+        while idle and sent < total and begin + sent / rate <= clock():
+            one = idle.pop()
+            busy[one], missing[one] = (begin + sent / rate, clock()), size
+            one.send(contents[sent % len(contents)])
             sent += 1
-        wait = begin + sent / rate - time.perf_counter() if idle and sent < total else 0.01
-        for ready in select.select(list(busy), [], [], max(0, wait))[0]:
-            connection, due = busy.pop(ready)
-            status, _ = connection.receive()
-            latencies.append(time.perf_counter() - due)
-            assert status == 200, status
-            idle.append(connection)
-    for connection in idle:
+        wait = begin + sent / rate - clock() if idle and sent < total else 0.01
+        for one in select.select(list(busy), (), (), max(0, wait))[0]:
+            missing[one] -= one.recv_into(buffer)
+            if missing[one] == 0:
+                latencies[:, answered] = clock() - np.array(busy.pop(one))
+                answered += 1
+                idle.append(one)
+    gc.enable()
+    for connection in opened:
         connection.close()
-    return {
-        "requests_per_second": round(rate),
-        "p50": round(1e3 * float(np.median(latencies)), 3),
-        "p99": round(1e3 * float(np.percentile(latencies, 99)), 3),
-        "requests": len(latencies),
-    }
+    found = {"requests_per_second": round(rate), "requests": total}
+    for name, values in zip(("from_due", "from_sent"), 1e3 * latencies, strict=True):
+        median, tail = np.median(values), np.percentile(values, 99)
+        ratio = round(float(tail / median), 2)
+        found[name] = {"p50": round(median, 3), "p99": round(tail, 3), "ratio": ratio}
+    return found
+
+
+def compare_latency(pairs, seconds, rounds):
+    """Ask servers in turns at 70 % of their peaks; return the round of the median ratio of each."""
+    found = {}
+    for connections in (2, 16):
+        runs = {name: [] for name in pairs}
+        for _ in range(rounds):
+            for name, (server, path, peak) in pairs.items():
+                runs[name].append(paced_latency(server, path, 0.7 * peak, seconds, connections))
+        for name, some in runs.items():
+            some.sort(key=lambda run: run["from_due"]["ratio"])
+            found[f"{name}, {connections} connections"] = some[len(some) // 2]
+    return found
 
 
 def serve(*paths, options=(), **environment):
@@ -451,12 +478,19 @@ def read_data(name):
 
 
 def write_files(folder):
-    """Write a coded table, a dense one of 100,000 rows and a recommender of MovieLens-1M."""
+    """Write a coded table, a dense one of 100,000 rows and a recommender of MovieLens-1M.
+
+    Files that the folder holds already are used again.
+    """
     torch.manual_seed(0)
-    fb.save(fb.ProductTable(ROWS, DIM, parts=8, choices=256), folder / "items.safetensors")
-    fb.save(fb.DenseTable(100_000, DIM), folder / "words.safetensors")
     paths = [folder / "items.safetensors", folder / "words.safetensors"]
-    if (ratings := read_data("ml-1m/ratings.dat.gz")) is not None:
+    if not paths[0].exists():
+        fb.save(fb.ProductTable(ROWS, DIM, parts=8, choices=256), paths[0])
+    if not paths[1].exists():
+        fb.save(fb.DenseTable(100_000, DIM), paths[1])
+    if (folder / "films").exists():
+        paths.append(folder / "films")
+    elif (ratings := read_data("ml-1m/ratings.dat.gz")) is not None:
         command = ["train", "ratings", str(ratings), "--out", str(folder / "films")]
         command += ["--users", "dense", "--items", "dense", "--set", "training.epochs=1"]
         subprocess.run(
@@ -508,10 +542,14 @@ def measure(folder, seconds, rounds):
         "bare orjson": (bare.url + "/json", as_json),
     }
     found = median_rates(pairs, seconds, rounds)
-    paced = [
-        paced_latency(server, 0.7 * found["rows .npy"]["requests_per_second"], seconds)
-        for _ in range(rounds)
-    ]
+    latency = compare_latency(
+        {
+            "rows .npy": (server, "/items/rows", found["rows .npy"]["requests_per_second"]),
+            "bare bytes": (bare, "/npy", found["bare bytes"]["requests_per_second"]),
+        },
+        min(seconds, 3),
+        rounds,
+    )
     vector = json.dumps({"vector": [0.5] * DIM, "k": 10})
     others = {"search 100,000": (server.url + "/words/search", POST.format(body=vector))}
     if len(paths) > 2:
@@ -527,8 +565,7 @@ def measure(folder, seconds, rounds):
         "rates": found,
         "npy_to_bare": round(rate["rows .npy"] / rate["bare bytes"], 3),
         "json_to_bare": round(rate["rows JSON"] / rate["bare orjson"], 3),
-        "rows .npy at 70 % of the peak": paced,
-        "p99_to_median": round(statistics.median(one["p99"] / one["p50"] for one in paced), 2),
+        "at 70 % of the peak": latency,
         "memory": memory,
     }
     server.stop()
@@ -542,9 +579,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=int, default=0, help="seconds; instead of the timings")
     parser.add_argument("--hostile", type=int, default=0, help="requests; instead of the timings")
+    parser.add_argument("--files", type=Path, help="folder that keeps the tables that are served")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = arguments.files or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         if arguments.soak:
             result = {"soak": soak(folder, arguments.soak)}
         elif arguments.hostile:

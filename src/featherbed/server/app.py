@@ -30,6 +30,7 @@ from featherbed.server.catalog import Catalog, ServedModel
 from featherbed.server.descriptions import ENDPOINTS
 from featherbed.server.explore import describe_row, online_page, plotly_script
 from featherbed.server.guard import Guard, RequestMetrics, error_body
+from featherbed.server.process import release_memory
 from featherbed.server.requests import Limits, RequestBody, RequestError
 from featherbed.version import __version__
 
@@ -64,6 +65,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        release_memory()
         async with anyio.create_task_group() as tasks:
             if watch:
                 tasks.start_soon(watch_files, catalog, metrics)
