@@ -105,7 +105,7 @@ def _fit_one(trial: Trial, request: tuple[Codec, Settings], budget: int) -> Meas
         fitting = fitting or _complete_settings(trial, method, given, budget)
     if not fitting:
         raise ArgumentError(f"{method.name}: {_smallest_size(trial, budget, [method])}")
-    listed = trial.candidates(method, method.order(trial.job, fitting)[: trial.effort.named])
+    listed = trial.candidates(method, trial.order(method, fitting)[: trial.effort.named])
     trial.plan_work(listed if len(listed) > 1 else [], listed[:1])
     if len(listed) == 1:
         return _finish(trial, [MeasuredCandidate(listed[0])])
@@ -177,7 +177,7 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
         listed = trial.candidates(CODECS[name], trial.settings(CODECS[name], budget)[:count])
         found += [candidate for candidate in listed if trial.work(candidate) < trial.effort.work]
     for method in (CODECS["layered"], *([HOT] if trial.job.rows.weighted else [])):
-        likely = method.order(trial.job, trial.settings(method, budget))
+        likely = trial.order(method, trial.settings(method, budget))
         found += trial.candidates(method, likely[: trial.effort.shapes])
     return found
 
