@@ -18,7 +18,7 @@ import torch
 import featherbed as fb
 from featherbed.apps.language.model import LSTMModel
 from featherbed.apps.language.train import perplexity
-from featherbed.errors import ArgumentError, DataError
+from featherbed.errors import ArgumentError
 from featherbed.io.texts import Corpus
 from featherbed.tables.spec import parse_spec
 from research.harness.records import Outcome, Run, outcome_of
@@ -31,12 +31,18 @@ GUIDE_TERMS = ("weight", "reconstruct", "agree")
 def run_codes(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) -> Outcome:
     """Train a language model on a dense or coded table, and keep the table as a guide for others.
 
-    ``words`` cuts every part of the corpus, ``cut`` the training text only.
+    ``words`` cuts every part of the corpus, ``cut`` the training text only. Trained tables are not
+    part of the repository: a guide that is absent is trained again, without a second record.
     """
     words, parts = settings.get("words"), ("train", "validation", "test")
     corpus = dataclasses.replace(source, **{part: getattr(source, part)[:words] for part in parts})
     corpus = shortened(corpus, settings["cut"]) if "cut" in settings else corpus
     torch.set_num_threads(1)
+    guide = settings.get("guide")
+    if guide is not None and not table_path(run.work, guide, seed).exists():
+        run.say(f"the table of row {guide} is not kept here: it is trained again first")
+        dense = {key: settings[key] for key in settings if key not in ("guide", "autoencode")}
+        run_codes(dense | {"table": "dense"}, seed, source, dataclasses.replace(run, row=guide))
     generator = torch.Generator().manual_seed(seed)
     table = make_coded(settings, len(corpus.words), generator, run.work, seed)
     torch.manual_seed(seed)
@@ -112,10 +118,7 @@ def make_coded(
         entropy = given["relax"].entropy / steps
         given["relax"] = dataclasses.replace(given["relax"], entropy=entropy)
     if "guide" in settings:
-        path = table_path(work, settings["guide"], seed)
-        if not path.exists():
-            raise DataError(f"no table {path}: run row {settings['guide']} first, it is the guide")
-        matrix = torch.from_numpy(fb.load(path)[range(rows)])
+        matrix = torch.from_numpy(fb.load(table_path(work, settings["guide"], seed))[range(rows)])
         first = settings.get("guide_weight", 0.0)
         weights = settings.get("guide_weights", (first, first / 10, first / 100))
         given["guide"] = fb.Pretrained(
