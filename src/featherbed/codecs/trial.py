@@ -115,7 +115,8 @@ class WorkMeter:
         self.reports = False
         seconds, known = self.done[kind]
         self.done[kind] = (seconds + self.clock() - started, known + work)
-        self.left[kind] = max(0.0, self.left.get(kind, 0.0) - work)
+        if kind in self.left:  # steps before the plan leave the share unknown
+            self.left[kind] = max(0.0, self.left[kind] - work)
 
     def report_share(self, _description: str, share: float) -> None:
         """Take the completed share of the current step."""
