@@ -61,7 +61,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(shapes=1, rounds=6, finalists=1, named=1, work=1e9),
+    "quick": Effort(shapes=2, rounds=4, finalists=1, named=1, work=1e9),
     "normal": Effort(shapes=4, rounds=12, finalists=1, named=3, work=2e9),
     "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11),
 }
