@@ -58,12 +58,13 @@ class Effort:
     finalists: int  # candidates that are refined
     named: int  # settings of a method given by name that are compared
     work: float  # of another candidate, at most
+    close: float  # errors that differ by less than this factor are told apart by recall
 
 
 EFFORTS = {
-    "quick": Effort(shapes=2, rounds=4, finalists=1, named=1, work=1e9),
-    "normal": Effort(shapes=4, rounds=12, finalists=1, named=3, work=2e9),
-    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11),
+    "quick": Effort(shapes=2, rounds=6, finalists=1, named=1, work=1e9, close=1.0),
+    "normal": Effort(shapes=4, rounds=16, finalists=1, named=3, work=2e9, close=1.12),
+    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12),
 }
 
 
