@@ -7,8 +7,8 @@ import torch
 import featherbed as fb
 from featherbed import testing
 from featherbed.tables.banded import BandedTable
-from featherbed.tables.model import auxiliary_loss, split_codes
 from featherbed.tables.spec import make_table
+from featherbed.tables.table import auxiliary_loss, split_codes
 
 TAILS = [
     "anchor:anchors=5",

@@ -6,8 +6,7 @@ import torch
 
 import featherbed as fb
 from featherbed import cli
-from featherbed.apps.classifier.data import prepare
-from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.apps.classifier.data import ClassifierSettings, prepare
 from featherbed.apps.classifier.train import fit_classifier
 from featherbed.apps.language.settings import LanguageSettings
 from featherbed.apps.language.train import fit_language

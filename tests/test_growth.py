@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import featherbed as fb
-from featherbed.optim.resize import kept_for, owners, resize
+from featherbed.optim.row_optimizer import kept_for, owners, resize
 from featherbed.tables.growing import Asked, departures
 
 PRICE = {"lambda1": 0.5, "lambda2": 0.25}  # an anchor costs 1/4: objectives are exact in binary

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import featherbed as fb
-from featherbed.kernels import threads, workqueue
+from featherbed.kernels import threads
 from featherbed.packed.band import (
     Affine,
     Band,
@@ -386,7 +386,7 @@ def test_workers_do_not_pile_up_wake_up_calls(engine):
         while time.perf_counter() < end:
             pass
     time.sleep(0.05)
-    assert threads._workers.queue[workqueue.ASLEEP] <= 1
+    assert threads._workers.queue[threads.ASLEEP] <= 1
     assert threads._workers.wake._value <= 1
     threads.set_threads(None)
 
@@ -406,7 +406,7 @@ def test_an_interrupt_between_opening_and_finishing_leaves_no_open_queue(engine,
         patch.setattr(threads._workers, "current_core", interrupted)
         with pytest.raises(KeyboardInterrupt):
             packed[ids]
-    assert threads._workers.queue[workqueue.OPEN] == 0
+    assert threads._workers.queue[threads.OPEN] == 0
     np.testing.assert_array_equal(packed[ids], expected)
     threads.set_threads(None)
 

@@ -20,7 +20,7 @@ from featherbed.apps.language.train import LanguageRun, fit_language, perplexity
 from featherbed.apps.pipeline import Checkpoints, RunOptions
 from featherbed.apps.words import build_word_table
 from featherbed.io.texts import Corpus
-from featherbed.optim.wrappers import Averaged, penalties_of
+from featherbed.optim import Averaged, penalties_of
 
 WORDS = 12
 SPECS = [

@@ -15,7 +15,7 @@ SOURCE = Path(fb.__file__).parent
 LAYERS = [
     ["version", "errors", "files"],
     ["checks", "lazy"],
-    ["progress", "settings", "specs", "compose", "hashing"],
+    ["progress", "settings", "compose", "hashing"],
     ["kernels"],
     ["packed"],
     ["graphs"],
@@ -37,7 +37,6 @@ WITHOUT_TORCH = (
     "errors",
     "progress",
     "settings",
-    "specs",
     "files",
     "compose",
     "hashing",

@@ -16,7 +16,7 @@ from featherbed.apps.language.train import train_epoch
 from featherbed.apps.recommender.ranking import Interactions, ranking_pass
 from featherbed.errors import ArgumentError
 from featherbed.io.records import make_ratings
-from featherbed.tables.model import auxiliary_loss
+from featherbed.tables.table import auxiliary_loss
 from research.harness import command, queue
 from research.harness.records import Run, record_path
 from research.harness.run import planned, read_results, run_experiment

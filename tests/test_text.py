@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import featherbed as fb
-from featherbed.apps.classifier.data import Documents, prepare, text_lexicon
+from featherbed.apps.classifier.data import ClassifierSettings, Documents, prepare, text_lexicon
 from featherbed.apps.classifier.model import BagOfWords, TextCNN
-from featherbed.apps.classifier.settings import ClassifierSettings
 from featherbed.apps.classifier.train import accuracy, fit_classifier, predict, sample_batches
 from featherbed.apps.pipeline import Checkpoints
 from featherbed.io.texts import LabeledTexts

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featherbed.apps.classifier import data as made
-from featherbed.apps.classifier.data import Documents, cooccurrence_graph
-from featherbed.apps.classifier.settings import TextVocabularySettings
+from featherbed.apps.classifier.data import Documents, TextVocabularySettings, cooccurrence_graph
 from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.io.texts import (
     LabeledTexts,
@@ -28,7 +27,7 @@ from featherbed.io.texts import (
     tokenize,
     train_subwords,
 )
-from featherbed.io.texts.tokenizer import has_words
+from featherbed.io.texts.reading import has_words
 from featherbed.packed.keys import Keys
 
 

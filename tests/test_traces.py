@@ -12,7 +12,7 @@ import featherbed as fb
 
 ROOT = str(Path(fb.__file__).parent)
 FILES, FUNCTIONS = 15, 50  # of a training step
-RATINGS, TEXT = 25, 47  # files of a whole run
+RATINGS, TEXT = 25, 35  # files of a whole run
 
 
 def entered(run):

@@ -18,8 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featherbed.apps.classifier.data import prepare
-from featherbed.apps.classifier.settings import TextVocabularySettings
+from featherbed.apps.classifier.data import TextVocabularySettings, prepare
 from featherbed.errors import DataError, MissingExtra
 from featherbed.io.texts import LabeledTexts, read_texts, tokenize
 from research.harness.records import Outcome, Run, load_record

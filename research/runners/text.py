@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from featherbed.apps.classifier.settings import ClassifierSettings
+from featherbed.apps.classifier.data import ClassifierSettings
 from featherbed.apps.classifier.train import accuracy, fit_classifier, train_classifier
 from featherbed.errors import ArgumentError, DataError, NotPackable
 from featherbed.tables import Table

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.apps.classifier.data import TextData, prepare
-from featherbed.apps.classifier.settings import TextVocabularySettings
+from featherbed.apps.classifier.data import TextData, TextVocabularySettings, prepare
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io.opening import DATA_VARIABLE, find_data
 from featherbed.io.texts import END, Corpus, LabeledTexts, read_corpus, read_ptb, read_texts

@@ -72,8 +72,8 @@ from featherbed.packed.inspect import objects_of as objects_of
 from featherbed.packed.inspect import purity as purity
 from featherbed.packed.inspect import zero_rows as zero_rows
 from featherbed.packed.keys import Keys as Keys
+from featherbed.packed.keys import Vocabulary as Vocabulary
 from featherbed.packed.table import PackedTable as PackedTable
-from featherbed.packed.vocabulary import Vocabulary as Vocabulary
 from featherbed.sharing import SSE as SSE
 from featherbed.sharing import share as share
 from featherbed.tables import *

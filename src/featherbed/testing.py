@@ -21,8 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from featherbed.errors import ArgumentError, FeatherbedError, NotPackable
 from featherbed.optim import AdamW, clip_grad_norm_
 from featherbed.packed.file import check, load, save
-from featherbed.tables.model import auxiliary_loss
-from featherbed.tables.table import Table
+from featherbed.tables.table import Table, auxiliary_loss
 
 Make = Callable[..., Table]
 SEED = 17

@@ -294,7 +294,7 @@ class WordTable(NamedTuple):
     """A table of words, the module a model calls (with SSE if used), its penalties and notes."""
 
     table: Table
-    module: nn.Module
+    module: Table | SSE
     penalties: dict[nn.Parameter, Penalty]
     notes: tuple[str, ...]
 
@@ -357,7 +357,7 @@ def build_word_table(
     if not method.has_anchors or settings.row_std is not None:
         table.scale_initial_rows(settings.row_std or settings.init_std)
     penalties = _penalties(settings, table, lexicon, notes)
-    module: nn.Module = SSE(table, settings.sse, generator=generator) if settings.sse else table
+    module: Table | SSE = SSE(table, settings.sse, generator=generator) if settings.sse else table
     return WordTable(table, module, penalties, tuple(notes))
 
 

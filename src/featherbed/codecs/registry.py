@@ -16,7 +16,7 @@ from featherbed.codecs.norms import NormsCodec
 from featherbed.codecs.product import ProductCodec
 from featherbed.codecs.sparse import SparseCodec
 from featherbed.errors import ArgumentError
-from featherbed.specs import split_spec
+from featherbed.settings import split_spec
 
 CODECS: dict[str, Codec] = {
     method.name: method

@@ -1,4 +1,4 @@
-"""Finding and opening files: plain or compressed, decoded, as text, lines or blocks of lines."""
+"""What readers share: opening files (plain or compressed), names of columns, lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import bz2
 import errno
 import gzip
 import io
+import json
 import lzma
+import math
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError
 
@@ -295,3 +299,70 @@ class TextBlocks:
 def end_of_lines(data: bytes) -> int:
     """Return the end of the last whole line of a text."""
     return data.rfind(b"\n") + 1
+
+
+def normalize_name(name: str) -> str:
+    """Return a name without case, blanks and punctuation.
+
+    >>> normalize_name(" User_ID ")
+    'userid'
+    """
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def locate_column(role: str, wanted: str | int, names: Sequence[str], where: str) -> int:
+    """Return the place of a column given by its name, else by its number from 1."""
+    text = str(wanted).strip()
+    for exact in (True, False):
+        found = [
+            place
+            for place, name in enumerate(names)
+            if (name == text if exact else name.lower() == text.lower())
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise DataError(
+                f"{where}: {len(found)} columns are named {text!r}: "
+                f"give {role} by number, 1 to {len(names)}"
+            )
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(names):
+        return int(text) - 1
+    raise DataError(
+        f"{where} has no column {text!r} for {role}; its columns are {list_names(names)}"
+    )
+
+
+def match_names(
+    groups: Sequence[str], names: Sequence[str], exclude: Sequence[int] = ()
+) -> list[int]:
+    """Return the places of the names in the first group of common names that has any of them."""
+    plain = {at: normalize_name(name) for at, name in enumerate(names) if at not in exclude}
+    matches = ([at for at, name in plain.items() if name in group.split()] for group in groups)
+    return next((found for found in matches if found), [])
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the names of columns for a message, at most 20."""
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(repr(name) for name in names[:20]) + more
+
+
+def json_text(value: Any) -> str | None:
+    """Return a value as polars writes it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return (
+            str(int(value)) if value.is_integer() else np.format_float_positional(value, trim="-")
+        )
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line, None if it is none."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

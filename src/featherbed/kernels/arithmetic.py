@@ -217,7 +217,7 @@ def step(
     c, whose type is that of the elements: weight decay factor, learning rate, factors of the
     momentum and of the gradient in the new momentum, 1 - beta2, eps, correction, threshold, weight
     decay added to the gradient. ``flags``: the address of a byte for each element (HELD, PENALIZED,
-    EXEMPT); 0: all are penalized. The reference are the rules of ``featherbed.optim.rules``.
+    EXEMPT); 0: all are penalized. The reference are the rules of ``featherbed.optim.row_optimizer``.
     """
     variant = (rule.literal_value, kind.literal_value, metric.literal_value)
     numbers = types.UniTuple(c.dtype, 9)

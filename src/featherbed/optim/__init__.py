@@ -3,10 +3,9 @@
 from featherbed.optim.budget import Budget
 from featherbed.optim.clip import clip_grad_norm_
 from featherbed.optim.penalties import L1, GroupL1, NonNegativeL1, Penalty
-from featherbed.optim.row_optimizer import RowOptimizer
-from featherbed.optim.rules import SGD, Adagrad, AdamW, Yogi
+from featherbed.optim.row_optimizer import SGD, Adagrad, AdamW, RowOptimizer, Yogi, penalties_of
 from featherbed.optim.schedules import Schedule
-from featherbed.optim.wrappers import Averaged, Proximal, Several, penalties_of
+from featherbed.optim.wrappers import Averaged, Proximal, Several
 
 __all__ = [
     "L1",

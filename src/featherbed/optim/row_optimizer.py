@@ -1,7 +1,12 @@
-"""RowOptimizer, the base of our optimizers: penalties, row-sparse gradients, lazy updates."""
+"""Optimizers: RowOptimizer (penalties, row-sparse gradients, lazy updates), its rules, resizing.
+
+A rule (SGD, Adagrad, AdamW, Yogi) is written twice: here for torch tensors, and in
+``kernels.arithmetic.step`` for compiled loops.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,11 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import featherbed.optim.lazy.native as native
-from featherbed.checks import check_number
-from featherbed.errors import ArgumentError
+from featherbed.checks import check_choice, check_number
+from featherbed.errors import ArgumentError, IdError
+from featherbed.optim.lazy import settle_parameter
 from featherbed.optim.lazy.rows import LazyRows, UpdateState, lazy_rows
 from featherbed.optim.lazy.slots import Proposal
-from featherbed.optim.penalties import Penalties, check_penalties
+from featherbed.optim.penalties import Penalties, Penalty, check_penalties
 
 Group = dict[str, Any]
 
@@ -49,6 +55,17 @@ def initial_value(name: str, group: Group) -> float:
     (1e-06, 0.0)
     """
     return float(group.get("initial_accumulator", 0.0)) if name == "v" else 0.0
+
+
+def usable(gradient: Tensor) -> bool:
+    """Check the row ids of a gradient; return whether all its values are finite."""
+    values = gradient
+    if gradient.is_sparse:
+        ids, rows, values = gradient._indices()[0], len(gradient), gradient._values()
+        low, high = map(int, torch.aminmax(ids)) if len(ids) else (0, 0)
+        if low < 0 or high >= rows:
+            raise IdError(f"ids go from 0 to {rows - 1}: got {low} to {high}")
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 class RowOptimizer(Optimizer):
@@ -134,7 +151,7 @@ class RowOptimizer(Optimizer):
     def _check(self, parameter: nn.Parameter, grad: Tensor, group: Group) -> None:
         """Raise an error for unusable gradients and settings, before anything changes."""
         shape = tuple(parameter.shape)
-        if not native.usable(grad):
+        if not usable(grad):
             raise ArgumentError(
                 f"the gradient of the parameter of shape {shape} holds NaN or infinity; nothing was "
                 "changed: lower the learning rate, or look for the cause of so large a loss"
@@ -356,3 +373,296 @@ class RowOptimizer(Optimizer):
         super().__setstate__({**state, "_untracked": {}} if "penalties" in state else state)
         if "penalties" in state:
             self._bind_all()
+
+
+class SGD(RowOptimizer):
+    """Stochastic gradient descent, with the prox of ANT's equation 3 for penalized parameters.
+
+        m ← momentum m + g,   p ← (1 - lr weight_decay) p - lr m,   then the prox with step lr
+
+    Like torch.optim.SGD, but with decoupled decay (equal without momentum). With row-sparse
+    gradients every row equals its value with dense gradients, including momentum.
+
+    >>> import torch, featherbed as fb
+    >>> table = fb.AnchorTable(100, 8, anchors=4, sparse=True)
+    >>> penalties = {table.transform: fb.NonNegativeL1(1e-3)}
+    >>> optimizer = fb.SGD(table.parameters(), lr=0.1, penalties=penalties)
+    >>> table(torch.tensor([1, 2])).sum().backward(); optimizer.step()
+    """
+
+    rule = "sgd"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        penalties: Penalties | None = None,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ArgumentError(f"momentum={momentum!r}: give a number in [0, 1)")
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, settings, penalties)
+
+    @property
+    def holds(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The momentum buffer, if any group has momentum."""
+        return ("m",) if any(group["momentum"] for group in self.param_groups) else ()
+
+    def coefficients(self, group: Group, step: int) -> Coefficients:  # noqa: ARG002 - the same at every step
+        """Return learning rate, decay and momentum."""
+        lr, momentum = float(group["lr"]), float(group["momentum"])
+        decay = 1 - lr * group["weight_decay"]
+        return Coefficients(lr, lr, decay=decay, keep=momentum, beta=momentum)
+
+    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> float:
+        """Update values and state in place."""
+        if c.decay != 1.0:
+            p.mul_(c.decay)
+        moved = grad if c.keep == 0.0 else state["m"].mul_(c.keep).add_(grad)
+        p.add_(moved, alpha=-c.rate)
+        return 1.0
+
+
+class Adagrad(RowOptimizer):
+    """Adagrad (Duchi, Hazan and Singer 2011), like torch.optim.Adagrad.
+
+        v ← v + g²,   p ← p - lr_t g / (sqrt(v) + eps),   lr_t = lr / (1 + (t - 1) lr_decay)
+
+    followed by the prox with step lr_t. Rows without a gradient change by the prox only, which
+    applies to every row at every step.
+
+    >>> import torch, featherbed as fb
+    >>> table = fb.DenseTable(100, 8, sparse=True)
+    >>> optimizer = fb.Adagrad(table.parameters(), lr=0.1)
+    >>> table(torch.tensor([1, 2])).sum().backward(); optimizer.step()
+    """
+
+    rule = "adagrad"
+    holds = ("v",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        *,
+        lr_decay: float = 0.0,
+        eps: float = 1e-10,
+        initial_accumulator: float = 0.0,
+        penalties: Penalties | None = None,
+    ) -> None:
+        settings = {"lr": lr, "lr_decay": lr_decay, "eps": eps}
+        super().__init__(params, settings | {"initial_accumulator": initial_accumulator}, penalties)
+
+    def coefficients(self, group: Group, step: int) -> Coefficients:
+        """Return the coefficients of a step, with decaying learning rate."""
+        rate = float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
+        return Coefficients(rate, rate, eps=float(group["eps"]))
+
+    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
+        """Update values and state in place."""
+        state["v"].addcmul_(grad, grad)
+        scale = state["v"].sqrt().add_(c.eps)
+        p.addcdiv_(grad, scale, value=-c.rate)
+        return scale
+
+
+class AdamW(RowOptimizer):
+    """AdamW (Loshchilov and Hutter 2019), also for row-sparse gradients.
+
+        p ← (1 - lr weight_decay) p
+        m ← b1 m + (1 - b1) g,   v ← b2 v + (1 - b2) g²
+        p ← p - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps),   then the prox with step lr
+
+    With dense gradients it equals torch.optim.AdamW. With row-sparse gradients the moments of rows
+    outside the batch do not change, as in torch.optim.SparseAdam; decay and prox, which SparseAdam
+    lacks, apply to every row at every step. The prox is never preconditioned: with eps = 1e-8 the
+    threshold would explode for parameters that never had a gradient.
+
+    >>> import torch, featherbed as fb
+    >>> table = fb.DenseTable(100, 8, sparse=True)
+    >>> optimizer = fb.AdamW(table.parameters(), lr=0.01, weight_decay=0.1)
+    >>> table(torch.tensor([1, 2])).sum().backward(); optimizer.step()
+    """
+
+    rule = "adam"
+    holds = ("m", "v")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        penalties: Penalties | None = None,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, settings, penalties)
+
+    def coefficients(self, group: Group, step: int) -> Coefficients:
+        """Return the coefficients of a step, with bias-corrected moments."""
+        (beta1, beta2), lr = group["betas"], float(group["lr"])
+        return Coefficients(
+            lr / (1 - beta1**step),
+            lr,
+            decay=1 - lr * group["weight_decay"],
+            keep=beta1,
+            add=1 - beta1,
+            second=1 - beta2,
+            eps=float(group["eps"]),
+            correction=math.sqrt(1 - beta2**step),
+        )
+
+    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
+        """Update values and state in place."""
+        m, v = state["m"], state["v"]
+        p.mul_(c.decay)
+        m.lerp_(grad, c.add)
+        v.mul_(1 - c.second).addcmul_(grad, grad, value=c.second)
+        scale = v.sqrt().div_(c.correction).add_(c.eps)
+        p.addcdiv_(m, scale, value=-c.rate)
+        return scale
+
+
+class Yogi(RowOptimizer):
+    """Yogi (Zaheer et al. 2018) as released: constant v_0 and Adam's bias correction.
+
+        m ← b1 m + (1 - b1) g
+        v ← v - (1 - b2) sign(v - g²) g²
+        p ← p - s m / (sqrt(v) + eps),   s = lr sqrt(1 - b2^t) / (1 - b1^t)
+
+    ``penalties={parameter: penalty}`` adds a prox after the step: ``prox="preconditioned"`` in
+    Yogi's metric (step s / (sqrt(v) + eps) per element, to which the published lambdas of ANT
+    belong), ``prox="scalar"`` with step lr (ANT's equation 3 as printed). Initially the first is
+    about 500 times the second. ``weight_decay`` adds weight_decay * p to the gradient. Every row is
+    updated as if at every step; with row-sparse gradients (``sparse=True`` tables) only the rows of
+    the batch cost time, and only they are decayed.
+
+    >>> import torch, featherbed as fb
+    >>> table = fb.AnchorTable(100, 8, anchors=4, sparse=True)
+    >>> penalties = {table.transform: fb.NonNegativeL1(1e-4)}
+    >>> optimizer = fb.Yogi(table.parameters(), lr=0.01, penalties=penalties)
+    >>> table(torch.tensor([1, 2])).sum().backward(); optimizer.step()
+    """
+
+    rule = "yogi"
+    holds = ("m", "v")
+    preconditioned = True
+    coupled = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-3,
+        initial_accumulator: float = 1e-6,
+        weight_decay: float = 0.0,
+        penalties: Penalties | None = None,
+        prox: str = "preconditioned",
+    ) -> None:
+        check_choice("prox", prox, ("preconditioned", "scalar"))
+        settings = {"lr": lr, "betas": betas, "eps": check_number("eps", eps, above=0)}
+        settings |= {"initial_accumulator": initial_accumulator, "weight_decay": weight_decay}
+        super().__init__(params, settings, penalties, metric=prox == "preconditioned")
+
+    def coefficients(self, group: Group, step: int) -> Coefficients:
+        """Return the coefficients of a step, with bias correction as in Adam."""
+        (beta1, beta2), lr = group["betas"], float(group["lr"])
+        rate = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        return Coefficients(
+            rate,
+            rate if self.metric else lr,
+            keep=beta1,
+            add=1 - beta1,
+            second=1 - beta2,
+            eps=float(group["eps"]),
+            beta=beta1,
+            coupled=float(group["weight_decay"]),
+        )
+
+    def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
+        """Update values and state in place."""
+        m, v, squared = state["m"], state["v"], grad * grad
+        m.lerp_(grad, c.add)
+        v.sub_(torch.sign(v - squared).mul_(squared), alpha=c.second)
+        scale = v.sqrt().add_(c.eps)
+        p.addcdiv_(m, scale, value=-c.rate)
+        return scale
+
+
+# a tensor and what new entries hold -> the tensor in its new shape
+Change = Callable[[Tensor, float], Tensor]
+
+
+def owners(optimizer: Optimizer | None) -> list[Optimizer]:
+    """Return an optimizer and the optimizers it wraps.
+
+    >>> import featherbed as fb
+    >>> adam = torch.optim.Adam([nn.Parameter(torch.zeros(2))])
+    >>> len(owners(fb.Proximal(adam, {})))
+    2
+    """
+    if optimizer is None:
+        return []
+    inner = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "optimizer", None)]
+    return [optimizer, *(owner for one in inner for owner in owners(one))]
+
+
+def kept_for(parameter: nn.Parameter, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """Return the optimizer's state tensors with the shape of a parameter, by name."""
+    found: dict[str, Tensor] = {}
+    for owner in owners(optimizer):
+        state = owner.state.get(parameter, {})
+        found |= {name: value for name, value in state.items() if _alike(value, parameter)}
+    return found
+
+
+def _alike(value: object, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape
+
+
+@torch.no_grad()
+def resize(parameter: nn.Parameter, change: Change, optimizer: Optimizer | None = None) -> None:
+    """Apply ``change`` to a parameter and to all optimizer state tensors of its shape.
+
+    The parameter remains the same object, so optimizers, penalties and models keep it. New entries
+    are zero, those of state tensors have their initial value.
+    """
+    settle_parameter(parameter)
+    for owner in reversed(owners(optimizer)):  # first the innermost: it knows initial values
+        penalty = getattr(owner, "penalties", {}).get(parameter)
+        if penalty is not None and penalty.kept is not None:
+            penalty.kept = change(penalty.kept, True)
+        groups = owner.param_groups
+        group = next((g for g in groups if any(p is parameter for p in g["params"])), {})
+        ours, state = isinstance(owner, RowOptimizer), owner.state.get(parameter, {})
+        for name, value in [*state.items()]:
+            if _alike(value, parameter):
+                state[name] = change(value, initial_value(name, group) if ours else 0.0)
+        if isinstance(owner, RowOptimizer):
+            owner.forget(parameter)
+    parameter.grad = None
+    changed = change(parameter.data, 0.0)
+    # autograd remembers the shape while a graph lives (a loop's last loss): another type makes it
+    # forget
+    other = torch.float16 if changed.dtype != torch.float16 else torch.float32
+    parameter.data = changed.new_empty(0, dtype=other)
+    parameter.data = changed
+
+
+def penalties_of(optimizer: Optimizer) -> dict[nn.Parameter, Penalty]:
+    """Return the penalties of an optimizer and of those it wraps.
+
+    >>> penalties_of(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    {}
+    """
+    found: dict[nn.Parameter, Penalty] = {}
+    for owner in owners(optimizer):
+        found |= getattr(owner, "penalties", {})
+    return found

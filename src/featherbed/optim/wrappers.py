@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import lazy_rows, settle_parameter
-from featherbed.optim.penalties import Penalties, Penalty, check_penalties
-from featherbed.optim.resize import owners
+from featherbed.optim.penalties import Penalties, check_penalties
+from featherbed.optim.row_optimizer import penalties_of
 
 NEVER = 1 << 62  # steps between two scans of the atoms that rows lack
 
@@ -283,15 +283,3 @@ class Averaged(Wrapper):
 
     def __repr__(self) -> str:
         return f"Averaged({self.optimizer!r}, patience={self.patience})"
-
-
-def penalties_of(optimizer: Optimizer) -> dict[nn.Parameter, Penalty]:
-    """Return the penalties of an optimizer and of those it wraps.
-
-    >>> penalties_of(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-    {}
-    """
-    found: dict[nn.Parameter, Penalty] = {}
-    for owner in owners(optimizer):
-        found |= getattr(owner, "penalties", {})
-    return found

@@ -55,6 +55,7 @@ from featherbed.packed.keys import FORMS as FORMS
 from featherbed.packed.keys import IntegerKeys as IntegerKeys
 from featherbed.packed.keys import Keys as Keys
 from featherbed.packed.keys import TextKeys as TextKeys
+from featherbed.packed.keys import Vocabulary as Vocabulary
 from featherbed.packed.levels import ValueLevels as ValueLevels
 from featherbed.packed.matrix import Floats as Floats
 from featherbed.packed.matrix import Graded as Graded
@@ -75,4 +76,3 @@ from featherbed.packed.search import score_block as score_block
 from featherbed.packed.table import CHUNK as CHUNK
 from featherbed.packed.table import PackedTable as PackedTable
 from featherbed.packed.table import as_ids as as_ids
-from featherbed.packed.vocabulary import Vocabulary as Vocabulary

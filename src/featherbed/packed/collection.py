@@ -21,12 +21,11 @@ from featherbed.packed.file import (
     table_from,
     write_arrays,
 )
-from featherbed.packed.keys import Keys, read_keys
+from featherbed.packed.keys import Keys, Vocabulary, read_keys
 from featherbed.packed.matrix import Floats
 from featherbed.packed.schema import FieldReader, Take, stored_metadata
 from featherbed.packed.table import PackedTable
 from featherbed.packed.validate import validate
-from featherbed.packed.vocabulary import Vocabulary
 
 COLLECTION_VERSION = 3  # the version of the format that added collections
 MOST_COLUMNS = 1 << 12

@@ -105,8 +105,8 @@ class Plan:
         self.arguments = arguments  # the block holds addresses only: this keeps the arrays alive
         words = [word for argument in arguments for word in _words(argument)]
         self.words = np.array(words, dtype=np.int64)
-        self.run_job = importlib.import_module("featherbed.kernels.threads").run
-        self.run_row = importlib.import_module("featherbed.kernels.workqueue").run_row
+        threads = importlib.import_module("featherbed.kernels.threads")
+        self.run_job, self.run_row = threads.run, threads.run_row
 
     def run(self, out: NDArray[np.float32], *arguments: NDArray[Any] | int) -> None:
         """Run the job over the rows of ``out``."""

@@ -14,8 +14,6 @@ from featherbed.tables.kd import KDTable as KDTable
 from featherbed.tables.lowrank import LowRankTable as LowRankTable
 from featherbed.tables.mixed import MixedTable as MixedTable
 from featherbed.tables.mixture import MixtureTable as MixtureTable
-from featherbed.tables.model import auxiliary_loss as auxiliary_loss
-from featherbed.tables.model import split_codes as split_codes
 from featherbed.tables.parts.guides import Online as Online
 from featherbed.tables.parts.guides import Pretrained as Pretrained
 from featherbed.tables.parts.relaxations import Softmax as Softmax
@@ -33,5 +31,7 @@ from featherbed.tables.spec import make_table as make_table
 from featherbed.tables.spec import parse_spec as parse_spec
 from featherbed.tables.spec import table_from_dense as table_from_dense
 from featherbed.tables.table import Table as Table
+from featherbed.tables.table import auxiliary_loss as auxiliary_loss
+from featherbed.tables.table import split_codes as split_codes
 from featherbed.tables.tensortrain import TensorTrainTable as TensorTrainTable
 from featherbed.tables.variational import VariationalTable as VariationalTable

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featherbed.errors import ArgumentError
-from featherbed.optim.resize import owners, resize
+from featherbed.optim.row_optimizer import owners, resize
 from featherbed.tables.anchor import AnchorTable
 
 SPARE = 1.25  # storage is made so much larger than it has to be, so that rows seldom move

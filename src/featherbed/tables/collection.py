@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.collection import Column, Layout, PackedCollection
-from featherbed.packed.keys import Keys
-from featherbed.packed.vocabulary import Vocabulary
+from featherbed.packed.keys import Keys, Vocabulary
 from featherbed.tables.division import Division, divide_budget, measure_importance
 from featherbed.tables.spec import make_table, parse_spec
 from featherbed.tables.table import Table

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from featherbed.anchors.random import AnchorInit
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
-from featherbed.optim.resize import kept_for, owners, resize
-from featherbed.optim.row_optimizer import RowOptimizer
+from featherbed.optim.row_optimizer import RowOptimizer, kept_for, owners, resize
 from featherbed.tables.anchor import AnchorTable
 
 FORGET = 0.8  # how much of the gradients' second moment stays from one batch to the next

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError
-from featherbed.optim.resize import owners
+from featherbed.optim.row_optimizer import owners
 from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTable, departures
 from featherbed.theory.objective import check_lambdas, nbant_objective
 

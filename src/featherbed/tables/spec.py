@@ -1,4 +1,4 @@
-"""Tables by short specs (``featherbed.specs`` defines the grammar)."""
+"""Tables by short specs (``featherbed.settings`` defines the grammar)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from featherbed import tables
 from featherbed.anchors import HalfNormal, RandomBasis, Xavier
 from featherbed.errors import ArgumentError
-from featherbed.specs import split_spec
+from featherbed.settings import split_spec
 from featherbed.tables.kd import Composer
 from featherbed.tables.parts.guides import Online
 from featherbed.tables.parts.relaxations import Softmax, StraightThrough, Temperature

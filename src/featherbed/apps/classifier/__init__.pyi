@@ -1,5 +1,7 @@
+from featherbed.apps.classifier.data import ClassifierSettings as ClassifierSettings
 from featherbed.apps.classifier.data import Documents as Documents
 from featherbed.apps.classifier.data import TextData as TextData
+from featherbed.apps.classifier.data import TextVocabularySettings as TextVocabularySettings
 from featherbed.apps.classifier.data import cooccurrence_graph as cooccurrence_graph
 from featherbed.apps.classifier.data import prepare as prepare
 from featherbed.apps.classifier.data import text_lexicon as text_lexicon
@@ -9,8 +11,6 @@ from featherbed.apps.classifier.serve import Classifier as Classifier
 from featherbed.apps.classifier.serve import ClassProbability as ClassProbability
 from featherbed.apps.classifier.serve import check_classifier as check_classifier
 from featherbed.apps.classifier.serve import write_classifier as write_classifier
-from featherbed.apps.classifier.settings import ClassifierSettings as ClassifierSettings
-from featherbed.apps.classifier.settings import TextVocabularySettings as TextVocabularySettings
 from featherbed.apps.classifier.train import accuracy as accuracy
 from featherbed.apps.classifier.train import fit_classifier as fit_classifier
 from featherbed.apps.classifier.train import predict as predict

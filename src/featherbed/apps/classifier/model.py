@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featherbed.apps.classifier.data import Documents
-from featherbed.apps.classifier.settings import ClassifierModelSettings
+from featherbed.apps.classifier.data import ClassifierModelSettings, Documents
 from featherbed.errors import ArgumentError
 from featherbed.ops import check_ids
-from featherbed.sharing import SSE, bare
+from featherbed.sharing import SSE
 from featherbed.tables import Table
 
 BLOCK = 32  # texts whose windows are compared together, so that they stay in the cache
@@ -29,15 +28,16 @@ class TextNetwork(nn.Module):
     widths: tuple[int, ...] = ()
     output: nn.Linear
 
-    def __init__(self, words: nn.Module) -> None:
+    words: Table | SSE
+
+    def __init__(self, words: Table | SSE) -> None:
         super().__init__()
         self.words = words
 
     @property
     def table(self) -> Table:
         """The word table."""
-        table: Table = bare(self.words)
-        return table
+        return cast(Table, self.words.table) if isinstance(self.words, SSE) else self.words
 
     @abstractmethod
     def logits(self, documents: Documents, index: NDArray[np.int64], length: int) -> Tensor:
@@ -98,7 +98,7 @@ class TextCNN(TextNetwork):
 
     def __init__(
         self,
-        words: nn.Module,
+        words: Table | SSE,
         classes: int,
         widths: Sequence[int] = (3, 4, 5),
         channels: int = 100,
@@ -201,7 +201,7 @@ class BagOfWords(TextNetwork):
     kind = "bag"
 
     def __init__(
-        self, words: nn.Module, classes: int, dropout: float = 0.0, hidden: int | None = None
+        self, words: Table | SSE, classes: int, dropout: float = 0.0, hidden: int | None = None
     ) -> None:
         super().__init__(words)
         if hidden is not None and hidden < 1:
@@ -265,7 +265,9 @@ def _fold_norm(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:  # -> [d], [d]
     return scale, norm.bias - scale * cast(Tensor, norm.running_mean)
 
 
-def build_network(settings: ClassifierModelSettings, words: nn.Module, classes: int) -> TextNetwork:
+def build_network(
+    settings: ClassifierModelSettings, words: Table | SSE, classes: int
+) -> TextNetwork:
     """Build the network from its settings."""
     if settings.kind == "cnn":
         return TextCNN(words, classes, settings.widths, settings.channels, settings.dropout)

@@ -15,10 +15,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from featherbed.apps.bundle import CLASSIFIER
-from featherbed.apps.classifier.data import Documents, TextData, prepare, text_lexicon
+from featherbed.apps.classifier.data import (
+    ClassifierSettings,
+    ClassifierTrainingSettings,
+    Documents,
+    TextData,
+    prepare,
+    text_lexicon,
+)
 from featherbed.apps.classifier.model import TextNetwork, build_network
 from featherbed.apps.classifier.serve import Classifier, write_classifier
-from featherbed.apps.classifier.settings import ClassifierSettings, ClassifierTrainingSettings
 from featherbed.apps.pipeline import (
     Checkpoints,
     Outcome,

@@ -8,8 +8,6 @@ refuses (odd quotation marks) goes through Python's own reader, which is slower.
 from __future__ import annotations
 
 import csv
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import DataError
-from featherbed.io.opening import FOREIGN, Progress, TextBlocks, end_of_lines, find_file
+from featherbed.io.opening import (
+    FOREIGN,
+    Progress,
+    TextBlocks,
+    end_of_lines,
+    find_file,
+    json_text,
+    list_names,
+    locate_column,
+    match_names,
+    parse_object,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -124,42 +133,10 @@ class Columns:
                 )
 
 
-def normalize_name(name: str) -> str:
-    """Return a name without case, blanks and punctuation.
-
-    >>> normalize_name(" User_ID ")
-    'userid'
-    """
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
 def is_common(name: str) -> bool:
     """Whether columns of rating files often have this name."""
     return any(
         match_names(COMMON_NAMES[role], [name]) for role in ("user", "item", "rating", "time")
-    )
-
-
-def locate_column(role: str, wanted: str | int, names: Sequence[str], where: str) -> int:
-    """Return the place of a column given by its name, else by its number from 1."""
-    text = str(wanted).strip()
-    for exact in (True, False):
-        found = [
-            place
-            for place, name in enumerate(names)
-            if (name == text if exact else name.lower() == text.lower())
-        ]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise DataError(
-                f"{where}: {len(found)} columns are named {text!r}: "
-                f"give {role} by number, 1 to {len(names)}"
-            )
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(names):
-        return int(text) - 1
-    raise DataError(
-        f"{where} has no column {text!r} for {role}; its columns are {list_names(names)}"
     )
 
 
@@ -179,15 +156,6 @@ def guess_column(
             f" (command line: --set columns.{role}=NAME)"
         )
     return found[0] if found else None
-
-
-def match_names(
-    groups: Sequence[str], names: Sequence[str], exclude: Sequence[int] = ()
-) -> list[int]:
-    """Return the places of the names in the first group of common names that has any of them."""
-    plain = {at: normalize_name(name) for at, name in enumerate(names) if at not in exclude}
-    matches = ([at for at, name in plain.items() if name in group.split()] for group in groups)
-    return next((found for found in matches if found), [])
 
 
 def find_columns(
@@ -229,12 +197,6 @@ def find_columns(
             "name different ones"
         )
     return {role: roles[role] for role in given if role in roles}
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return the names of columns for a message, at most 20."""
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return ", ".join(repr(name) for name in names[:20]) + more
 
 
 ROWS = 1 << 21  # rows of a Parquet file read at once
@@ -317,17 +279,6 @@ def _sample_names(data: bytes) -> set[str]:
     return found
 
 
-def json_text(value: Any) -> str | None:
-    """Return a value as polars writes it."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return (
-            str(int(value)) if value.is_integer() else np.format_float_positional(value, trim="-")
-        )
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _json_block(data: bytes, first: int, names: Sequence[str]) -> Block:
     import polars as pl
 
@@ -360,15 +311,6 @@ def _read_json_slowly(data: bytes, names: Sequence[str]) -> pl.DataFrame:
             columns[-1].append(NO_OBJECT if row is None else NESTED if nested else None)
     schema = dict.fromkeys((*map(str, range(len(names))), BROKEN), pl.String)
     return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
-
-
-def parse_object(text: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line, None if it is none."""
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _open_parquet(path: Path, progress: Progress | None) -> Columns:

@@ -245,17 +245,6 @@ def slot_rows(
     return out
 
 
-def usable(gradient: Tensor) -> bool:
-    """Check the row ids of a gradient; return whether all its values are finite."""
-    values = gradient
-    if gradient.is_sparse:
-        ids, rows, values = gradient._indices()[0], len(gradient), gradient._values()
-        low, high = map(int, torch.aminmax(ids)) if len(ids) else (0, 0)
-        if low < 0 or high >= rows:
-            raise IdError(f"ids go from 0 to {rows - 1}: got {low} to {high}")
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
 def slot_gradients(
     support: Tensor,  # int32 [U, s]
     values: Tensor,  # [U, s]
