@@ -322,7 +322,8 @@ def test_a_sample_stands_for_a_large_matrix(monkeypatch, finalists):
     assert told[-1][1] > 0.5
 
 
-def test_effort_and_minutes(matrix):
+def test_effort_and_minutes():
+    matrix = np.random.default_rng(0).standard_normal((1200, 32)).astype(np.float32)
     tables = {effort: fb.compress(matrix, ratio=6, effort=effort) for effort in ("quick", "normal")}
     counts = {name: len(table.report.data["curve"]) for name, table in tables.items()}
     assert counts["quick"] < counts["normal"]
