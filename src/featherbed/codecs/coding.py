@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise
-from typing import Any
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int32]
-HELD = 1 << 22  # costs held at once, floats
+HELD = 1 << 19  # costs of a block of rows, floats: they stay in the cache of a core
 RIDGE = 1e-3  # of the mean weight of an atom: keeps unused atoms bounded
 TRIES = 4  # perturbations of the codes of a row in each round
 MOVES = 3  # codes that a perturbation changes
@@ -114,18 +113,20 @@ class AdditiveEncoder:
     ) -> Codes:
         """Return codes [n, M] of rows [n, d], starting from the given ones or greedily."""
         from featherbed.kernels.descent import descend
-        from featherbed.kernels.threads import cores
 
         if self.parts == 1:
             return nearest(rows, self.flat)[:, None]
-        greedy = codes is None
+        greedy, moves = codes is None, min(MOVES, self.parts)
         found = np.zeros((len(rows), self.parts), dtype=np.int32) if codes is None else codes.copy()
-        for start in range(0, len(rows), self.step):
+
+        def encode(start: int) -> None:
             unary = rows[start : start + self.step] @ self.linear
             unary += self.squares
-            arrays = (unary, self.pairs, found[start : start + self.step])
-            options = (greedy, tries, min(MOVES, self.parts), SWEEPS, seed + start)
-            in_threads(descend, arrays, options, len(unary), cores())
+            block = found[start : start + self.step]
+            options = (greedy, tries, moves, SWEEPS, seed + start)
+            descend(unary, self.pairs, block, 0, len(block), *options)
+
+        in_threads(encode, range(0, len(rows), self.step))
         return found
 
 
@@ -237,15 +238,28 @@ def fit_shared(
     return atoms, codes
 
 
-def in_threads(
-    job: Any, arrays: tuple[Any, ...], options: tuple[Any, ...], count: int, threads: int
-) -> None:
-    """Call job(*arrays, first, last, *options) on even ranges of 0 .. count - 1, in threads."""
-    if threads <= 1 or count < 2 * threads:
-        job(*arrays, 0, count, *options)
+def in_threads(job: Callable[[int], None], starts: range) -> None:
+    """Call ``job`` for the first row of every block, in as many threads as there are cores."""
+    from featherbed.kernels.threads import cores
+
+    threads = min(cores(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            job(start)
         return
-    cuts = np.linspace(0, count, 4 * threads + 1).astype(int).tolist()
     with ThreadPoolExecutor(threads) as pool:
-        calls = [pool.submit(partial(job, *arrays), a, b, *options) for a, b in pairwise(cuts)]
-        for call in calls:
-            call.result()
+        for _ in pool.map(job, starts):
+            pass
+
+
+@contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """Multiply matrices in the calling thread alone.
+
+    The threads of OpenBLAS spin for a tenth of a second after every product and take the cores from
+    the threads that search codes. faiss waits passively and keeps its threads.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    with ThreadpoolController().select(threading_layer="pthreads").limit(limits=1):
+        yield

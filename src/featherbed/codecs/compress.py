@@ -71,7 +71,7 @@ def compress(
         keys: a name for each row.
         generator: a numpy generator or a seed (default 0).
         padding_idx: id of the row of zeros.
-        effort: "quick" (the most promising candidate, few rounds), "normal", or "best" (more
+        effort: "quick" (the most promising candidates, few rounds), "normal", or "best" (more
             candidates, several of them refined, more rounds).
         minutes: upper limit of the time: comparisons and rounds end early where it comes near.
         words: similarity or analogy files to evaluate before and after (requires keys).

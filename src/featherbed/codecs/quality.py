@@ -175,14 +175,18 @@ def nearest_rows(units: RowsOf, count: int, step: int, queries: Ids, k: int) -> 
     if k < 1:  # a single row has no neighbors
         return np.zeros((len(queries), 0), dtype=np.int64)
     query_rows = units(queries)
-    best = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    ids = np.zeros((len(queries), k), dtype=np.int64)
+    best: Floats = np.empty((len(queries), 0), dtype=np.float32)
+    ids: Ids = np.empty((len(queries), 0), dtype=np.int64)
     step = max(k, min(step, (1 << 22) // max(1, len(queries))))
     for start in range(0, count, step):
         stop = min(start + step, count)
         scores = query_rows @ units(np.arange(start, stop)).T
         inside = np.flatnonzero((queries >= start) & (queries < stop))
         scores[inside, queries[inside] - start] = -np.inf
+        if start == 0:  # all scores are above those of no rows
+            ids = np.argpartition(scores, -k, axis=1)[:, -k:]
+            best = np.take_along_axis(scores, ids, 1)
+            continue
         rows, found = np.nonzero(scores > best.min(axis=1)[:, None])  # few after the first blocks
         if not len(rows):
             continue

@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,12 @@ from featherbed.codecs.codec import (
     Settings,
     importance,
 )
-from featherbed.codecs.coding import AdditiveEncoder, least_squares, mean_square
+from featherbed.codecs.coding import (
+    AdditiveEncoder,
+    least_squares,
+    mean_square,
+    single_blas_thread,
+)
 from featherbed.codecs.principal import effective_rank
 from featherbed.codecs.quality import QUERIES, QualityEvaluator
 from featherbed.codecs.rows import WeightedRows, refuse_zeros
@@ -37,7 +42,9 @@ SAMPLE_QUERIES = 1000
 FEW_ROWS = 1 << 14  # rows on which codecs without dictionaries are compared
 TRAINING_SHARE = 4 / 5  # of the sample: the other rows measure how a dictionary generalizes
 # initial estimates of the pace: seconds, and the work done in them (two busy cores)
-PACES = defaultdict(lambda: (1.0, 2e10), measuring=(0.5, 1e8), compiling=(1.0, 1.0))
+PACES = defaultdict(
+    lambda: (1.0, 2e10), measuring=(0.5, 1e8), compiling=(1.0, 1.0), predicting=(1.0, 1.0)
+)
 ROUND = 1 / 6  # work of one round of refinement, relative to a fit
 CODING = 1 / 4  # work of coding rows, relative to a fit of as many rows
 
@@ -51,12 +58,13 @@ class Effort:
     finalists: int  # candidates that are refined
     named: int  # settings of a method given by name that are compared
     work: float  # of another candidate, at most
+    close: float  # errors that differ by less than this factor are told apart by recall
 
 
 EFFORTS = {
-    "quick": Effort(shapes=1, rounds=6, finalists=1, named=1, work=1e9),
-    "normal": Effort(shapes=4, rounds=12, finalists=1, named=3, work=2e9),
-    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11),
+    "quick": Effort(shapes=2, rounds=6, finalists=1, named=1, work=1e9, close=1.0),
+    "normal": Effort(shapes=4, rounds=16, finalists=1, named=3, work=2e9, close=1.12),
+    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12),
 }
 
 
@@ -71,7 +79,7 @@ class WorkMeter:
     """Reports the completed share of the time, which falls if work is slower than estimated.
 
     Work has several kinds, each with a pace of its own: fits by the name of their codec (in units
-    of ``Codec.work``), "measuring" (queries times rows), and "compiling" (1 in all).
+    of ``Codec.work``), "measuring" (queries times rows), "compiling" and "predicting" (1 in all).
 
     >>> clock = iter([0.0, 4.0, 4.0, 4.0]).__next__
     >>> meter = WorkMeter(lambda step, share: print(step, round(share, 2)), 0.0, clock)
@@ -108,7 +116,8 @@ class WorkMeter:
         self.reports = False
         seconds, known = self.done[kind]
         self.done[kind] = (seconds + self.clock() - started, known + work)
-        self.left[kind] = max(0.0, self.left.get(kind, 0.0) - work)
+        if kind in self.left:  # steps before the plan leave the share unknown
+            self.left[kind] = max(0.0, self.left[kind] - work)
 
     def report_share(self, _description: str, share: float) -> None:
         """Take the completed share of the current step."""
@@ -218,17 +227,27 @@ class Trial:
     def evaluator(self) -> QualityEvaluator:
         """The evaluator of the whole matrix, created on first use."""
         if self._evaluator is None:
-            with self.meter.step("neighbors", "measuring", QUERIES * self.job.rows.count):
+            step = self.meter.step("neighbors", "measuring", QUERIES * self.job.rows.count)
+            with self._measuring_threads(), step:
                 generator = np.random.default_rng(self.job.seed())
                 self._evaluator = QualityEvaluator(self.job.rows, generator)
         return self._evaluator
 
+    def _measuring_threads(self) -> AbstractContextManager[None]:
+        """Return the limit of threads of a measurement: products of small matrices need none."""
+        return single_blas_thread() if self.whole else nullcontext()
+
     def compile(self) -> None:
         """Compile the kernels, or load them."""
-        with self.meter.step("compiling", "compiling", 1.0):
+        with single_blas_thread(), self.meter.step("compiling", "compiling", 1.0):
             rows, weights = np.eye(4, dtype=np.float32), np.ones(4, dtype=np.float32)
             codes = AdditiveEncoder(np.stack([rows, rows]))(rows)
             least_squares(codes, rows, weights, 4)
+
+    def order(self, method: Codec, listed: list[Settings]) -> list[Settings]:
+        """Return settings in the order of their predicted errors, the best first."""
+        with single_blas_thread(), self.meter.step("predicting errors", "predicting", 1.0):
+            return method.order(self.job, listed)
 
     def candidates(self, method: Codec, listed: list[Settings]) -> list[Candidate]:
         """Return the candidates of one method."""
@@ -270,7 +289,8 @@ class Trial:
         method, work = candidate.method, self.work(candidate)
         job = self.sample if work else self.few
         settings = method.for_sample(candidate.settings, job.rows.count / self.job.rows.count)
-        with self.meter.step(f"comparing: {method.name}", method.name, work):
+        step = self.meter.step(f"comparing: {method.name}", method.name, work)
+        with single_blas_thread(), step:
             fit = method.fit(job, **settings)
         found = self.measure_error(candidate, "sample", fit, job)
         return (
@@ -288,7 +308,8 @@ class Trial:
                 rows = self.sample.rows
                 self._sample_evaluator = QualityEvaluator(rows, generator, SAMPLE_QUERIES)
         evaluator, table = self._sample_evaluator, PackedTable(found.bands, self.job.rows.dim)
-        with self.meter.step("comparing: recall", "measuring", evaluator.work):
+        step = self.meter.step("comparing: recall", "measuring", evaluator.work)
+        with self._measuring_threads(), step:
             recall = evaluator.recall(lambda ids: table[ids])
         # recall follows the logarithm of the error, about as a logistic function
         return recall + recall * (1 - recall) * (1 - found.expected / max(found.error, 1e-30))
@@ -296,14 +317,16 @@ class Trial:
     def fit(self, candidate: Candidate) -> Fit:
         """Fit a candidate to the whole matrix."""
         name = candidate.method.name
-        with self.meter.step(f"fitting {name}", name, self.work(candidate)):
+        step = self.meter.step(f"fitting {name}", name, self.work(candidate))
+        with single_blas_thread(), step:
             return candidate.method.fit(self.job, **candidate.settings)
 
     def refine(self, candidate: Candidate, fit: Fit) -> None:
         """Refine a fit of the whole matrix."""
         name, rounds = candidate.method.name, self.effort.rounds
         work = ROUND * rounds * self.work(candidate)
-        with self.meter.step(f"refining {name}", name, work, reports=True):
+        step = self.meter.step(f"refining {name}", name, work, reports=True)
+        with single_blas_thread(), step:
             fit.refine(rounds)
 
     def measure_error(
@@ -312,7 +335,8 @@ class Trial:
         """Measure the weighted error of a fit and add the point to the curve."""
         name = candidate.method.name
         coding = f"comparing: {name}" if stage == "sample" else "coding"
-        with self.meter.step(coding, name, self._coding_work(candidate, job), reports=True):
+        step = self.meter.step(coding, name, self._coding_work(candidate, job), reports=True)
+        with single_blas_thread(), step:
             bands = fit.bands()
         table = PackedTable(bands, self.job.rows.dim)
         ids = np.arange(job.rows.count)
@@ -345,5 +369,6 @@ class Trial:
         """Return the quality of a table against the matrix."""
         factor = np.float32(self.job.factor)
         evaluator = self.evaluator
-        with self.meter.step("measuring", "measuring", evaluator.work):
+        step = self.meter.step("measuring", "measuring", evaluator.work)
+        with self._measuring_threads(), step:
             return evaluator(lambda ids: table[ids] / factor)
