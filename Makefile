@@ -42,6 +42,7 @@ test: $(READY)
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --select E501 --config lint.pycodestyle.max-line-length=100 src
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_structure.py
 

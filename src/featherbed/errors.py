@@ -25,11 +25,13 @@ class FeatherbedError(Exception):
 
 
 class FeatherbedWarning(UserWarning):
-    """A result that is valid but probably not the one intended: the message says what happened and why."""
+    """A result that is valid but probably not the one intended: the message says what happened and
+    why."""
 
 
 class ArgumentError(FeatherbedError, ValueError):
-    """A setting that cannot work: the message says what was given, what is accepted and what to do."""
+    """A setting that cannot work: the message says what was given, what is accepted and what to
+    do."""
 
 
 class IdError(FeatherbedError, IndexError):
@@ -64,11 +66,13 @@ class NotPackable(FeatherbedError, TypeError):  # noqa: N818 - reads as a statem
 
 
 class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after what is missing
-    """An optional dependency that is not installed; the message holds the command that installs it."""
+    """An optional dependency that is not installed; the message holds the command that installs
+    it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs {package}: pip install "featherbed[{extra}]"')
 
 
 class TrainingError(FeatherbedError, RuntimeError):
-    """Training that cannot end with a model: a penalty has set every weight to zero. Commands end with exit code 1."""
+    """Training that cannot end with a model: a penalty has set every weight to zero. Commands end
+    with exit code 1."""

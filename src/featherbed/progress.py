@@ -81,7 +81,8 @@ class Progress:
         return min(1.0, self.completed / self.total) if self.total else None
 
     def time_left(self, now: float) -> float | None:
-        """Return the estimated seconds left (caller's estimate or average speed); None if unknown."""
+        """Return the estimated seconds left (caller's estimate or average speed); None if
+        unknown."""
         if self.expected_end is not None:
             return max(0.0, self.expected_end - now)
         done = self.completed - self.initial

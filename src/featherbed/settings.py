@@ -1,8 +1,8 @@
 """Settings: named values with a default, one line of help and limits, in groups.
 
 An application declares its settings once, as frozen dataclasses. The command line
-(``--set training.lr=0.01``), recipe files (TOML, one section per group) and Python callers share the
-names, defaults and checks.
+(``--set training.lr=0.01``), recipe files (TOML, one section per group) and Python callers share
+the names, defaults and checks.
 
 Short specs such as ``anchor:anchors=50,init=xavier(gain=0.5)`` have one grammar for tables and
 codecs:
@@ -235,7 +235,8 @@ class _named:  # noqa: N801 - used as a function
 
 
 def _type_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the type of a setting: int, float, bool, str, Path, a tuple of one of them, or None."""
+    """Return the type of a setting: int, float, bool, str, Path, a tuple of one of them, or
+    None."""
     return _evaluate(field.type) if isinstance(field.type, str) else field.type
 
 

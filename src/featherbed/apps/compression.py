@@ -29,7 +29,7 @@ def compress_file(
     """Compress a matrix stored in a file; if there is an error, no partial file is left.
 
     Args:
-        source: ``.npy``, ``.npz``, ``.safetensors``, torch checkpoint, word2vec, GloVe, ``.parquet``.
+        source: ``.npy``, ``.npz``, ``.safetensors``, torch, word2vec, GloVe, ``.parquet``.
         out: the packed table to write.
         array: name of the array, if the file contains more than one.
         weights: file of row frequencies (``.npy`` or one number per line), or "zipf".

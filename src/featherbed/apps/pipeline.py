@@ -66,7 +66,8 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True)
 class Outcome(Generic[D, F]):
-    """The numbers of ``metrics.json``, the data, the trained model, and a summary in a few lines."""
+    """The numbers of ``metrics.json``, the data, the trained model, and a summary in a few
+    lines."""
 
     metrics: dict[str, Any]
     data: D
@@ -103,8 +104,9 @@ class Application(ABC, Generic[S, D, F]):
     """One run of an application; subclasses say how to read, fit, store, measure and report.
 
     Class attributes: ``kind`` names the model in messages, ``marker`` is the file that marks a
-    stored model, ``files`` are its other files that an earlier model may have left, ``settings_type``
-    is the class of the settings, ``irrelevant`` are prefixes of settings without effect on the fit.
+    stored model, ``files`` are its other files that an earlier model may have left,
+    ``settings_type`` is the class of the settings, ``irrelevant`` are prefixes of settings without
+    effect on the fit.
     """
 
     kind: str
@@ -524,7 +526,8 @@ class Training:
             scheduler.load_state_dict(state)
 
     def _best_epoch(self) -> int:
-        """Return the eligible epoch with the lowest metric, or the last epoch if none is eligible."""
+        """Return the eligible epoch with the lowest metric, or the last epoch if none is
+        eligible."""
         rows = [row for row in self.result.history if row["reached"]] or self.result.history[-1:]
         return int(min(rows, key=lambda row: row[self.metric])["epoch"])
 

@@ -93,8 +93,8 @@ class LayeredCodec(Codec):
     def predict(self, job: CodecJob, **settings: Any) -> float:
         """Return the expected error, from the residual of as many stages of k-means.
 
-        Stages of the usual number of bits stand for others of as many bits in all. Codes by local search
-        and least-squares dictionaries gain on stages, the more the more stages there are.
+        Stages of the usual number of bits stand for others of as many bits in all. Codes by local
+        search and least-squares dictionaries gain on stages, the more the more stages there are.
         """
         codes, bits = int(settings["codes"]), int(settings["bits"])
         usual = USUAL_BITS if job.rows.count >= 8 << USUAL_BITS else bits
@@ -134,7 +134,8 @@ class LayeredCodec(Codec):
         return [*first.values(), *(s for _, s in found if s not in first.values())]
 
     def work(self, dim: int, **settings: Any) -> float:  # noqa: ARG002 - the rank counts
-        """Return the work of a fit for each row: initial dictionaries, then codes by local search."""
+        """Return the work of a fit for each row: initial dictionaries, then codes by local
+        search."""
         codes, atoms = settings["codes"], settings["codes"] << settings["bits"]
         blocks = settings["width"] << settings["block_bits"] if settings["blocks"] else 0
         search = 0 if codes == 1 else 4 * atoms * (settings["width"] + 60)
@@ -185,7 +186,8 @@ def estimated_log_error(settings: Settings, rank: int) -> float:
 
 
 def block_log_error(settings: Settings) -> float:
-    """Return log2 of the share of the residual that the blocks leave, 2^(-2 bits / columns) at best.
+    """Return log2 of the share of the residual that the blocks leave, 2^(-2 bits / columns) at
+    best.
 
     The loss is that of k-means on normal variables (2 to 20 columns, 4 to 10 bits).
     """
@@ -199,7 +201,8 @@ def block_log_error(settings: Settings) -> float:
 
 @dataclass
 class Basis:
-    """An orthogonal basis of the leading directions: y = (x - mean) weight^T, x ≈ y weight + mean."""
+    """An orthogonal basis of the leading directions: y = (x - mean) weight^T, x ≈ y weight +
+    mean."""
 
     weight: Floats | None = None  # [width, d], as stored; None: the identity
     mean: Floats | None = None  # [d]
@@ -266,7 +269,8 @@ class LayeredFit(Fit):
         self.atoms = self.dictionary.dense().reshape(atoms.shape)
 
     def refine(self, rounds: int) -> None:
-        """Alternate least-squares atoms and codes by local search, in the last rounds with blocks."""
+        """Alternate least-squares atoms and codes by local search, in the last rounds with
+        blocks."""
         self.refined = True
         together = (rounds + 1) // 2 if self.blocks else 0
         self._alternate(rounds - together if self.parts > 1 else 0, together)
@@ -294,7 +298,8 @@ class LayeredFit(Fit):
         self.codes = AdditiveEncoder(self.atoms)(target, self.codes, seed=self.job.seed())
 
     def _fit_blocks(self, left: Floats) -> None:
-        """Fit the dictionary of the blocks to what the additive codes leave: one step of k-means."""
+        """Fit the dictionary of the blocks to what the additive codes leave: one step of
+        k-means."""
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
         pieces = np.ascontiguousarray(left).reshape(-1, across)
         if self.shared is None:

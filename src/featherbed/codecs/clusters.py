@@ -101,7 +101,8 @@ class ClusterFit(Fit):
 
 
 def by_importance(rows: Floats, weights: Floats, generator: np.random.Generator) -> Floats:
-    """Resample rows by weight, for libraries without weights; equal weights leave rows unchanged."""
+    """Resample rows by weight, for libraries without weights; equal weights leave rows
+    unchanged."""
     if np.ptp(weights) == 0:
         return rows
     share = weights / weights.sum(dtype=np.float64)

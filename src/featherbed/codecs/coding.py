@@ -1,4 +1,5 @@
-"""k-means, and additive codes: row ≈ Σ_m C_m[b_m], by coordinate descent and least squares in turns."""
+"""k-means, and additive codes: row ≈ Σ_m C_m[b_m], by coordinate descent and least squares in
+turns."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ class AdditiveEncoder:
 
 
 def least_squares(codes: Codes, rows: Floats, weights: Floats, choices: int) -> Floats:
-    """Return the dictionaries [M, K, d] of given codes: argmin_C Σ_i w_i ||x_i - Σ_m C_m[b_im]||²."""
+    """Return the dictionaries [M, K, d] of given codes: argmin_C Σ_i w_i ||x_i - Σ_m
+    C_m[b_im]||²."""
     from scipy.linalg import cho_factor, cho_solve
 
     from featherbed.kernels.descent import count_pairs, sum_rows

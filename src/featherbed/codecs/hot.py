@@ -40,7 +40,8 @@ class RowSubset:
 
 
 class HotCodec(WrappingCodec):
-    """The ``hot`` rows of largest weight as integers of ``hot_kind``, the others by another codec."""
+    """The ``hot`` rows of largest weight as integers of ``hot_kind``, the others by another
+    codec."""
 
     own = ("hot", "hot_kind")
 

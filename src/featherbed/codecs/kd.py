@@ -81,10 +81,11 @@ class KDCodec(Codec):
 
 
 class KDFit(Fit):
-    """Additive codes of the sample around the weighted mean of the rows; the composer is fitted last.
+    """Additive codes of the sample around the weighted mean of the rows; the composer is fitted
+    last.
 
-    ``width`` is the width of the code vectors: a linear composer narrower than the rows codes them in
-    their principal directions (``basis``). ``shared``: all parts choose among the same atoms.
+    ``width`` is the width of the code vectors: a linear composer narrower than the rows codes them
+    in their principal directions (``basis``). ``shared``: all parts choose among the same atoms.
     """
 
     def __init__(
@@ -212,7 +213,8 @@ def starts_linear(composer: str, parameters: Parameters) -> bool:
 
 
 def linear_start(atoms: Floats, mean: Floats) -> Parameters:
-    """Return an mlp equal to the mean of the code vectors: relu(x + c) - c, with c above every -x."""
+    """Return an mlp equal to the mean of the code vectors: relu(x + c) - c, with c above every
+    -x."""
     eye, above = np.eye(len(mean), dtype=np.float32), np.float32(4 * atoms.std(ddof=1))
     bias = np.full(len(mean), above, dtype=np.float32)
     return {"atoms": atoms, "weight": eye, "bias": bias, "projection": eye, "shift": mean - above}

@@ -44,7 +44,8 @@ class ProductCodec(Codec):
         return sorted(found, key=lambda s: -s["parts"] * s["bits"])
 
     def work(self, dim: int, **settings: Any) -> float:
-        """Return the work of a fit for each row: "opq" fits dictionaries again for every rotation."""
+        """Return the work of a fit for each row: "opq" fits dictionaries again for every
+        rotation."""
         return float((50 if self.name == "opq" else 10) * dim << settings["bits"])
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
@@ -73,7 +74,8 @@ class ProductCodec(Codec):
 class ProductFit(Fit):
     """The state of a product fit: rotation, a dictionary for each part, codes of training rows.
 
-    ``shared``: one dictionary for all parts. ``restarts``: runs of k-means, of which the best counts.
+    ``shared``: one dictionary for all parts. ``restarts``: runs of k-means, of which the best
+    counts.
     """
 
     refinable = True
@@ -123,7 +125,8 @@ class ProductFit(Fit):
         self.codes = self._encode(inside)
 
     def _groups(self, inside: Floats) -> list[Floats]:  # [n, width] -> [rows, width / D] each
-        """Return the columns of each part; those of all parts as rows if the dictionary is shared."""
+        """Return the columns of each part; those of all parts as rows if the dictionary is
+        shared."""
         across = inside.shape[1] // self.parts
         if self.shared:
             return [np.ascontiguousarray(inside).reshape(-1, across)]

@@ -39,7 +39,8 @@ WRAPPABLE = ("pq", "opq", "rq", "lsq", "layered", "kd", "ksvd", "clusters")
 def codec_of(spec: str) -> tuple[Codec, Settings]:
     """Return the codec and settings of a spec: "rq", "rq:codes=8,bits=8", "opq+norms", "hot+rq".
 
-    A codec that is not listed above is looked for in the module of its name, in the tuple ``CODECS``.
+    A codec that is not listed above is looked for in the module of its name, in the tuple
+    ``CODECS``.
 
     >>> method, settings = codec_of("hash:anchors=500,codes=10")
     >>> method.name, settings

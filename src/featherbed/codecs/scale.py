@@ -91,7 +91,8 @@ def _bytes(band: Band) -> int:
 
 
 def _scaled(matrix: Matrix | None, factor: float) -> Any:
-    """Return a matrix times ``factor``; float16 becomes float32 where it could not hold the numbers."""
+    """Return a matrix times ``factor``; float16 becomes float32 where it could not hold the
+    numbers."""
     if matrix is None:
         return None
     if matrix.scale is not None:

@@ -31,9 +31,9 @@ class SparseCodec(Codec):
     """``codes`` of ``anchors`` atoms per row, with values.
 
     "ksvd": orthogonal matching pursuit over a fitted dictionary (k-SVD: Aharon et al. 2006,
-    Rubinstein et al. 2008); "hash": the nearest centroids by cosine, values by least squares (Guo et
-    al. 2017); "hash+ksvd": that, then k-SVD; "anchors": nonnegative values, as in Anchor & Transform
-    (Liang et al. 2021).
+    Rubinstein et al. 2008); "hash": the nearest centroids by cosine, values by least squares (Guo
+    et al. 2017); "hash+ksvd": that, then k-SVD; "anchors": nonnegative values, as in Anchor &
+    Transform (Liang et al. 2021).
     """
 
     def __init__(self, name: str) -> None:

@@ -131,7 +131,8 @@ def write(lists: Lists, path: Path) -> None:
 
 
 def read(path: Path) -> Lists:
-    """Return the neighbour lists of a file, memory-mapped; raise FormatError where they are none."""
+    """Return the neighbour lists of a file, memory-mapped; raise FormatError where they are
+    none."""
     header, start, mapped = open_file(path)
     if metadata_of(header) != ABOUT:
         raise FormatError(

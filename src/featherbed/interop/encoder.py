@@ -58,7 +58,7 @@ class Encoder:
         last = max(self.tokenizer.get_vocab().values())
         if last >= len(self.table):
             raise FormatError(
-                f"{self.folder}: the tokenizer has the token {last}, the table {len(self.table)} rows"
+                f"{self.folder}: the tokenizer has token {last}, the table {len(self.table)} rows"
             )
 
     @property
@@ -105,8 +105,8 @@ def read_static_config(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: no such folder")
     if not is_static(folder):
         raise DataError(
-            f"{folder} holds no static encoder: give a folder that `featherbed distill` or model2vec "
-            "wrote"
+            f"{folder} holds no static encoder: give a folder that `featherbed distill` or "
+            "model2vec wrote"
         )
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     most = config.get("max_length", MAX_LENGTH)

@@ -151,10 +151,10 @@ def model_to_onnx(
 ) -> Path:
     """Write a saved model as one ONNX file, with its tokenizer and an example; return its path.
 
-    The model has the inputs ``input_ids`` and ``attention_mask`` (int64 [batch, length]); its output
-    is ``sentence_embedding`` for sentence encoders (pooled and normalized as modules.json says),
-    ``logits`` for models with a tied head, otherwise ``last_hidden_state``. It needs onnxruntime
-    alone: neither torch nor featherbed.
+    The model has the inputs ``input_ids`` and ``attention_mask`` (int64 [batch, length]); its
+    output is ``sentence_embedding`` for sentence encoders (pooled and normalized as modules.json
+    says), ``logits`` for models with a tied head, otherwise ``last_hidden_state``. It needs
+    onnxruntime alone: neither torch nor featherbed.
 
     Args:
         folder: a compressed model, or an original one together with ``ratio`` or ``budget``.
@@ -215,8 +215,8 @@ def export_model(
     places = packed_places(model)
     if len(places) != 1 or any(isinstance(one, PackedTwin) for one in model.modules()):
         raise ArgumentError(
-            f"{type(model).__name__} has {len(places)} packed tables, or an embedding in its decoder "
-            "too: only models with one token table and no decoder of their own can be exported"
+            f"{type(model).__name__} has {len(places)} packed tables, or an embedding in its "
+            "decoder too: only models with one token table and no decoder can be exported"
         )
     ((_, embedding, _, heads),) = places
     output = "sentence_embedding" if pooling else "logits" if heads else "last_hidden_state"
@@ -257,7 +257,8 @@ def export_body(
     tied: bool,
     dynamic: bool,
 ) -> ModelProto:
-    """Return the body of a model as an ONNX model of rows; small weights stay as they are stored."""
+    """Return the body of a model as an ONNX model of rows; small weights stay as they are
+    stored."""
     ids, mask = sample_inputs(model, embedding)
     if dynamic:
         for name, module in list(model.named_modules()):
@@ -327,7 +328,8 @@ def quantize_dynamic(proto: ModelProto) -> ModelProto:
 
 
 def store_half(proto: ModelProto) -> None:
-    """Store float32 arrays as float16 where that loses nothing, with an operator that casts them."""
+    """Store float32 arrays as float16 where that loses nothing, with an operator that casts
+    them."""
     from onnx import TensorProto, helper, numpy_helper
 
     casts = []
@@ -411,6 +413,6 @@ def check_export(
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
     if not difference <= limit:
         raise ArgumentError(
-            f"the exported model differs from torch by {difference:.2g} of the largest output, more "
-            f"than {limit}: this architecture cannot be exported"
+            f"the exported model differs from torch by {difference:.2g} of the largest output, "
+            f"more than {limit}: this architecture cannot be exported"
         )

@@ -81,9 +81,9 @@ def compress_model(
     """Compress the token table of a model in place; return the compressed weights, largest first.
 
     Linear heads with the same weight stay tied and compute logits through the codes. Other weights
-    change only if ``rest`` says so, and an error leaves the model unchanged. ``save_pretrained`` and ``from_pretrained``
-    work as before once ``featherbed.interop.pretrained`` is imported, as this function and
-    ``fb.load_model`` do.
+    change only if ``rest`` says so, and an error leaves the model unchanged. ``save_pretrained``
+    and ``from_pretrained`` work as before once ``featherbed.interop.pretrained`` is imported, as
+    this function and ``fb.load_model`` do.
 
     Args:
         model: a ``transformers`` model, whose input embeddings are compressed, or any module, of

@@ -1,4 +1,5 @@
-"""Readers: ratings (``records``), texts, matrices and checkpoints (``vectors``), opening of files."""
+"""Readers: ratings (``records``), texts, matrices and checkpoints (``vectors``), opening of
+files."""
 
 from featherbed.lazy import attach
 

@@ -108,7 +108,8 @@ class StoredArray:
 def spooled(
     blocks: Iterable[Any], dtype: Any, shape: tuple[int, ...], order: Any = "C"
 ) -> NDArray[Any]:
-    """Write blocks of bytes to a nameless temporary file and map it; the number of rows may be -1."""
+    """Write blocks of bytes to a nameless temporary file and map it; the number of rows may be
+    -1."""
     with tempfile.TemporaryFile() as file:
         try:
             file.writelines(blocks)
@@ -280,7 +281,8 @@ def read_safetensors(path: Path, array: str | None) -> Source:
 
 
 def read_torch(path: Path, array: str | None) -> Source:
-    """Map a tensor of a torch checkpoint without running code; one that is not a zip file is read."""
+    """Map a tensor of a torch checkpoint without running code; one that is not a zip file is
+    read."""
     try:
         import torch
     except ImportError:
@@ -378,7 +380,8 @@ def read_text(path: Path, _: str | None) -> Source:
 def _text_rows(
     path: Path, lines: Iterable[bytes], first: int, dim: int, count: int | None
 ) -> Iterator[tuple[bytes, Any]]:
-    """Yield key and numbers of each line; a key may hold spaces, the last ``dim`` fields are the numbers."""
+    """Yield key and numbers of each line; a key may hold spaces, the last ``dim`` fields are the
+    numbers."""
     rows = 0
     for number, line in enumerate(lines, first):
         if not line.strip():
@@ -530,8 +533,8 @@ def _parquet_rows(
 def read_matrix(path: str | Path, *, array: str | None = None) -> Source:
     """Open the embedding matrix of a file, memory-mapped.
 
-    ``array`` names one if the file holds several. Text and word2vec files may be compressed; of rows
-    with the same key the first is kept; keys need not be UTF-8 (``\\xff``).
+    ``array`` names one if the file holds several. Text and word2vec files may be compressed; of
+    rows with the same key the first is kept; keys need not be UTF-8 (``\\xff``).
 
     >>> path = getfixture("tmp_path") / "glove.txt"
     >>> _ = path.write_text("the 0.5 1.0\\ncat 0.25 2.0\\n")

@@ -1,8 +1,8 @@
 """Vector arithmetic on rows given by address: scores, sums, optimizer steps.
 
-The compiler would vectorize plain loops over rows of a known width too, but only after checking that
-no two rows overlap, which costs as much as the row. Products may be fused with sums, lanes are added
-in a fixed order. Widths and similar integers, known when compiled, are the first arguments.
+The compiler would vectorize plain loops over rows of a known width too, but only after checking
+that no two rows overlap, which costs as much as the row. Products may be fused with sums, lanes are
+added in a fixed order. Widths and similar integers, known when compiled, are the first arguments.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def step(
     c, whose type is that of the elements: weight decay factor, learning rate, factors of the
     momentum and of the gradient in the new momentum, 1 - beta2, eps, correction, threshold, weight
     decay added to the gradient. ``flags``: the address of a byte for each element (HELD, PENALIZED,
-    EXEMPT); 0: all are penalized. The reference are the rules of ``featherbed.optim.row_optimizer``.
+    EXEMPT); 0: all are penalized. The reference are the rules of
+    ``featherbed.optim.row_optimizer``.
     """
     variant = (rule.literal_value, kind.literal_value, metric.literal_value)
     numbers = types.UniTuple(c.dtype, 9)

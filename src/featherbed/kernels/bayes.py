@@ -1,8 +1,8 @@
 """Rows of a matrix factorization in closed form: the normal equations of each row.
 
-They are solved exactly, or over the levels of quantized rows. A row x of one side has ratings r with
-rows y of the other. With the biases in the first columns, f = (1, y_1, ..) and t = r - y_0, the
-expected squared error of x over the posterior of y is
+They are solved exactly, or over the levels of quantized rows. A row x of one side has ratings r
+with rows y of the other. With the biases in the first columns, f = (1, y_1, ..) and t = r - y_0,
+the expected squared error of x over the posterior of y is
 
     x' A x - 2 b' x + c,   A = Σ E[f f'],   b = Σ E[f t],   c = Σ E[t²].
 
@@ -94,7 +94,8 @@ def solve_rows(
     means: Any,  # float64 [V, d], written
     covariances: Any,  # float64 [V, T], written
 ) -> float:
-    """Write posterior means and covariances of rows first .. last - 1; return the expected error."""
+    """Write posterior means and covariances of rows first .. last - 1; return the expected
+    error."""
     dim, size = rows.shape[1], moments.shape[1]
     system, right = np.empty(size), np.empty(dim)
     lower, inverse = np.empty((dim, dim)), np.empty((dim, dim))

@@ -22,10 +22,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class CacheFiles(IndexDataCacheFile):  # type: ignore[misc]
     """The cache files of one function, safe for several processes at a time.
 
-    numba numbers data files by an index that it reads, changes and writes without a lock, and writes
-    the index first: two processes with a cold cache can store different code under one number, and
-    each loads the code of the other. Here a data file is named after the key of its code and written
-    before the index names it, both under a lock.
+    numba numbers data files by an index that it reads, changes and writes without a lock, and
+    writes the index first: two processes with a cold cache can store different code under one
+    number, and each loads the code of the other. Here a data file is named after the key of its
+    code and written before the index names it, both under a lock.
     """
 
     def __init__(self, folder: str, base: str, stamp: Any) -> None:

@@ -144,7 +144,8 @@ def sum_rows(
 
 @compiled
 def count_pairs(codes: Codes, weights: Floats, choices: int, out: Floats) -> None:
-    """Add the weighted co-occurrences of atoms [M K, M K], the lower triangle of the normal equations."""
+    """Add the weighted co-occurrences of atoms [M K, M K], the lower triangle of the normal
+    equations."""
     for i in range(len(codes)):
         for m in range(codes.shape[1]):
             a = m * choices + codes[i, m]

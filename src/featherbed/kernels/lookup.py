@@ -311,7 +311,8 @@ def level_rows(bits: int, axis: int) -> Job:
 
 @Job
 def pooled_rows(address: Any, start: Any, stop: Any) -> Any:
-    """Add weighted rows to their bags: bag b takes rows starts[b] to starts[b + 1] - 1, in order."""
+    """Add weighted rows to their bags: bag b takes rows starts[b] to starts[b + 1] - 1, in
+    order."""
     block = words(address)
     source, weights = np.uint64(block[0]), vector(block, 3, np.float32)
     starts, target, width = vector(block, 5, np.int64), np.uint64(block[7]), block[9]

@@ -1,7 +1,7 @@
 """Arguments of compiled jobs.
 
-The arguments of a job are a block, an array of int64: an integer stands for itself, an array for its
-address followed by its shape, in the order the first lines of the job read them.
+The arguments of a job are a block, an array of int64: an integer stands for itself, an array for
+its address followed by its shape, in the order the first lines of the job read them.
 """
 
 from __future__ import annotations

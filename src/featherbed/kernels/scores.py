@@ -52,7 +52,8 @@ def fixed_scores(count: int, index_bits: int, value_bits: int, kind: int, stride
 
 @cache
 def matching_scores(count: int, index_bits: int, value_bits: int) -> Job:
-    """Compile the job that counts the codes of rows, fixed and of one shape, equal to given ones."""
+    """Compile the job that counts the codes of rows, fixed and of one shape, equal to given
+    ones."""
     record, mask = count * (index_bits + value_bits), np.uint64((1 << index_bits) - 1)
     whole, groups = record % 8 == 0, count // 8 if index_bits == 8 and record % 8 == 0 else 0
     low = np.uint64(0x7F7F7F7F7F7F7F7F)

@@ -1,4 +1,5 @@
-"""Compiled loops for rows made of slots: composed once per distinct id, pooled, and their gradients.
+"""Compiled loops for rows made of slots: composed once per distinct id, pooled, and their
+gradients.
 
 The arguments of jobs are described in ``featherbed.kernels.memory``.
 """
@@ -32,8 +33,9 @@ def _are_below(parts: Any, u: Any, slots: Any, most: Any) -> Any:
 def compose(kind: Any, fixed: int) -> Job:
     """Compile the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
 
-    ``kind`` is the dtype of the support, ``fixed`` the width of rows if it is known, else 0. The job
-    returns 0 if the support names an atom that does not exist; the first atom then stands in for it.
+    ``kind`` is the dtype of the support, ``fixed`` the width of rows if it is known, else 0. The
+    job returns 0 if the support names an atom that does not exist; the first atom then stands in
+    for it.
     """
 
     @Job
@@ -81,7 +83,8 @@ def spread(address: Any, start: Any, stop: Any) -> Any:
 
 @Job
 def pool(address: Any, start: Any, stop: Any) -> Any:
-    """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b, bounds[b] .. bounds[b + 1]."""
+    """out[b] = Σ weights[i] * rows[index[i]] over the places i of bag b, bounds[b] .. bounds[b +
+    1]."""
     block = words(address)
     rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)
     out = matrix(block, 5, np.float32)
@@ -195,7 +198,8 @@ def _add(row: Any, factor: Any, out: Any, first: Any) -> None:
 
 @Job
 def gradients(address: Any, start: Any, stop: Any) -> Any:
-    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from that of pooled rows.
+    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from that of pooled
+    rows.
 
     A piece is a range of rows, borders[piece] .. borders[piece + 1]; the gradient of each row is
     kept in ``total`` [U, d] unless that is empty.

@@ -1,7 +1,7 @@
 """Compiled loops of training: distinct ids, and rows that are settled and updated lazily.
 
-The arguments of jobs are described in ``featherbed.kernels.memory``. NaN stays NaN. Every loop gives
-the same result for the same number of threads.
+The arguments of jobs are described in ``featherbed.kernels.memory``. NaN stays NaN. Every loop
+gives the same result for the same number of threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 
 @compiled
 def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
-    """Number the distinct ids in order of appearance, distinct[index[i]] = ids[i]; return their number.
+    """Number the distinct ids in order of appearance, distinct[index[i]] = ids[i]; return their
+    number.
 
     ``room`` [a power of two, at least twice the ids] is overwritten.
     """
@@ -62,7 +63,8 @@ def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
 
 @compiled
 def group(index: Any, starts: Any, order: Any) -> None:
-    """Sort places by number, stably: order[starts[u] : starts[u + 1]] are the i with index[i] = u."""
+    """Sort places by number, stably: order[starts[u] : starts[u + 1]] are the i with index[i] =
+    u."""
     for u in range(len(starts)):
         starts[u] = 0
     for i in range(len(index)):
@@ -157,7 +159,8 @@ class Variant(NamedTuple):
 
 @cache
 def catch_up(variant: Variant) -> Any:
-    """Return ``f(p, m, v, flags, eps, at, end, past, powers, out)``: a row after the steps it missed.
+    """Return ``f(p, m, v, flags, eps, at, end, past, powers, out)``: a row after the steps it
+    missed.
 
     They are applied at once where that is exact. A one-sided shrinkage clips at zero at every step.
     Applied at once it clips only at the end, which is the same if the row rises before it falls,
@@ -253,8 +256,9 @@ def update(variant: Variant) -> Job:
         columns, slots = vector(block, 31, np.int64), matrix(block, 33, slot_type)
         width, end, reading = fixed or weight.shape[1], now - begin, not steps and len(given) > 0
         c = (
-            real(numbers[0]), real(numbers[1]), real(numbers[2]), real(numbers[3]), real(numbers[4]),
-            real(numbers[5]), real(numbers[6]), real(numbers[7]), real(numbers[8]),
+            real(numbers[0]), real(numbers[1]), real(numbers[2]), real(numbers[3]),
+            real(numbers[4]), real(numbers[5]), real(numbers[6]), real(numbers[7]),
+            real(numbers[8]),
         )  # fmt: skip
         flags, marks = np.empty(width if marked else 1, np.uint8), np.int64(0)
         if marked:

@@ -75,10 +75,10 @@ def floats_at(builder: Any, address: Any, start: Any) -> Any:
 def row_sum(count: int, add: bool) -> Callable[..., None]:
     """Return ``f(out, atoms, weights, width)``: out = Σ_j weights[j] * atoms[j] (``add``: out +=).
 
-    ``out`` and the ``count`` atoms are addresses of float32 rows of ``width`` elements. The compiler
-    would vectorize a plain loop too, but only after checking that the result overlaps no atom, which
-    costs as much as the sum of eight atoms. Products and sums are rounded one by one, as in numpy:
-    no fused multiply-add.
+    ``out`` and the ``count`` atoms are addresses of float32 rows of ``width`` elements. The
+    compiler would vectorize a plain loop too, but only after checking that the result overlaps no
+    atom, which costs as much as the sum of eight atoms. Products and sums are rounded one by one,
+    as in numpy: no fused multiply-add.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -166,8 +166,8 @@ def eight_slots(
 def level_row(bits: int) -> Callable[..., int]:
     """Return ``f(out, source, middle, scale, by_column, width)``: out = scale * (level - middle).
 
-    Levels have 8, 4, 3 or 2 bits. ``scale`` is the address of a number, or with ``by_column`` of one
-    for each element. It returns the number of elements processed, a multiple of eight.
+    Levels have 8, 4, 3 or 2 bits. ``scale`` is the address of a number, or with ``by_column`` of
+    one for each element. It returns the number of elements processed, a multiple of eight.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -211,7 +211,8 @@ def level_row(bits: int) -> Callable[..., int]:
 
 
 def _levels(builder: Any, bits: int, source: Any, lanes: int) -> Any:
-    """Emit the load of levels as int32; eight levels below 8 bits are one word of ``bits`` bytes."""
+    """Emit the load of levels as int32; eight levels below 8 bits are one word of ``bits``
+    bytes."""
     packed = load(builder, source, lanes * bits // 8, I8)
     if bits == 8:
         return builder.zext(packed, ir.VectorType(I32, lanes))

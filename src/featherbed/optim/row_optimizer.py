@@ -153,8 +153,8 @@ class RowOptimizer(Optimizer):
         shape = tuple(parameter.shape)
         if not usable(grad):
             raise ArgumentError(
-                f"the gradient of the parameter of shape {shape} holds NaN or infinity; nothing was "
-                "changed: lower the learning rate, or look for the cause of so large a loss"
+                f"the gradient of the parameter of shape {shape} holds NaN or infinity; nothing "
+                "was changed: lower the learning rate, or look for the cause of so large a loss"
             )
         c = self.coefficients(group, 1)
         if c.decay <= 0:

@@ -1,4 +1,5 @@
-"""A band: rows that share one layout of codes, one dictionary and one composer; and the ids it holds.
+"""A band: rows that share one layout of codes, one dictionary and one composer; and the ids it
+holds.
 
 Layouts of codes say how the indices and values of a row are stored or computed. ``Identity``,
 ``Hash``, ``Remainder`` and ``Every`` store nothing per row (hash and remainder are computed from
@@ -68,7 +69,8 @@ class Every:
 
 @dataclass(eq=False)
 class Fixed:
-    """s codes per row in one bit stream: s index fields, then s value fields (none if all are 1)."""
+    """s codes per row in one bit stream: s index fields, then s value fields (none if all are
+    1)."""
 
     rows: int
     count: int
@@ -176,7 +178,8 @@ class Fixed:
 
 @dataclass(eq=False)
 class Ragged:
-    """Any number of codes per row: a stream of counts, a directory of totals, a stream of entries."""
+    """Any number of codes per row: a stream of counts, a directory of totals, a stream of
+    entries."""
 
     rows: int
     entries: int
@@ -248,7 +251,8 @@ class Ragged:
     def spans_in_blocks(
         self, positions: Ids, sizes: Ids, begins: Ids, ends: Ids
     ) -> tuple[Ids, Ids]:
-        """Return ``spans``, given the sizes [B, 16] of the rows of their blocks, and their bounds."""
+        """Return ``spans``, given the sizes [B, 16] of the rows of their blocks, and their
+        bounds."""
         each, at = np.arange(len(positions)), positions % DIRECTORY_STEP
         totals = sizes.cumsum(1)
         count = sizes[each, at]
@@ -311,7 +315,8 @@ def sparse_layout(
     support: NDArray[np.integer] | None = None,  # [V, s], distinct in a row
     atoms: int | None = None,  # K
 ) -> tuple[Codes, NDArray[np.floating] | None]:
-    """Return the layout of a sparse matrix: "fixed", "ragged", "all" (dense), or the smallest, "auto".
+    """Return the layout of a sparse matrix: "fixed", "ragged", "all" (dense), or the smallest,
+    "auto".
 
     The second result is the dense matrix of values that the layout "all" needs, else None.
     """

@@ -25,11 +25,11 @@ class Cell:
         (t, i, o) = σ(a_j + h weight_(t, i, o) + bias_(t, i, o))
         m = t m + i tanh(a_j + h weight_m + bias_m),   h = o tanh(m)
 
-    with weight [w, 4 w] and bias [4 w] in the order t, i, o, m; y is the mean of h over the s steps,
-    from h = m = 0.
+    with weight [w, 4 w] and bias [4 w] in the order t, i, o, m; y is the mean of h over the s
+    steps, from h = m = 0.
 
-    ``lstm``: as above with a_j input [a, 4 w] in place of a_j, and the gates in the order i, f, g, o
-    of torch's LSTM.
+    ``lstm``: as above with a_j input [a, 4 w] in place of a_j, and the gates in the order i, f, g,
+    o of torch's LSTM.
     """
 
     kind: str

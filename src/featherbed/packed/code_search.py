@@ -1,4 +1,5 @@
-"""Search by codes: the codes of rows, the rows with given codes, the nearest rows by Hamming distance.
+"""Search by codes: the codes of rows, the rows with given codes, the nearest rows by Hamming
+distance.
 
 Codes are those of the first layer of fixed codes (s in every row). Where each code has its own part
 of the dictionary, a code is the choice within its part; values of codes are ignored. The padding
@@ -94,7 +95,8 @@ def rows_with(table: PackedTable, code: ArrayLike) -> Ids:
 
 
 def near_codes(table: PackedTable, codes: ArrayLike, k: int) -> tuple[Ids, Ids]:
-    """Return ids and Hamming distances of the k rows nearest to codes, [s] -> [k], [n, s] -> [n, k]."""
+    """Return ids and Hamming distances of the k rows nearest to codes, [s] -> [k], [n, s] -> [n,
+    k]."""
     search.check_count(k)
     array = check_codes(table, codes)
     count = fixed_codes(table)[0][1].count

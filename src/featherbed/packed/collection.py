@@ -211,8 +211,8 @@ class Layout:
             count += keys.shared if isinstance(keys, Keys) else 0
             if count != column.rows:
                 raise ArgumentError(
-                    f"the column {column.name!r} has {column.rows} rows, its vocabulary {count}: give "
-                    "the vocabulary it was made with"
+                    f"the column {column.name!r} has {column.rows} rows, its vocabulary {count}: "
+                    "give the vocabulary it was made with"
                 )
         self.starts = np.array([column.start for column in columns])
         self.counts = np.array([column.rows for column in columns])

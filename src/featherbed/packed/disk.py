@@ -84,7 +84,8 @@ class RowFile:
         return buffer
 
     def _fill(self, view: memoryview, pieces: list[Piece]) -> None:
-        """Read cached pieces up to the first that is not; announce the others well before their read."""
+        """Read cached pieces up to the first that is not; announce the others well before their
+        read."""
         left = pieces[self._cached(view, pieces) :]
         if hasattr(os, "posix_fadvise"):
             for place, begin, end in left[:WINDOW]:
@@ -97,7 +98,8 @@ class RowFile:
             self._read_piece(view[begin:end], place)
 
     def _cached(self, view: memoryview, pieces: list[Piece]) -> int:
-        """Read pieces from the page cache; return the number read before the first that is not there."""
+        """Read pieces from the page cache; return the number read before the first that is not
+        there."""
         if not hasattr(os, "RWF_NOWAIT"):
             return 0
         for number, (place, begin, end) in enumerate(pieces):
@@ -176,7 +178,8 @@ def _mapping_address(table: PackedTable) -> int:
 
 
 def _read_band(band: Band, positions: Ids, source: RowFile) -> Band:
-    """Return a band of the rows at ascending positions, read into memory, on the same dictionary."""
+    """Return a band of the rows at ascending positions, read into memory, on the same
+    dictionary."""
     dictionary, affine = band.dictionary, band.affine
     if isinstance(band.codes, Identity):
         dictionary = _read_rows(dictionary, positions, source)

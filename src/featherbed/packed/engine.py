@@ -81,7 +81,8 @@ def empty(rows: int, columns: int) -> NDArray[np.float32]:
 
 
 def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """Return a matrix that starts on a cache line, copied if need be; as it is above ``most`` bytes."""
+    """Return a matrix that starts on a cache line, copied if need be; as it is above ``most``
+    bytes."""
     whole = np.ascontiguousarray(matrix)
     if whole.nbytes > most or whole.ctypes.data % LINE == 0:
         return whole

@@ -405,7 +405,8 @@ def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
 
 
 def refuse_unreadable(table: PackedTable) -> None:
-    """Refuse a table that could not be read again: the limits of the format hold for writers too."""
+    """Refuse a table that could not be read again: the limits of the format hold for writers
+    too."""
     arrays = table.arrays
 
     def take(name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:

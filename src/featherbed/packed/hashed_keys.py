@@ -242,7 +242,8 @@ class HashedKeys(Keys):
         return self.slots + at if hash_ in self.exceptions[at : at + 1] else -1
 
     def check(self) -> None:
-        """Check all buckets: every key counted, fingerprints and exceptions rising, rows named once."""
+        """Check all buckets: every key counted, fingerprints and exceptions rising, rows named
+        once."""
         size = self.slots + self.count
         unary = np.unpackbits(self.buckets.view(np.uint8), count=size, bitorder="little")
         ones = np.flatnonzero(unary)

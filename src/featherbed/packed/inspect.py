@@ -93,7 +93,8 @@ def anchor_count(packed: PackedTable) -> int:
 
 
 def blocks(packed: PackedTable) -> Iterator[tuple[Ids, Ids, Floats]]:
-    """Yield ids [B], anchors [B, s] and weights [B, s] (0 for padding) of all objects, in blocks."""
+    """Yield ids [B], anchors [B, s] and weights [B, s] (0 for padding) of all objects, in
+    blocks."""
     band, anchors = weighted_band(packed), anchor_count(packed)
     step = max(1, HELD // band.gathered)
     for start in range(0, packed.rows, step):
@@ -204,7 +205,8 @@ def objects_as_anchors(anchor_ids: ArrayLike, anchors: int) -> Ids:  # -> [K]
 def zero_rows(packed: PackedTable, counts: ArrayLike | None = None) -> ZeroRows:
     """Return the objects whose weights are all zero, T[i] = 0, and their counts.
 
-    See Liang et al. (2021, section 4.4). In a softmax mixture such a row is the mean of the anchors.
+    See Liang et al. (2021, section 4.4). In a softmax mixture such a row is the mean of the
+    anchors.
 
     >>> from featherbed.packed.band import sparse_layout
     >>> from featherbed.packed.matrix import Matrix
@@ -519,7 +521,8 @@ def _codes(codes: dict[str, Any]) -> str:
 
 def _cell(cell: dict[str, Any]) -> str:
     weight = cell["weight"]
-    return f"{cell['kind']} to width {cell['width']}, weight {weight['rows']:,} x {weight['columns']} in {weight['kind']}"
+    shape = f"{weight['rows']:,} x {weight['columns']}"
+    return f"{cell['kind']} to width {cell['width']}, weight {shape} in {weight['kind']}"
 
 
 def _layer_text(start: str, band: dict[str, Any]) -> list[str]:

@@ -85,7 +85,8 @@ class Keys(ABC):
     @classmethod
     @abstractmethod
     def read(cls, fields: Any, take: Take, count: int) -> Keys:
-        """Return the ``count`` keys a file holds: ``fields`` reads the metadata, ``take`` arrays."""
+        """Return the ``count`` keys a file holds: ``fields`` reads the metadata, ``take``
+        arrays."""
 
     @property
     @abstractmethod
@@ -195,7 +196,8 @@ def unknown_keys(unknown: Sequence[str], count: int) -> UnknownKeyError:
 
 
 def share_rows(ids: Ids, keys: list[bytes], known: int, shared: int) -> Ids:  # [n]
-    """Give the keys without a row of their own, -1 in ``ids``, a shared row each if there are any."""
+    """Give the keys without a row of their own, -1 in ``ids``, a shared row each if there are
+    any."""
     others = np.flatnonzero(ids < 0)
     if shared and len(others):
         hashes = hash_keys(*join_bytes([keys[i] for i in others.tolist()]), 0)
@@ -355,7 +357,8 @@ class PlainKeys(Keys):
             )
 
     def check(self) -> None:
-        """Check all keys: text in order, every row indexed once by its own checksum, no duplicates."""
+        """Check all keys: text in order, every row indexed once by its own checksum, no
+        duplicates."""
         rising = bool(np.all(self.ends[1:] >= self.ends[:-1]))
         if len(self.ends) and (not rising or int(self.ends[-1]) != len(self.text)):
             raise FormatError("key ends must rise and finish at the end of the text")

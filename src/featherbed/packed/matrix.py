@@ -1,6 +1,7 @@
 """Stored matrices: float32, float16, integers of 8, 4, 3 or 2 bits, and graded rows.
 
-Quantized numbers are levels with a scale for each row or column: x = scale (level - (2^bits - 1) / 2)
+Quantized numbers are levels with a scale for each row or column: x = scale (level - (2^bits - 1) /
+2)
 
 Graded rows are runs of rows ("grades") that each have their own number of bits for every column. A
 row of grade g takes Σ_k b_g[k] bits: important rows get more bits, columns of little variance get
@@ -139,7 +140,8 @@ class Matrix:
         scales: str = "row",
         scale_kind: str = "float32",
     ) -> Matrix:
-        """Store ``matrix`` as ``kind``, with a scale of ``scale_kind`` for each "row" or "column"."""
+        """Store ``matrix`` as ``kind``, with a scale of ``scale_kind`` for each "row" or
+        "column"."""
         bits = level_bits(kind)
         matrix = np.ascontiguousarray(matrix, dtype=np.float32)
         shape = (matrix.shape[0], matrix.shape[1])
@@ -368,7 +370,8 @@ class Graded:
         return _Layout(ends, base, record, offset, top.astype(np.uint16), middle, scale)
 
     def check(self) -> None:
-        """Refuse scales that are not finite; everything else was checked when the file was opened."""
+        """Refuse scales that are not finite; everything else was checked when the file was
+        opened."""
         _ = self._layout
 
     def rows(self, index: NDArray[np.int64] | slice) -> Floats:  # [B] -> [B, m]

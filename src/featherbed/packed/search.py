@@ -121,7 +121,8 @@ class Scorer:
         return own and (self.plus is None or self.plus.compiled)
 
     def fill(self, first: int, out: Floats) -> bool:  # out [n, B]
-        """Score rows from position ``first`` on by a compiled loop; return False if there is none."""
+        """Score rows from position ``first`` on by a compiled loop; return False if there is
+        none."""
         if not self.compiled or not engine.kernels(out.shape[1]):
             return False
         plan, tables = self._plan
@@ -147,7 +148,8 @@ def _wider_than_rows(band: Band) -> bool:
 
 
 def part_scores(codes: Codes, atoms: Floats, queries: Floats) -> Floats:
-    """Return the dot products [n, s K] of atoms [K or s K, d/s] with their parts of queries [n, d]."""
+    """Return the dot products [n, s K] of atoms [K or s K, d/s] with their parts of queries [n,
+    d]."""
     assert isinstance(codes, Fixed)
     count, width = codes.count, atoms.shape[1]
     choices, parts = codes.choices(len(atoms)), queries.reshape(len(queries), count, width)

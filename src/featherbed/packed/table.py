@@ -57,7 +57,8 @@ class PackedTable:
         self._chunk = max(1, min(CHUNK, HELD // max(dim, *(band.gathered for band in bands))))
 
     def replace(self, **changes: Any) -> PackedTable:
-        """Return a table of the same parts but for ``changes``: bands, padding_idx, keys, made_by."""
+        """Return a table of the same parts but for ``changes``: bands, padding_idx, keys,
+        made_by."""
         parts = {"padding_idx": self.padding_idx, "keys": self.keys, "made_by": self.made_by}
         return PackedTable(changes.pop("bands", self.bands), self.dim, **parts | changes)
 
@@ -104,7 +105,8 @@ class PackedTable:
         return out.reshape(*ids.shape, self.dim)
 
     def _row(self, id_: int) -> Floats:  # -> [d]
-        """Return one row; whether compiled loops are worth loading is asked every ``CALLS`` calls."""
+        """Return one row; whether compiled loops are worth loading is asked every ``CALLS``
+        calls."""
         if self._calls % CALLS == 0:
             worth = engine.kernels(1 if self._calls < LOADING * CALLS else engine.WORTH)
             self._read_row = self.bands[0].row_reader(worth)
@@ -230,7 +232,8 @@ class PackedTable:
         mode: str = "sum",
         include_last_offset: bool = False,
     ) -> Floats:  # [B, d]
-        """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not count."""
+        """Pool rows as nn.EmbeddingBag does: Σ_i w_i row(i), or the mean; padding does not
+        count."""
         from featherbed.packed.search import pool_rows
 
         return pool_rows(self, ids, offsets, per_sample_weights, mode, include_last_offset)
@@ -308,7 +311,8 @@ class PackedTable:
     def code_recall(self, ids: Any, k: int = 10, *, metric: str = "cosine") -> float:
         """Return the recall of ``near_codes`` against ``search``.
 
-        That is the mean of |k nearest rows ∩ k nearest codes| / k over ids, the row itself left out.
+        That is the mean of |k nearest rows ∩ k nearest codes| / k over ids, the row itself left
+        out.
 
         >>> from featherbed.packed.band import Fixed
         >>> from featherbed.packed.matrix import Matrix
@@ -398,7 +402,8 @@ def _is_keys(ids: Any) -> bool:
 
 
 def beyond(positions: Ids, rows: int) -> bool:
-    """Return whether a position lies outside 0 .. rows - 1 (as unsigned, negative ones are huge)."""
+    """Return whether a position lies outside 0 .. rows - 1 (as unsigned, negative ones are
+    huge)."""
     return len(positions) > 0 and int(positions.view(np.uint64).max()) >= rows
 
 

@@ -1,8 +1,8 @@
 """The report pages of text classifiers and language models, and insight into their word tables.
 
-Insight is computed with numpy alone, from the packed table that is served. Rows are counted in bands
-of word frequency, and lists are short, so that the report of a million words is no longer than that
-of a thousand.
+Insight is computed with numpy alone, from the packed table that is served. Rows are counted in
+bands of word frequency, and lists are short, so that the report of a million words is no longer
+than that of a thousand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The served files: packed tables and model folders, each under its name, replaced when they change."""
+"""The served files: packed tables and model folders, each under its name, replaced when they
+change."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ class Catalog:
         return iter(list(self.models.values()))
 
     def refresh(self) -> dict[str, str]:
-        """Reopen replaced files and return a line for each; a file that fails keeps its old model."""
+        """Reopen replaced files and return a line for each; a file that fails keeps its old
+        model."""
         lines = {}
         for model in self:
             if file_signature(model.path) in (model.signature, ()):
@@ -205,7 +207,8 @@ def served_name(path: str) -> tuple[str, Path]:
     ('words', PosixPath('models/glove.safetensors'))
     >>> served_name("tables.safetensors")
     Traceback (most recent call last):
-    featherbed.errors.ArgumentError: 'tables' is an endpoint of the server: write NAME=tables.safetensors
+    featherbed.errors.ArgumentError: 'tables' is an endpoint of the server: write
+    NAME=tables.safetensors
     """
     name, equals, place = path.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9._-]+", name):

@@ -170,7 +170,8 @@ class Collection(nn.Module):
         >>> columns = {"site": (500, 8, "dense"), "app": (90, 8, "dense")}
         >>> collection = Collection.from_spec(columns, generator=torch.Generator().manual_seed(0))
         >>> ids = torch.stack([torch.arange(90), torch.arange(90)], dim=1)
-        >>> importance = collection.importance([ids], lambda ids: collection(ids)[:, :8].square().mean())
+        >>> loss = lambda ids: collection(ids)[:, :8].square().mean()
+        >>> importance = collection.importance([ids], loss)
         >>> small = collection.compress("2KB", importance)
         >>> small.report.file <= 2000, small.report.bits["site"] > small.report.bits["app"]
         (True, True)
@@ -199,7 +200,8 @@ class Collection(nn.Module):
 
         >>> import featherbed as fb
         >>> sites = fb.Vocabulary(["a.org", "b.com"], shared=2)
-        >>> collection = Collection.from_spec({"site": (sites, 4, "dense"), "hour": (24, 4, "dense")})
+        >>> columns = {"site": (sites, 4, "dense"), "hour": (24, 4, "dense")}
+        >>> collection = Collection.from_spec(columns)
         >>> collection.ids({"site": ["b.com", "new.net"], "hour": [7, 23]}).tolist()
         [[1, 7], [3, 23]]
         """

@@ -137,8 +137,8 @@ def divide_budget(
             best = file, widths
         if not widths.any() and file > most:
             raise ArgumentError(
-                f"budget={budget!r}: the smallest file of these {len(columns)} columns has {file:,} "
-                "bytes"
+                f"budget={budget!r}: the smallest file of these {len(columns)} columns has "
+                f"{file:,} bytes"
             )
         used = int(widths.astype(np.int64) @ cells) + 32 * int(np.count_nonzero(widths))
         if left - used > 8 * most // 500 and file <= most:  # more bits would save nothing

@@ -25,8 +25,8 @@ class MixedTable(PartedTable):
     """row(i) = B_b[place of i in b] P_b for the block b of i, with B_b [n_b, d_b], P_b [d_b, d].
 
     A block is an ``fb.LowRankTable`` of rank d_b, or an ``fb.DenseTable`` if d_b = d. Ids are
-    assigned to blocks by popularity. Ginart et al. 2019, "Mixed dimension embeddings with application to
-    memory-efficient recommendation systems", section 3.
+    assigned to blocks by popularity. Ginart et al. 2019, "Mixed dimension embeddings with
+    application to memory-efficient recommendation systems", section 3.
 
     Args:
         dims: width of the rows of each block, starting with the most popular ids.

@@ -217,9 +217,9 @@ def label_smoothing(p: float, classes: int, *, include_self: bool = False) -> fl
         (1 - p) (-log P_y) + p / (V - 1) Σ_{k != y} (-log P_k)
           = (1 - eps) (-log P_y) + eps / V Σ_k (-log P_k)
 
-    with eps = p V / (V - 1). The right-hand side is torch's ``cross_entropy(label_smoothing=eps)``. If the old class is among
-    the candidates, eps is p itself. Beyond p = (V - 1) / V, where targets are uniform, eps is above
-    1 and torch has no such smoothing.
+    with eps = p V / (V - 1). The right-hand side is torch's ``cross_entropy(label_smoothing=eps)``.
+    If the old class is among the candidates, eps is p itself. Beyond p = (V - 1) / V, where targets
+    are uniform, eps is above 1 and torch has no such smoothing.
 
     >>> label_smoothing(0.25, classes=5), label_smoothing(0.25, classes=5, include_self=True)
     (0.3125, 0.25)

@@ -1,6 +1,6 @@
 """Text classifiers: train, store, serve.
 
-Read in this order: train (the whole run), data (with the settings), model, serve (the stored files).
+Read in this order: train (the whole run), data (with the settings), model, serve (stored files).
 """
 
 from featherbed.lazy import attach

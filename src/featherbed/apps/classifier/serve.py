@@ -150,7 +150,8 @@ class Classifier:
 
     @classmethod
     def open(cls, folder: str | Path) -> Classifier:
-        """Open a folder; a missing or broken file, or one of another classifier, raises an error."""
+        """Open a folder; a missing or broken file, or one of another classifier, raises an
+        error."""
         folder = Path(folder)
         found = read_description(
             folder, CLASSIFIER, "classifier", VERSION, "featherbed train text FILE --out DIR"

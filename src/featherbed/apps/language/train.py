@@ -255,8 +255,8 @@ def train_model(
     """Train by truncated backpropagation through time; the best parameters are left in the model.
 
     ``schedule`` gives the factor of the learning rate at a fraction of training; with random
-    lengths it is also proportional to the length of a segment. ``schedulers`` step with the optimizer. With
-    ``fb.Averaged`` the averages are validated.
+    lengths it is also proportional to the length of a segment. ``schedulers`` step with the
+    optimizer. With ``fb.Averaged`` the averages are validated.
     """
     torch.manual_seed(options.seed)  # dropout uses torch's global generator
     loop = settings.training

@@ -1,7 +1,6 @@
 """Recommenders from files of ratings: train, store, serve.
 
-Read in this order: train (the whole run), settings, data, graded or model or stream (the fit), serve
-(the stored files).
+Read in this order: train (the whole run), settings, data, graded, model or stream (the fit), serve.
 """
 
 from featherbed.lazy import attach

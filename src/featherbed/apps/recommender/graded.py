@@ -1,4 +1,5 @@
-"""Graded rows within a byte budget: a Bayesian fit of all rows, then bits where they reduce the error.
+"""Graded rows within a byte budget: a Bayesian fit of all rows, then bits where they reduce the
+error.
 
 Matrix factorization by variational Bayes, in closed form, gives means and covariances of all rows.
 Rows with few ratings stay near the mean of the prior instead of overfitting, without a penalty to

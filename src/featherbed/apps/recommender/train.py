@@ -1,4 +1,5 @@
-"""From a file of ratings to a folder that recommends: graded rows, tables, or streamed plain rows."""
+"""From a file of ratings to a folder that recommends: graded rows, tables, or streamed plain
+rows."""
 
 from __future__ import annotations
 

@@ -659,7 +659,7 @@ def read_ratings(
     for side, keys in (("user", user_keys), ("item", item_keys)):
         if len(keys) < 2:
             raise DataError(
-                f"{file.path} has ratings of one {side} only, {keys[0]!r}: there is nothing to learn"
+                f"{file.path} has ratings of one {side} only, {keys[0]!r}: nothing can be learned"
             )
     columns = (users, items, values.array(), user_keys, item_keys)
     ratings = Ratings(*columns, times.array() if "time" in roles else None)

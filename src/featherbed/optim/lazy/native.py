@@ -87,7 +87,8 @@ def _run(job: Any, count: int, *arguments: Tensor | NDArray[Any] | int, grain: i
 
 
 def use_huge_pages(tensor: Tensor) -> None:
-    """Ask Linux to back a large tensor by pages of 2 MB: random rows then miss the TLB less often."""
+    """Ask Linux to back a large tensor by pages of 2 MB: random rows then miss the TLB less
+    often."""
     held = tensor.untyped_storage()
     if sys.platform != "linux" or tensor.device.type != "cpu" or held.nbytes() < LARGE:
         return
@@ -98,7 +99,8 @@ def use_huge_pages(tensor: Tensor) -> None:
 
 
 def _buffer(name: str, size: int, dtype: torch.dtype) -> Tensor:
-    """Return memory of this thread, kept for the next step: fresh memory costs as much as its use."""
+    """Return memory of this thread, kept for the next step: fresh memory costs as much as its
+    use."""
     room: Tensor | None = getattr(_own, name, None)
     if room is None or len(room) < size:
         room = torch.empty(size + size // 4, dtype=dtype)
@@ -226,7 +228,8 @@ def slot_rows(
     bounds: Tensor | None,  # int64 [bags + 1]
     weights: Tensor | None,  # [n]
 ) -> Tensor:  # [n or bags, d]
-    """Compose the rows of distinct ids; return rows[index], or their weighted sums between bounds."""
+    """Compose the rows of distinct ids; return rows[index], or their weighted sums between
+    bounds."""
     width, compose = (
         atoms.shape[1],
         slots.compose(
