@@ -42,6 +42,7 @@ QUICK = {  # a study for each runner that no paper uses, and rows that differ in
     "clicks/generated": "dlrm-budget,deepfm-hashing,dlrm-mixed-dimensions,dlrm-hot-and-tail,"
     "dlrm-anchors,dlrm-product-codes,dlrm-int4-rows,dlrm-quotient-remainder",
     "codes/ptb": "",
+    "models/static": "float32,featherbed-quarter,model2vec-pca",
     "sharing/split": "",
     "sharing/few": "plain-10-sse-graph,biases-50-als-laplacian",
     "sharing/rademacher": "brief,biases",
@@ -52,8 +53,13 @@ QUICK = {  # a study for each runner that no paper uses, and rows that differ in
 }
 
 
+PACKAGES = {"models/static": ("model2vec", "transformers")}
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_every_kind_of_study_runs(name, tmp_path, capsys):
+    for package in PACKAGES.get(name, ()):
+        pytest.importorskip(package)
     command.run(name, tmp_path, size="quick", rows=QUICK[name], quiet=True)
     experiment = read_experiment(name, quick=True).chosen([*filter(None, QUICK[name].split(","))])
     results = read_results(experiment, tmp_path)

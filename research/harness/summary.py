@@ -62,6 +62,11 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "whole": ("whole model (KB)", 1000.0, 1),
     "mean_change": ("mean change of cosine", 1.0, 5),
     "largest_change": ("largest change", 1.0, 3),
+    "against_torch": ("largest difference from torch", 1.0, 8),
+    "slower": ("CPU time / float32 ONNX", 1.0, 2),
+    "word_similarity": ("word similarity", 1.0, 4),
+    "sst2": ("SST-2 (%)", 0.01, 2),
+    "imdb": ("IMDB (%)", 0.01, 2),
 }
 HIGHER = ("purity", "p@1", "accuracy")  # the more the better
 BESIDE: dict[

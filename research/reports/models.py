@@ -10,7 +10,12 @@ from research.harness.report import markdown, single_records
 
 def blocks() -> dict[str, list[str]]:
     """Return the tables of the README."""
-    return {"gpt": gpt_table(), "minilm": minilm_table()}
+    return {
+        "gpt": gpt_table(),
+        "minilm": minilm_table(),
+        "onnx": onnx_table(),
+        "static": static_table(),
+    }
 
 
 def largest_first(name: str) -> dict[str, Record]:
@@ -51,6 +56,30 @@ def minilm_table() -> list[str]:
         rows.append((name, *size_cells(record), change, f"{found['largest_change']:.3f}"))
     head = ["run", "method", "table, bytes", "times smaller", "mean change of cosine", "most"]
     return markdown(head, rows)
+
+
+def onnx_table() -> list[str]:
+    """Return sizes, changes of similarities and times of one ONNX file."""
+    rows = []
+    for name, record in largest_first("models/onnx").items():
+        found = record["measures"]
+        change = f"{found['mean_change']:.5f} ± {found['standard_error']:.5f}"
+        times = f"{found['cpu_ms']:.2f} ({found['float_cpu_ms']:.2f})"
+        sizes = f"{found['table_bytes']:,.0f}", f"{found['bytes']:,.0f}"
+        apart = f"{found['against_torch']:.1e}"
+        rows.append((name, *sizes, change, f"{found['largest_change']:.3f}", apart, times))
+    head = ["run", "table, bytes", "ONNX file, bytes", "mean change of cosine", "most"]
+    return markdown([*head, "against torch", "CPU ms (float32)"], rows)
+
+
+def static_table() -> list[str]:
+    """Return quality against bytes of the rows of a static encoder in several forms."""
+    rows = []
+    for name, record in largest_first("models/static").items():
+        found = record["measures"]
+        shares = (f"{100 * found[task]:.2f}" for task in ("sst2", "imdb"))
+        rows.append((name, f"{found['bytes']:,.0f}", f"{found['word_similarity']:.4f}", *shares))
+    return markdown(["rows", "bytes", "word similarity", "SST-2, %", "IMDB, %"], rows)
 
 
 def pictures(folder: Path) -> None:

@@ -16,10 +16,11 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.apps.classifier.data import TextData, TextVocabularySettings, prepare
 from featherbed.errors import ArgumentError, DataError
-from featherbed.io.opening import DATA_VARIABLE, find_data
+from featherbed.io.opening import DATA_VARIABLE, find_data, read_text
 from featherbed.io.texts import END, Corpus, LabeledTexts, read_corpus, read_ptb, read_texts
 
 TEXTS = {  # folder: possible names of the training file; the test file is test.csv or test.tsv
@@ -32,6 +33,8 @@ TEXTS = {  # folder: possible names of the training file; the test file is test.
 TEST = ("test.csv", "test.tsv")
 ENDINGS = ("", ".gz", ".xz", ".bz2")
 BROWN = r"brown/c[a-r]\d\d"  # its documents, inside brown.zip
+PROBE_TEXTS = 6_000
+PROBE_COLUMNS = {"sst2": ("sentence", "label"), "imdb": ("text", "label")}
 WIKI = tuple(f"wiki.{part}.tokens" for part in ("train", "valid", "test"))
 
 
@@ -113,6 +116,59 @@ def open_sentences(name: str, data: str | Path | None = None, quick: bool = Fals
         folder_of(name, data, "train.en.gz") / "train.en.gz", "rt", encoding="utf-8"
     ) as lines:
         return [line.strip() for line in lines]
+
+
+@dataclass(frozen=True)
+class StaticTests:
+    """Tests of static encoders: word pairs with scores by set, and labelled texts by task."""
+
+    words: dict[str, tuple[list[str], list[str], Any]]
+    probes: dict[str, tuple[list[str], Any, list[str], Any]]
+
+
+def open_static(name: str, data: str | Path | None = None, quick: bool = False) -> StaticTests:
+    """Return word-similarity sets below ``name``, SST-2 (its dev sentences as test), part of IMDB.
+
+    >>> sorted(open_static("words", quick=True).probes)
+    ['imdb', 'sst2']
+    """
+    rng = np.random.default_rng(0)
+    if quick:
+        source = generated_texts()
+        known = sorted({word for text in source.train.texts for word in text.split()})[:60]
+        sets = {"pairs": (known[:30], known[30:60], rng.random(30))}
+        part = (
+            list(source.train.texts),
+            source.train.labels,
+            list(source.test.texts),
+            source.test.labels,
+        )
+        return StaticTests(sets, {"sst2": part, "imdb": part})
+    folder = folder_of(name, data, "EN-*.txt: two words and a score a line")
+    sets = {}
+    for path in sorted(folder.glob("EN-*.txt")):
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        first, second, scores = zip(*(line for line in lines if len(line) == 3), strict=True)
+        sets[path.stem] = (list(first), list(second), np.array(scores, dtype=float))
+    probes = {}
+    for task, files in (("sst2", ("train.tsv", "dev.tsv")), ("imdb", ("train.tsv", "test.tsv"))):
+        place = folder_of(task, data, " and ".join(files))
+        parts: list[Any] = []
+        for number, file in enumerate(files):
+            texts, labels = _labelled(_file(place, (file,)), PROBE_COLUMNS[task])
+            drawn = rng.permutation(len(texts))[:PROBE_TEXTS]
+            if task == "sst2" and number == 1:
+                drawn = np.arange(len(texts))
+            parts += [[texts[i] for i in drawn], labels[drawn]]
+        probes[task] = (parts[0], parts[1], parts[2], parts[3])
+    return StaticTests(sets, probes)
+
+
+def _labelled(path: Path, columns: tuple[str, str]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the texts and labels of a tab-separated file with a header."""
+    header, *rows = (line.split("\t") for line in read_text(path).rstrip("\n").split("\n"))
+    text, label = (header.index(column) for column in columns)
+    return [row[text] for row in rows], np.array([int(row[label]) for row in rows])
 
 
 def open_nothing(name: str, data: str | Path | None = None, quick: bool = False) -> None:
