@@ -166,6 +166,19 @@ def run_row(job: Any, constants: Any, position: Any, out: Any) -> Any:
     return good
 
 
+@compiled
+def run_few(job: Any, constants: Any, positions: Any, out: Any) -> Any:
+    """Run a whole job in this thread: its arguments are constants, positions, and the rows."""
+    count = len(constants)
+    block = np.empty(count + 5, np.int64)
+    block[:count] = constants
+    block[count], block[count + 1] = positions.ctypes.data, len(positions)
+    block[count + 2], block[count + 3], block[count + 4] = out.ctypes.data, len(out), out.shape[1]
+    good = call(job, block.ctypes.data, 0, len(positions))
+    block[0] = 0  # an array is freed after its last use, which must not be before the call
+    return good
+
+
 VARIABLE = "FEATHERBED_THREADS"
 TURNS = 12_000  # waiting turns of a worker after a job, about 0.5 ms: waking it costs 20 to 100 µs
 _threads: int | None = None

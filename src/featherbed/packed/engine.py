@@ -107,10 +107,13 @@ class Plan:
         words = [word for argument in arguments for word in _words(argument)]
         self.words = np.array(words, dtype=np.int64)
         threads = importlib.import_module("featherbed.kernels.threads")
-        self.run_job, self.run_row = threads.run, threads.run_row
+        self.run_job, self.run_row, self.run_few = threads.run, threads.run_row, threads.run_few
 
     def run(self, out: NDArray[np.float32], *arguments: NDArray[Any] | int) -> None:
         """Run the job over the rows of ``out``."""
+        if len(out) < 2 * GRAIN and len(arguments) == 1 and not isinstance(arguments[0], int):
+            self._check(self.run_few(self.job.address, self.words, arguments[0], out) == 1)
+            return
         words = [word for argument in (*arguments, out) for word in _words(argument)]
         block = np.append(self.words, words)
         self._check(self.run_job(self.job, block, len(out), GRAIN, (self, out, arguments)))
