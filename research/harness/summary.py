@@ -37,6 +37,11 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "p@10": ("P@10", 1.0, 4),
     "ndcg@10": ("NDCG@10", 1.0, 4),
     "recall@10": ("Recall@10", 1.0, 4),
+    "hit@10": ("Hit@10", 1.0, 4),
+    "ndcg@10_of_100_sampled": ("NDCG@10 of 100 sampled", 1.0, 4),
+    "hit@10_of_100_sampled": ("Hit@10 of 100 sampled", 1.0, 4),
+    "stored_ndcg@10": ("NDCG@10, stored", 1.0, 4),
+    "gap_ndcg": ("NDCG@10 against the row beside (%)", 0.01, 1),
     "accuracy": ("test accuracy (%)", 0.01, 2),
     "validation_accuracy": ("validation accuracy (%)", 0.01, 2),
     "gap_points": ("against dense (points)", 0.01, 2),
@@ -69,6 +74,7 @@ BESIDE: dict[
 ] = {  # of what, and how it stands to that of the row beside
     "gap_points": ("accuracy", lambda own, other: own - other),
     "gap_percent": ("perplexity", lambda own, other: own / other - 1),
+    "gap_ndcg": ("ndcg@10", lambda own, other: own / other - 1),
 }
 
 

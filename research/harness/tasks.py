@@ -45,6 +45,7 @@ TASKS = {
     "minilm": Task("runners.models:run_minilm", "sources.texts:open_sentences"),
     "search": Task("runners.recommenders:run_trial"),
     "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
+    "sequences": Task("runners.sequences:run_sequences", "sources.events:open_events"),
     "final": Task("runners.recommenders:run_final", plan="runners.recommenders:plan_final"),
 }
 
