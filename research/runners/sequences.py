@@ -7,19 +7,15 @@ the graph of the data (SSE-Graph).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from tempfile import TemporaryDirectory
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from featherbed.apps.sequences.data import SequenceData
+from featherbed.apps.sequences.fit import evaluate, fit_sequences
 from featherbed.apps.sequences.ranking import metrics_of
 from featherbed.apps.sequences.settings import SequenceSettings
-from featherbed.apps.sequences.train import (
-    evaluate,
-    evaluate_stored,
-    fit_sequences,
-    write_model,
-)
+from featherbed.apps.sequences.train import evaluate_stored, write_model
 from featherbed.errors import ArgumentError
 from featherbed.packed import file_size
 from research.harness.records import Outcome, Run

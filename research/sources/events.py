@@ -47,7 +47,7 @@ def open_events(name: str, data: str | Path | None = None, quick: bool = False) 
     return SOURCES[name](find)
 
 
-def generated(users: int = 150, items: int = 40) -> EventSource:
+def generated(users: int = 40, items: int = 30) -> EventSource:
     """Return sequences in which each item has three likely followers; followers are related."""
     rng = np.random.default_rng(0)
     followers = np.stack([rng.choice(items, 3, replace=False) for _ in range(items)])

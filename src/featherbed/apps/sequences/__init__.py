@@ -1,6 +1,7 @@
 """Models of sequences of items, SASRec and SSE-PT: train, store, serve.
 
-Read in this order: train (the whole run), settings, data, model, serve (the stored files).
+Read in this order: train (the whole run), settings, data, model, fit, ranking (the metrics), serve
+(the stored files).
 """
 
 from featherbed.lazy import attach

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from featherbed.apps.bundle import (
     read_description,
 )
 from featherbed.apps.recommender.serve import (
+    FEW,
     ITEMS,
     TITLES,
     USERS,
@@ -219,18 +221,23 @@ class SequenceRecommender:
     def known_ids(self, history: Sequence[Any]) -> Ids:  # -> [n]
         """Return the ids of the known items of a history; none is an error."""
         keys = _keys_of(history)
-        known = [key for key in keys if key in self.items]
-        if not known:
+        found = self._find(keys)
+        known = found[found >= 0]
+        if not len(known):
             names = ", ".join(repr(key[:40]) for key in keys[:3])
             raise ArgumentError(
                 f"no item of the history is known ({names or 'it is empty'}): give at least one of "
                 f"the {self.shape.items:,} items"
             )
-        return np.asarray(self.items.ids_of(known), dtype=np.int64)
+        return known
 
     def unknown_items(self, history: Sequence[Any]) -> list[str]:
         """Return the items of a history that the model does not know."""
-        return [key for key in _keys_of(history) if key not in self.items]
+        keys = _keys_of(history)
+        return [keys[place] for place in np.flatnonzero(self._find(keys) < 0).tolist()]
+
+    def _find(self, keys: list[str]) -> Ids:  # -> [n], -1 for unknown ones
+        return np.asarray(self.items.ids(keys) if keys else [], dtype=np.int64)
 
     def scores(self, ids: ArrayLike, user: Floats | None = None) -> Floats:  # [n] -> [V]
         """Return the logit of every item after a history of ids, oldest first."""
@@ -246,7 +253,7 @@ class SequenceRecommender:
     ) -> Floats:  # [B, n], [B], [B, u] -> [B, V]
         """Return the logits after the first ``lengths`` items of each row of ids."""
         hidden = self._hidden(ids, lengths, users)[:, : self.shape.dim]
-        with as_loaded():
+        with as_loaded() if self.shape.items <= FEW else nullcontext():
             return self.items.logits(hidden)
 
     def _hidden(self, ids: Ids, lengths: Ids, users: Floats | None) -> Floats:  # -> [B, w]

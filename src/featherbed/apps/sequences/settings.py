@@ -68,8 +68,11 @@ class ItemTableSettings(Settings):
         return parse_spec(self.spec)[0].has_anchors
 
     def check(self) -> None:
-        """Raise ``ArgumentError`` for settings that the table has no use for."""
-        _ = self.word_table
+        """Raise ``ArgumentError`` for settings that the table has no use for, or no packed form."""
+        if self.word_table and not parse_spec(self.spec)[0].packable:
+            raise ArgumentError(
+                f"table.spec={self.spec}: this table has no packed form, so it could not be served"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,201 +1,305 @@
-"""From a file of events to a stored sequence model: training, measuring, the report."""
+"""From a file of events to a stored sequence model: reading, storing, measuring, the report."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from featherbed.apps.pipeline import Checkpoints, Result, Training, warmup_cosine
-from featherbed.apps.sequences.data import Ids, SequenceData, Sequences, Task, batches, windows
-from featherbed.apps.sequences.model import SequenceModel, build_model, build_users
-from featherbed.apps.sequences.ranking import metrics_of, rank_targets
-from featherbed.apps.sequences.serve import SequenceRecommender, SequenceShape, write_sequences
-from featherbed.apps.sequences.settings import MAX_FULL, SequenceSettings, SequenceStorage
-from featherbed.apps.words import Lexicon, WordTable, build_word_table, table_schedulers
-from featherbed.graphs import Graph
-from featherbed.optim import AdamW, Budget, Several, clip_grad_norm_
-from featherbed.packed import IntegerKeys, Keys, PackedTable, file_size
+from featherbed.apps.bundle import MODEL, SEQUENCES
+from featherbed.apps.pipeline import Application, Checkpoints, Outcome, RunOptions
+from featherbed.apps.recommender.serve import ITEMS, TITLES, USERS
+from featherbed.apps.sequences.data import REPEATS, Ids, SequenceData, Sequences, Task
+from featherbed.apps.sequences.fit import EVALUATED, FittedSequenceModel, evaluate, fit_sequences
+from featherbed.apps.sequences.model import SequenceModel
+from featherbed.apps.sequences.ranking import gains, metrics_of, rank_targets
+from featherbed.apps.sequences.serve import (
+    FILES,
+    SequenceRecommender,
+    SequenceShape,
+    write_sequences,
+)
+from featherbed.apps.sequences.settings import SequenceSettings, SequenceStorage
+from featherbed.checks import TRAINING, require
+from featherbed.errors import ArgumentError, DataError
+from featherbed.graphs import Graph, edge_file
+from featherbed.io.records import read_events, read_titles
+from featherbed.packed import IntegerKeys, Keys, PackedTable, compare_sizes, file_size
 from featherbed.progress import show_progress
-from featherbed.sharing import SSE, bare
-from featherbed.tables import GradedTable, Table, auxiliary_loss, split_codes
+from featherbed.report import bands_by_popularity, sequences_page
+from featherbed.sharing import bare
+from featherbed.tables import GradedTable, Table
 
-EVALUATED = 10_000  # users of an evaluation, drawn if there are more
-WARMUP = 0.05  # of all steps
-CODE_LR = 3e-3  # of code logits, in an optimizer of their own
 COUNT_POWER, GRADES = 0.5, 4  # row weights are counts to this power when bits are divided
-ATTEMPTS, MIN_BITS = 8, 0.5  # until the file of graded rows is small enough
+ROWS_PER_GRADE = 256  # the least of a table of several grades
+ATTEMPTS, MIN_BITS = 8, 0.9  # until the file of graded rows is small enough
+EXAMPLES, SHOWN = 6, 5  # histories in the report, items of each
 
 
-@dataclass(frozen=True)
-class FittedSequenceModel:
-    """A trained sequence model, its item table, and the record of its training."""
+def train_sequences(
+    source: str | Path,
+    out: str | Path,
+    settings: SequenceSettings | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Outcome[SequenceData, FittedSequenceModel]:
+    """Train a sequence model and write it to a folder; nothing is written before it is complete.
 
-    model: SequenceModel
-    items: WordTable
-    result: Result
+    Args:
+        source: a file of events with columns for user, item and time.
+        out: the folder to write.
+        settings: the settings, or dotted names and values.
+        options: ``seed``, ``resume``, ``overwrite``, ``progress``, ``log``, ``command``
+            (see ``RunOptions``).
 
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One row of numbers per epoch."""
-        return self.result.history
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended training early."""
-        return self.result.interrupted
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes about the item table."""
-        return self.items.notes
-
-
-def fit_sequences(
-    settings: SequenceSettings,
-    sequences: Sequences,
-    *,
-    graph: Graph | None = None,
-    repeats: bool = False,
-    seed: int = 0,
-    checkpoints: Checkpoints | None = None,
-    progress: bool = True,
-    name: str = "sequences",
-) -> FittedSequenceModel:
-    """Train a sequence model; the epoch with the best NDCG@10 of the validation items is kept.
-
-    With ``checkpoints`` every epoch is saved, and a stopped run continues from the last; Ctrl-C
-    ends training early with the best model so far. ``graph`` relates items (SSE-Graph).
-
-    >>> from featherbed.io.records import Events
-    >>> ids = np.arange(200)
-    >>> events = Events(ids // 10, ids % 7, [*map(str, range(20))], [*map(str, range(7))])
-    >>> values = {"table.dim": 8, "model.length": 6, "training.epochs": 2}
-    >>> settings = SequenceSettings.from_values(values)
-    >>> fitted = fit_sequences(settings, Sequences.of(events), progress=False)
-    >>> [row["epoch"] for row in fitted.history]
-    [0, 1]
+    >>> folder = getfixture("tmp_path")
+    >>> lines = [f"{n // 10},{'abcdefg'[n % 7]},{n}" for n in range(300)]
+    >>> _ = (folder / "plays.csv").write_text("\n".join(["user,song,time", *lines]))
+    >>> values = {"table.dim": 8, "model.length": 6, "training.epochs": 3}
+    >>> outcome = train_sequences(folder / "plays.csv", folder / "out", values, progress=False)
+    >>> sorted(outcome.metrics["test"])[:2], (folder / "out" / "report.html").exists()
+    (['hit@10', 'hit@10_of_100_sampled'], True)
     """
-    sequences.check()
-    torch.manual_seed(seed)  # dropout uses torch's global generator
-    items, model = prepare_model(settings, sequences, graph, seed)
-    optimizer = build_optimizer(settings, model, items)
-    loop, length = settings.training, settings.model.length
-    counts = [
-        -(-len(windows(sequences, length + 1, (seed, epoch))) // loop.batch)
-        for epoch in range(loop.epochs)
+    return SequenceRun(source, settings, out, RunOptions(**options)).run()
+
+
+class SequenceRun(Application[SequenceSettings, SequenceData, FittedSequenceModel]):
+    """One run of ``train_sequences``."""
+
+    kind, marker, settings_type = "sequence model", SEQUENCES, SequenceSettings
+    files = (ITEMS, USERS, MODEL, TITLES)
+    irrelevant = ("titles", "columns.", "reading.", "storage.")
+    served: SequenceRecommender
+
+    def __init__(
+        self,
+        source: str | Path,
+        settings: SequenceSettings | Mapping[str, Any] | None,
+        out: str | Path,
+        options: RunOptions,
+    ) -> None:
+        super().__init__(settings, out, options)
+        self.source = Path(source)
+        self.bands: list[dict[str, Any]] = []
+        self.examples: list[dict[str, str]] = []
+
+    def check(self) -> None:
+        """Refuse missing packages and missing files."""
+        require("training a sequence model", TRAINING)
+        for name, path in (("titles", self.settings.titles), ("graph", self.settings.sse.graph)):
+            if path is not None and not path.is_file():
+                raise ArgumentError(f"{path}: no such file, give one for the {name}")
+
+    def read(self, workplace: Path) -> SequenceData:
+        """Read the events."""
+        given = self.settings.reading
+        with show_progress(
+            "reading", percent=True, shown=self.options.progress, transient=True
+        ) as shown:
+            reading = read_events(
+                self.source,
+                **self.settings.columns.values(),
+                strict=given.strict,
+                encoding=given.encoding,
+                workplace=workplace,
+                progress=lambda done, size: shown.update(done, total=size),
+            )
+            sequences = Sequences.of(reading.events)
+        sequences.check()
+        share = sequences.repeated()
+        repeats = share >= REPEATS if given.repeats is None else given.repeats
+        columns = ", ".join(f"{role} = {column}" for role, column in reading.columns.items())
+        lines = [f"columns: {columns}", *reading.notes, *sequences.describe()]
+        if share > 0:
+            effect = "are recommended again" if repeats else "are not recommended again"
+            lines.append(
+                f"{100 * share:.1f} % of the events repeat an item of the user: items of a history "
+                f"{effect} (reading.repeats)"
+            )
+        titles = self.settings.titles
+        return SequenceData(
+            sequences,
+            None if titles is None else read_titles(titles, sequences.item_keys),
+            repeats,
+            lines,
+            {"columns": columns, **{name: f"{n:,}" for name, n in reading.counts.items()}},
+        )
+
+    def checksums(self, data: SequenceData) -> dict[str, str]:
+        """Return the checksum of the sequences."""
+        return {"events": data.sequences.checksum, "repeats": str(data.repeats)}
+
+    def fit(self, data: SequenceData, checkpoints: Checkpoints) -> FittedSequenceModel:
+        """Train the model."""
+        return fit_sequences(
+            self.settings,
+            data.sequences,
+            graph=self._graph(data.sequences),
+            repeats=data.repeats,
+            seed=self.options.seed,
+            checkpoints=checkpoints,
+            progress=self.options.progress,
+        )
+
+    def _graph(self, sequences: Sequences) -> Graph | None:
+        """Read the relations between items, if a file of them is given."""
+        path = self.settings.sse.graph
+        if path is None:
+            return None
+        graph = edge_file(path, [*sequences.item_keys])
+        if not len(graph.pairs()):
+            raise DataError(
+                f"{path} relates no two items of {self.source}: give two item keys per line"
+            )
+        return graph
+
+    def store(self, folder: Path, data: SequenceData, fitted: FittedSequenceModel) -> None:
+        """Write the files that ``SequenceRecommender.open`` reads, and open them."""
+        about = {"source": self.source.name, "seed": self.options.seed}
+        self.served = write_model(folder, fitted, self.settings, data, about)
+
+    def measure(
+        self, folder: Path, data: SequenceData, fitted: FittedSequenceModel
+    ) -> dict[str, Any]:
+        """Return metrics of the stored model, of its float32 state and of popularity, and sizes."""
+        sequences, seed, length = data.sequences, self.options.seed, self.settings.model.length
+        task, full, sampled = evaluate_stored(self.served, sequences, "test", seed)
+        popularity = rank_popular(sequences, task, repeats=data.repeats, seed=seed)
+        self.bands = bands_by_popularity(
+            sequences.counts, task.targets, gains(full), gains(popularity[0])
+        )
+        self.examples = self._examples(data, task)
+        found = {"test": metrics_of(full, sampled), "popularity": metrics_of(*popularity)}
+        found["float32"] = evaluate(fitted.model, sequences, "test", length, data.repeats, seed)
+        _, *ranks = evaluate_stored(self.served, sequences, "validation", seed)
+        found["validation"] = metrics_of(*ranks)
+        return found | {"users": len(task.users), "sizes": measure_sizes(folder, self.served)}
+
+    def _examples(self, data: SequenceData, task: Task) -> list[dict[str, str]]:
+        """Return the last items of some test histories, and what is recommended after them."""
+        keys = data.sequences.item_keys
+        titles = None if data.titles is None else data.titles.names
+
+        def show(ids: Sequence[int]) -> str:
+            names = (keys[i] if titles is None else titles[i] or keys[i] for i in ids)
+            return "; ".join(names)
+
+        examples = []
+        for at in np.unique(np.linspace(0, len(task.users) - 1, EXAMPLES).astype(int)).tolist():
+            history = data.sequences[int(task.users[at])][: task.ends[at]]
+            found = self.served.recommend_history([keys[i] for i in history.tolist()], SHOWN)
+            ids = [int(self.served.items.ids_of(item.key)) for item in found]
+            last = history[-SHOWN:].tolist()
+            shown = {"history": show(last), "items": show(ids)}
+            examples.append(shown | {"last": show([int(task.targets[at])])})
+        return examples
+
+    def report(
+        self, data: SequenceData, fitted: FittedSequenceModel, metrics: dict[str, Any]
+    ) -> str:
+        """Return the HTML page of the run."""
+        shape, table = self.served.shape, fitted.model.table
+        users = f", rows of users of width {shape.users}" if shape.users else ""
+        report = {
+            "name": self.source.name,
+            "metrics": {
+                "this model, as stored": metrics["test"],
+                "before it was stored, float32": metrics["float32"],
+                "popularity": metrics["popularity"],
+                "this model, validation items": metrics["validation"],
+            },
+            "sizes": metrics["sizes"],
+            "bands": self.bands,
+            "examples": self.examples,
+            "model": [
+                f"The table of {shape.items:,} items, width {shape.dim}, is "
+                f"{type(table).__name__}{users}; {shape.layers} blocks read the last "
+                f"{shape.length} items.",
+                f"{metrics['users']:,} users are evaluated.",
+            ],
+            "notes": [*data.lines[1:], *fitted.notes, *warn(metrics)],
+            "input": data.input,
+        }
+        return sequences_page(report | self.report_footer(fitted, metrics))
+
+    def summarize(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines that end a run: quality, sizes, files, warnings."""
+        sizes = metrics["sizes"]
+        parts = ", ".join(f"{name} {size:,}" for name, size in sizes["parts"].items() if size)
+        whole, dense = sizes["whole"], sizes["float32_whole"]
+        lines = [
+            _quality_line("full rankings", metrics, ""),
+            _quality_line("against 100 sampled items", metrics, "_of_100_sampled"),
+            f"{whole:,} bytes in all, {compare_sizes(whole, dense)} with float32 rows and weights: "
+            f"{parts}",
+            f"{self.out}: {', '.join(sorted(p.name for p in self.out.iterdir() if p.is_file()))}",
+            *warn(metrics),
+        ]
+        if metrics["interrupted"]:
+            lines.append("interrupted: this is the best epoch so far; --resume continues training")
+        return lines
+
+
+def _quality_line(how: str, metrics: dict[str, Any], ending: str) -> str:
+    test, plain, popular = (metrics[name] for name in ("test", "float32", "popularity"))
+    ndcg, hit = f"ndcg@10{ending}", f"hit@10{ending}"
+    return (
+        f"{how}: test NDCG@10 {test[ndcg]:.4f}, Hit@10 {test[hit]:.4f} (float32 {plain[ndcg]:.4f}, "
+        f"popularity {popular[ndcg]:.4f})"
+    )
+
+
+def warn(metrics: dict[str, Any]) -> list[str]:
+    """Return a warning if the model is worse than popularity.
+
+    >>> one, other = {"ndcg@10": 0.1}, {"ndcg@10": 0.2}
+    >>> warn({"test": other, "popularity": one}), len(warn({"test": one, "popularity": other}))
+    ([], 1)
+    """
+    own, popular = (metrics[name]["ndcg@10"] for name in ("test", "popularity"))
+    if own > popular:
+        return []
+    return [
+        f"not better than popularity: NDCG@10 {own:.4f}, where the most popular items have "
+        f"{popular:.4f}: try more epochs (--epochs), or the order of time tells little here"
     ]
-    ends = np.cumsum([0, *counts]).tolist()
-    schedulers = table_schedulers(settings.table.word_table, items, ends[-1])
-    result = Result(name, settings.values(), seed)
-    training = Training(
-        result,
-        model,
-        optimizer,
-        metric="validation_miss",
-        patience=loop.epochs if schedulers else loop.patience,
-        checkpoints=checkpoints,
-        schedulers=schedulers,
-    )
-    completed = ends[min(training.start_epoch, loop.epochs)]
-    display = show_progress(name, ends[-1], completed=completed, shown=progress)
-    with training, display as shown:
-        for epoch in training.epochs(loop.epochs):
-            begin, total, positions = time.perf_counter(), 0.0, 0
-            parts = windows(sequences, length + 1, (seed, epoch))
-            model.train()
-            drawn = batches(sequences, parts, loop.batch, (seed, epoch))
-            for step, batch in enumerate(drawn, ends[epoch]):
-                for group in optimizer.param_groups:
-                    initial = group.setdefault("initial_lr", group["lr"])
-                    group["lr"] = initial * warmup_cosine(step, ends[-1], WARMUP)
-                users, targets, lengths = map(torch.from_numpy, batch)
-                optimizer.zero_grad()
-                loss = model.loss(targets, lengths, users)
-                (loss + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
-                clip_grad_norm_(split_codes(model)[1], loop.clip)
-                optimizer.step()
-                for scheduler in schedulers:
-                    scheduler.step()
-                count = int(batch.lengths.sum())
-                total, positions = total + float(loss.detach()) * count, positions + count
-                speed = positions / (time.perf_counter() - begin)
-                note = f"epoch {epoch}, loss {total / positions:.3f}, {speed:,.0f} items/s"
-                shown.update(advance=1, note=note)
-            seconds = time.perf_counter() - begin
-            found = evaluate(model, sequences, "validation", length, repeats, seed)
-            row = {"epoch": epoch, "train_loss": total / positions, "seconds": seconds}
-            row["items_per_second"] = positions / seconds
-            row |= {f"validation_{metric}": value for metric, value in found.items()}
-            row["validation_miss"] = 1 - found["ndcg@10"]  # the lowest is the best
-            row["parameters"] = model.table.parameter_count()
-            training.record(row)
-    for budget in [one for one in schedulers if isinstance(one, Budget)]:
-        budget.finish()
-    return FittedSequenceModel(model, items, result)
 
 
-def prepare_model(
-    settings: SequenceSettings, sequences: Sequences, graph: Graph | None, seed: int
-) -> tuple[WordTable, SequenceModel]:
-    """Return the item table and the model with initial weights."""
-    given, sse, generator = settings.model, settings.sse, torch.Generator().manual_seed(seed)
-    lexicon = Lexicon([*sequences.item_keys], sequences.counts, samples=len(sequences.items))
-    items = build_word_table(settings.table.word_table, lexicon, seed)
-    inputs, targets = (
-        SSE(items.table, p, graph=graph, rho=sse.rho, generator=generator)
-        for p in (sse.inputs, sse.targets)
-    )
-    users = build_users(len(sequences), given.users, sse.users, generator) if given.users else None
-    is_sampled = given.softmax == "sampled" or (
-        given.softmax is None and len(sequences.counts) > MAX_FULL
-    )
-    samples = min(given.samples, len(sequences.counts)) if is_sampled else None
-    return items, build_model(given, inputs, targets, users, samples, generator)
+def rank_popular(
+    sequences: Sequences, task: Task, *, repeats: bool, seed: int
+) -> tuple[Ids, Ids]:  # -> [n], [n]
+    """Return the ranks of held-out items by the number of training events."""
+
+    def score(ids: Ids, lengths: Ids, users: Ids) -> Any:  # noqa: ARG001 - the same for all users
+        return np.tile(sequences.counts.astype(np.float64), (len(ids), 1))
+
+    return rank_targets(score, sequences, task, 1, repeats=repeats, seed=seed)
 
 
-def build_optimizer(
-    settings: SequenceSettings, model: SequenceModel, items: WordTable
-) -> torch.optim.Optimizer:
-    """Return AdamW with the table's penalties; code logits have an optimizer of their own."""
-    codes, others = split_codes(model)
-    loop = settings.training
-    optimizer: torch.optim.Optimizer = AdamW(
-        others,
-        loop.lr,
-        betas=(0.9, 0.98),
-        weight_decay=loop.weight_decay,
-        penalties=items.penalties,
-    )
-    if codes:
-        optimizer = Several(optimizer, AdamW(codes, CODE_LR, weight_decay=0.0))
-    return optimizer
-
-
-@torch.no_grad()
-def evaluate(
-    model: SequenceModel,
-    sequences: Sequences,
-    part: str,
-    length: int,
-    repeats: bool = False,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Return the metrics of a model in torch on the validation or test items."""
-    model.eval()
-    rows = model.table.weight
-
-    def score(ids: Any, lengths: Any, users: Any) -> Any:
-        given = map(torch.from_numpy, (ids, lengths, users))
-        return model.scores(*given, rows=rows).numpy()
-
-    task = sequences.task(part, EVALUATED, seed)
-    return metrics_of(*rank_targets(score, sequences, task, length, repeats=repeats, seed=seed))
+def measure_sizes(folder: Path, served: SequenceRecommender) -> dict[str, Any]:
+    """Return bytes by part, of all files, and of the same model with float32 rows and weights."""
+    files = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+    tables = {"items": served.items, "users": served.users}
+    parts: dict[str, int] = {}
+    for name, table in tables.items():
+        if table is not None:
+            parts[name] = file_size(table, keys=False)
+            parts[f"keys of {name}"] = file_size(table, keys=True) - parts[name]
+    whole = sum(files.values())
+    parts |= {"transformer": files[MODEL], "titles": files.get(TITLES, 0)}
+    parts["other"] = whole - sum(parts.values())
+    plain = {n: 4 * t.rows * t.dim for n, t in tables.items() if t is not None}
+    network = 4 * sum(weight.size for weight in served.weights.values())
+    dense = whole - files[MODEL] + network - sum(parts[name] - size for name, size in plain.items())
+    return {
+        "parts": parts,
+        "whole": whole,
+        "float32_whole": dense,
+        "ratio": plain["items"] / parts["items"],
+    }
 
 
 def evaluate_stored(
@@ -234,20 +338,28 @@ def pack_rows(
         kinds = {"values": storage.code_weights, "dictionary": storage.dictionary}
         packed = table.pruned().pack(**kinds)
     else:
-        elements = table.num_embeddings * table.embedding_dim
         weights = None if counts is None else torch.from_numpy((counts + 1.0) ** COUNT_POWER)
-        bits, target = min(8.0, 32 / storage.ratio), 4 * elements / storage.ratio
-        for _ in range(ATTEMPTS):
-            graded = GradedTable.from_dense(
-                table.weight.detach(), bits=bits, grades=GRADES, counts=weights
-            )
-            packed = graded.pack(values="float16")
-            over = file_size(packed, keys=False) - target
-            if over <= 0:
-                break
-            bits = max(MIN_BITS, bits - 8 * (over + 1) / elements)
+        packed = _grade_rows(table.weight.detach(), storage.ratio, weights)
     form = "integer" if isinstance(keys, IntegerKeys) else "plain"
     return packed.replace(keys=Keys.of(keys, form))
+
+
+def _grade_rows(rows: Tensor, ratio: float, counts: Tensor | None) -> PackedTable:  # [V, d]
+    """Return graded rows whose file is 1 / ``ratio`` of float32, or nearly so for a few rows.
+
+    The header of a file is not made up for by rows of less than ``MIN_BITS`` of their share.
+    """
+    elements, share = rows.numel(), min(8.0, 32 / ratio)
+    grades = int(np.clip(np.log2(len(rows) / ROWS_PER_GRADE), 1, GRADES))
+    bits = share
+    for _ in range(ATTEMPTS):
+        table = GradedTable.from_dense(rows, bits=bits, grades=grades, counts=counts)
+        packed = table.pack(values="float16")
+        over = file_size(packed, keys=False) - 4 * elements / ratio
+        if over <= 0 or bits == MIN_BITS * share:
+            break
+        bits = max(MIN_BITS * share, bits - 8 * (over + 1) / elements)
+    return packed
 
 
 @torch.no_grad()
