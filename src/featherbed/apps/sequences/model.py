@@ -24,7 +24,7 @@ from featherbed.sharing import SSE
 from featherbed.tables import DenseTable, Table
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """Attention to earlier positions, then a feed-forward layer, each on normalized input."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
@@ -78,7 +78,7 @@ class SequenceModel(nn.Module):
         self.positions = nn.Parameter(torch.zeros(settings.length + 1, width))
         inner = settings.inner * width
         self.blocks = nn.ModuleList(
-            Block(width, settings.heads, inner, settings.dropout) for _ in range(settings.layers)
+            AttentionBlock(width, settings.heads, inner, settings.dropout) for _ in range(settings.layers)
         )
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(settings.dropout)
 
