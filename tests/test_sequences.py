@@ -107,7 +107,11 @@ def test_few_events_are_counted_and_used(sequences, trained):
     assert len(task.users) == len(lengths) - few
     assert (lengths[task.users] >= 3).all()
     owner = int(np.flatnonzero(lengths == 1)[0])
-    assert [w for w in windows(sequences, 5, (0, 0)) if w.user == owner] == [(owner, 0, 1)]
+    cut = windows(sequences, 5, (0, 0))
+    assert cut[cut[:, 0] == owner].tolist() == [[owner, 0, 1]]
+    covered = np.bincount(cut[:, 0], cut[:, 2] - cut[:, 1])
+    assert (covered == sequences.train_lengths).all()
+    assert (cut[:, 2] - cut[:, 1]).max() == 5
     assert sequences.counts.sum() == lengths.sum() - 2 * len(task.users)
 
 

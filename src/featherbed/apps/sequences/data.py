@@ -38,7 +38,7 @@ class Sequences:
     >>> events = Events(np.array([1, 0, 0, 0]), np.array([0, 2, 1, 2]), ["u", "v"], ["a", "b", "c"])
     >>> sequences = Sequences.of(events)
     >>> sequences[0].tolist(), sequences.train(0).tolist(), sequences.task("test").targets.tolist()
-    ([0, 2, 0], [0], [0])
+    ([1, 2, 1], [1], [1])
     >>> sequences.item_keys, sequences.counts.tolist()
     (('a', 'c', 'b'), [1, 1, 0])
     """
@@ -145,28 +145,25 @@ class SequenceData:
     input: dict[str, str] = field(default_factory=dict)
 
 
-class Window(NamedTuple):
-    """Positions [start, stop) of the events of a user: every one of them is to be predicted."""
-
-    user: int
-    start: int
-    stop: int
-
-
-def windows(sequences: Sequences, length: int, seed: Sequence[int]) -> list[Window]:
+def windows(
+    sequences: Sequences, length: int, seed: Sequence[int]
+) -> Ids:  # -> [n, 3]: user, first and last event + 1
     """Cut the training events of every user into windows of ``length``, at a random offset.
 
     >>> events = Events(np.zeros(9, int), np.arange(9) % 3, ["u"], ["a", "b", "c"])
-    >>> [window[1:] for window in windows(Sequences.of(events), 4, seed=(0, 1))]
-    [(0, 1), (1, 5), (5, 7)]
+    >>> windows(Sequences.of(events), 4, seed=(0, 1)).tolist()
+    [[0, 0, 2], [0, 2, 6], [0, 6, 7]]
     """
-    rng = np.random.default_rng(seed)
-    found = []
-    for user, count in enumerate(sequences.train_lengths.tolist()):
-        cuts = [0, count]
-        if count > length:
-            cuts = sorted({0, count, *range(int(rng.integers(length)), count, length)})
-        found += [Window(user, *cut) for cut in zip(cuts[:-1], cuts[1:], strict=True)]
+    counts = sequences.train_lengths
+    offsets = np.random.default_rng(seed).integers(length, size=len(counts))
+    offsets[counts <= length] = 0
+    starts = np.where(offsets > 0, offsets - length, 0)
+    number = -(-(counts - starts) // length)
+    users = np.repeat(np.arange(len(counts)), number)
+    place = np.arange(len(users)) - np.repeat(np.cumsum(number) - number, number)
+    begin = starts[users] + place * length
+    stop = np.minimum(begin + length, counts[users])
+    found: Ids = np.stack([users, np.maximum(begin, 0), stop], axis=1)
     return found
 
 
@@ -179,20 +176,20 @@ class Batch(NamedTuple):
 
 
 def batches(
-    sequences: Sequences, parts: Sequence[Window], size: int, seed: Sequence[int]
-) -> Iterator[Batch]:
+    sequences: Sequences, parts: Ids, size: int, seed: Sequence[int]
+) -> Iterator[Batch]:  # [n, 3]
     """Yield random batches of windows of similar length."""
     rng = np.random.default_rng([*seed, 1])
     order = rng.permutation(len(parts))
-    lengths = np.array([part.stop - part.start for part in parts])
+    lengths = parts[:, 2] - parts[:, 1]
     for begin in range(0, len(order), POOL * size):
         pool = order[begin : begin + POOL * size]
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         starts = np.arange(0, len(pool), size)
         for start in rng.permutation(starts).tolist():
-            chosen = [parts[i] for i in pool[start : start + size].tolist()]
-            rows = [sequences[part.user][part.start : part.stop] for part in chosen]
-            yield Batch(np.array([part.user for part in chosen]), *pad(rows))
+            chosen = parts[pool[start : start + size]]
+            rows = [sequences[user][begin:end] for user, begin, end in chosen.tolist()]
+            yield Batch(chosen[:, 0], *pad(rows))
 
 
 def pad(rows: Sequence[Ids]) -> tuple[Ids, Ids]:  # -> [B, L], [B]

@@ -57,7 +57,7 @@ def train_sequences(
 
     >>> folder = getfixture("tmp_path")
     >>> lines = [f"{n // 10},{'abcdefg'[n % 7]},{n}" for n in range(300)]
-    >>> _ = (folder / "plays.csv").write_text("\n".join(["user,song,time", *lines]))
+    >>> _ = (folder / "plays.csv").write_text("\\n".join(["user,song,time", *lines]))
     >>> values = {"table.dim": 8, "model.length": 6, "training.epochs": 3}
     >>> outcome = train_sequences(folder / "plays.csv", folder / "out", values, progress=False)
     >>> sorted(outcome.metrics["test"])[:2], (folder / "out" / "report.html").exists()
