@@ -1,5 +1,5 @@
-from featherbed.apps.sequences.data import Sequences as Sequences
 from featherbed.apps.sequences.data import SequenceData as SequenceData
+from featherbed.apps.sequences.data import Sequences as Sequences
 from featherbed.apps.sequences.fit import evaluate as evaluate
 from featherbed.apps.sequences.fit import fit_sequences as fit_sequences
 from featherbed.apps.sequences.model import SequenceModel as SequenceModel

@@ -78,7 +78,8 @@ class SequenceModel(nn.Module):
         self.positions = nn.Parameter(torch.zeros(settings.length + 1, width))
         inner = settings.inner * width
         self.blocks = nn.ModuleList(
-            AttentionBlock(width, settings.heads, inner, settings.dropout) for _ in range(settings.layers)
+            AttentionBlock(width, settings.heads, inner, settings.dropout)
+            for _ in range(settings.layers)
         )
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(settings.dropout)
 
