@@ -22,6 +22,7 @@ import featherbed as fb
 from featherbed.apps.classifier.serve import write_classifier
 from featherbed.apps.language.serve import write_language
 from featherbed.apps.recommender import write_recommender
+from featherbed.apps.sequences import SequenceRecommender, SequenceShape, write_sequences
 
 httpx = pytest.importorskip("httpx", reason="needs the extra dev")
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -71,6 +72,10 @@ def write_models(folder):
     plain = fb.DenseTable.from_dense(torch.from_numpy(rows)).pack()
     gates = rng.normal(size=(16, 4)), rng.normal(size=(16, 4)), np.zeros(16), np.zeros(16)
     write_language(folder / "lm", plain, [gates], np.zeros(len(WORDS)), words=WORDS)
+    shape = SequenceShape(items=6, dim=3, users=0, length=4, layers=1, heads=1, inner=3)
+    drawn = {name: rng.normal(size=size) for name, size in shape.arrays().items()}
+    named = films.pack().replace(keys=fb.Keys.of(list("abcdef")))
+    write_sequences(folder / "plays", named, drawn, shape, repeats=False)
 
 
 def free_port():
@@ -115,6 +120,7 @@ def folder(tmp_path_factory):
 def client(folder):
     paths = [folder / "words.safetensors", folder / "items.safetensors", folder / "films"]
     paths.append(folder / "clicks.safetensors")
+    paths.append(folder / "plays")
     with started(*paths, folder / "news", f"lm={folder / 'lm'}") as (client, _):
         yield client
 
@@ -126,6 +132,7 @@ def test_lists_what_it_serves(client):
         "items": "table",
         "films": "recommender",
         "clicks": "collection",
+        "plays": "sequence model",
         "news": "classifier",
         "lm": "language model",
     }
@@ -186,6 +193,17 @@ def test_a_history_is_folded_in(client, folder):
     assert [item["key"] for item in items] == [item.key for item in expected]
     assert not {"a", "b"} & {item["key"] for item in items}
     np.testing.assert_allclose([i["score"] for i in items], [i.score for i in expected], rtol=1e-6)
+
+
+def test_what_follows_a_history(client, folder):
+    history = ["a", "b", "unknown"]
+    answer = client.post("/plays/recommend", json={"history": history, "k": 3})
+    expected = SequenceRecommender.open(folder / "plays").recommend_history(history, 3)
+    assert [item["key"] for item in answer.json()["items"]] == [item.key for item in expected]
+    body = {"history": history, "include_rated": True}
+    assert len(client.post("/plays/recommend", json=body).json()["items"]) == 6
+    for body in ({"history": ["unknown"]}, {"user": "ann"}, {"history": ["a"], "user": "ann"}):
+        assert client.post("/plays/recommend", json=body).status_code in (400, 404)
 
 
 def test_rows_of_a_collection(client, folder):

@@ -47,6 +47,7 @@ TASKS = {
     "static": Task("runners.whole:run_static", "sources.texts:open_static"),
     "search": Task("runners.recommenders:run_trial"),
     "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
+    "sequences": Task("runners.sequences:run_sequences", "sources.events:open_events"),
     "final": Task("runners.recommenders:run_final", plan="runners.recommenders:plan_final"),
 }
 

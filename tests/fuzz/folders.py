@@ -1,6 +1,6 @@
 """Fuzz folders of models: python tests/fuzz/folders.py --files 2000 --seed 0 --jobs 2
 
-Recommenders, classifiers, language models and ``transformers`` folders with corrupted or hostile
+Recommenders, sequence models, classifiers, language models and ``transformers`` folders with corrupted or hostile
 members are opened and used in worker processes. A crash, a hang and an exception that is not
 featherbed's own are findings: the exit code is 1 if there is any, and ``--again NUMBER`` repeats one.
 """
@@ -34,6 +34,12 @@ from featherbed.apps.recommender.serve import (
     check_recommender,
     collect_rated,
     write_recommender,
+)
+from featherbed.apps.sequences.serve import (
+    SequenceRecommender,
+    SequenceShape,
+    check_sequences,
+    write_sequences,
 )
 from featherbed.errors import FeatherbedError
 from fuzz.workers import describe, run_cases
@@ -71,6 +77,8 @@ def write_folders(root):
         "classifier-pieces": write_pieces,
         "language-tied": write_tied,
         "language-untied": write_untied,
+        "sequences-items": write_items,
+        "sequences-users": write_users,
     }
     if transformers is not None:
         transformers.utils.logging.disable_progress_bar()
@@ -161,6 +169,21 @@ def write_untied(folder, rng):
     table = fb.save(words_table(rng, None), folder / "words.safetensors", keys=words)
     settings = {"output": rng.standard_normal((len(WORDS), 6)), "weights": "float16"}
     write_language(folder, table, cells_of(rng, 8, 6), bias, **settings)
+
+
+def write_items(folder, rng, users=None, **settings):
+    width = 0 if users is None else users.dim
+    shape = SequenceShape(30, 6, width, length=5, layers=2, heads=2, inner=4)
+    keys = fb.Keys.of([f"i{i}" for i in range(30)])
+    items = fb.AnchorTable(30, 6, anchors=4).pack().replace(keys=keys)
+    weights = {name: rng.standard_normal(size) for name, size in shape.arrays().items()}
+    write_sequences(folder, items, weights, shape, repeats=False, users=users, **settings)
+
+
+def write_users(folder, rng):
+    keys = fb.Keys.of([f"u{i}" for i in range(20)])
+    users = fb.QuantizedTable(20, 2, bits=4).pack().replace(keys=keys)
+    write_items(folder, rng, users, titles=[f"title {i}" for i in range(30)], precision="int8")
 
 
 def write_bert(folder, rng):
@@ -382,7 +405,7 @@ def add(path, others, chance):
 def use(folder, kind):
     """Open a folder and use it; yield one pair for each way: its name and the work to do."""
     makers = {"recommender": use_recommender, "classifier": use_classifier}
-    makers |= {"language": use_language, "transformers": use_model}
+    makers |= {"language": use_language, "transformers": use_model, "sequences": use_sequences}
     yield from makers[kind](folder)
 
 
@@ -412,6 +435,16 @@ def use_language(folder):
     for temperature in (0.0, 0.8):
         yield "continue", partial(found.continue_text, "word1 word2", 4, 0, temperature)
     yield "perplexity", partial(found.perplexity, np.arange(20) % 50, batch=2)
+
+
+def use_sequences(folder):
+    yield "check", lambda: check_sequences(folder)
+    found = SequenceRecommender.open(folder)
+    for history in (["i0", "nothing"], [f"i{i}" for i in range(30)] * 3, [found.items.keys[1]]):
+        yield "recommend", partial(found.recommend_history, history, 5)
+        yield "recommend all", partial(found.recommend_history, history, 99, include_history=True)
+    if found.users is not None:
+        yield "for a user", partial(found.recommend_history, ["i3"], 5, user="u7")
 
 
 def use_model(folder):

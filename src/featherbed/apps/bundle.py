@@ -37,6 +37,7 @@ from featherbed.version import __version__
 WORDS, MODEL = "words.safetensors", "model.safetensors"
 LIST, TOKENIZER = "words.txt.xz", "tokenizer.json"
 CLASSIFIER, LANGUAGE = "classifier.json", "language.json"
+SEQUENCES = "sequences.json"
 PRECISIONS = ("float32", "float16", "int8")
 VOCABULARIES = ("keys", "list", "tokenizer")  # where words are stored
 MAX_JSON = 1 << 24  # bytes, of a tokenizer too

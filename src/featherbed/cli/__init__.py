@@ -52,6 +52,7 @@ train = typer.Typer(
 app.command()(models.demo)
 app.add_typer(train, name="train")
 train.command(name="ratings")(models.train_ratings)
+train.command(name="sequences")(models.train_sequence_model)
 train.command(name="text")(models.train_text)
 train.command(name="lm")(models.train_lm)
 app.command()(models.recommend)

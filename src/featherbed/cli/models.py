@@ -107,6 +107,47 @@ def train_ratings(
     typer.echo("\n".join(outcome.summary))
 
 
+def train_sequence_model(
+    file: Annotated[
+        Path,
+        typer.Argument(help="CSV, TSV, JSON lines, Parquet or ::, with times.", metavar="FILE"),
+    ],
+    out: Out,
+    table: Annotated[
+        str | None, typer.Option(help="Item table, such as dense, anchor:anchors=50, graded.")
+    ] = None,
+    dim: Dim = None,
+    length: Annotated[int | None, typer.Option(help="Number of last items that are read.")] = None,
+    users: Annotated[
+        int | None, typer.Option(help="Width of a row for every user (SSE-PT), default 0.")
+    ] = None,
+    titles: Annotated[Path | None, typer.Option(help="File of item keys and titles.")] = None,
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    assignments: Assignments = None,
+    recipe: Recipe = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a transformer that predicts the next item of a user (SASRec), over a compact table."""
+    require("featherbed train sequences", TRAINING)
+    from featherbed.apps.sequences import SequenceSettings, train_sequences
+
+    settings = SequenceSettings.read(
+        recipe,
+        assignments or (),
+        titles=titles,
+        table__spec=table,
+        table__dim=dim,
+        model__length=length,
+        model__users=users,
+        training__epochs=epochs,
+    )
+    outcome = train_sequences(file, out, settings, **run_options(seed, resume, overwrite, quiet))
+    typer.echo("\n".join(outcome.summary))
+
+
 def train_text(
     file: Annotated[
         Path, typer.Argument(help="CSV, TSV or JSON lines of labels and texts.", metavar="FILE")
@@ -204,7 +245,10 @@ def train_lm(
 
 def recommend(
     folder: Annotated[
-        Path, typer.Argument(help="Folder written by `featherbed train ratings`.", metavar="DIR")
+        Path,
+        typer.Argument(
+            help="Folder written by `featherbed train ratings` or `train sequences`.", metavar="DIR"
+        ),
     ],
     user: Annotated[str | None, typer.Option(help="Key of a user of the training data.")] = None,
     k: Annotated[int, typer.Option("-k", help="Number of items.")] = 10,
@@ -213,13 +257,20 @@ def recommend(
     ] = False,
     history: Annotated[
         str | None,
-        typer.Option(help="Items of a new user: '12:5,57:3' or '12,57', or a file of such lines."),
+        typer.Option(
+            help="Items of a new user: '12:5,57:3' or '12,57' (for sequences oldest first), or a "
+            "file of such lines."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Print the top items for a user, excluding rated items. torch is not needed."""
+    from featherbed.apps.bundle import SEQUENCES
     from featherbed.apps.recommender import Recommender, parse_history
 
+    if (folder / SEQUENCES).is_file():
+        _recommend_next(folder, user, k, all_items, history, json)
+        return
     if (user is None) == (history is None):
         raise ArgumentError("give either --user or --history")
     recommender = Recommender.open(folder)
@@ -238,6 +289,25 @@ def recommend(
     if len(found) < k:
         kind = "items in all" if all_items else "items this user has not rated"
         log_line(f"note: there are only {len(found)} {kind}, {k} were asked for")
+
+
+def _recommend_next(
+    folder: Path, user: str | None, k: int, all_items: bool, history: str | None, json: bool
+) -> None:
+    """Print the items most likely to follow a history, by a sequence model."""
+    from featherbed.apps.sequences import SequenceRecommender, parse_items
+
+    if history is None:
+        raise ArgumentError(
+            f"{folder} holds a sequence model: give --history, the items a user had, oldest first"
+        )
+    model, items = SequenceRecommender.open(folder), parse_items(history)
+    found = model.recommend_history(items, k, user=user, include_history=all_items or None)
+    if unknown := model.unknown_items(items):
+        log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")
+    typer.echo(_to_json(found) if json else format_items(found))
+    if len(found) < k:
+        log_line(f"note: there are only {len(found)} items left, {k} were asked for")
 
 
 def format_items(items: list[ScoredItem]) -> str:

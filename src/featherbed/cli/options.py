@@ -35,6 +35,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 SETTINGS = {  # command: module and class of its settings, imported when needed
     "train ratings": ("featherbed.apps.recommender", "RecommenderSettings"),
     "train text": ("featherbed.apps.classifier", "ClassifierSettings"),
+    "train sequences": ("featherbed.apps.sequences", "SequenceSettings"),
     "train lm": ("featherbed.apps.language", "LanguageSettings"),
 }
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from featherbed.errors import ArgumentError, DataError, MissingExtra
+from featherbed.errors import ArgumentError, DataError, IsFolderError, MissingExtra, MissingFileError
 from featherbed.io.opening import open_stream
 from featherbed.io.records.columns import is_number
 
@@ -250,6 +250,10 @@ def read_npz(path: Path, array: str | None) -> Source:
 
 def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, checked by its library, and the data's offset."""
+    if path.is_dir():
+        raise IsFolderError(f"{path} is a folder where a safetensors file should be")
+    if not path.exists():
+        raise MissingFileError(f"{path}: no such file")
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")

@@ -6,6 +6,8 @@ from featherbed.report.ratings import describe_anchors as describe_anchors
 from featherbed.report.ratings import describe_cost as describe_cost
 from featherbed.report.ratings import error_by_popularity as error_by_popularity
 from featherbed.report.ratings import ratings_page as ratings_page
+from featherbed.report.sequences import bands_by_popularity as bands_by_popularity
+from featherbed.report.sequences import sequences_page as sequences_page
 from featherbed.report.texts import language_page as language_page
 from featherbed.report.texts import row_kind as row_kind
 from featherbed.report.texts import text_page as text_page

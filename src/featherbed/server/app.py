@@ -38,6 +38,7 @@ LOG = logging.getLogger("featherbed.server")
 NPY = "application/x-npy"
 INLINE = 1 << 15  # numbers of an answer computed on the event loop: a thread would cost more
 WATCH_SECONDS = 1.0
+RECOMMEND = ("user", "history", "k", "include_rated")  # fields of a request
 
 Floats = NDArray[np.float32]
 LIMITERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, anyio.CapacityLimiter] = (
@@ -208,9 +209,10 @@ class Endpoints:
 
     async def recommend(self, name: str, request: Request) -> Response:
         """Return the k best items for a user of the training data, or for a history of items."""
+        if self._model(name).kind == "sequence model":
+            return await self._recommend_next(name, request)
         model = self._model(name, "recommender")
-        fields = ("user", "history", "k", "include_rated")
-        body = await RequestBody.read(request, fields, self.limits)
+        body = await RequestBody.read(request, RECOMMEND, self.limits)
         k, rated = body.integer("k", 10, 1, self.limits.k), body.flag("include_rated")
         given = body.one_of("user", "history")
         if given == "user":
@@ -219,6 +221,18 @@ class Endpoints:
         else:
             history = read_history(body.fields["history"], self.limits)
             items = await in_thread(lambda: model.model.recommend_history(history, k))
+        return as_json({"items": [item._asdict() for item in items]})
+
+    async def _recommend_next(self, name: str, request: Request) -> Response:
+        """Return the k items most likely to follow a history, by a sequence model."""
+        model, body = self._model(name), await RequestBody.read(request, RECOMMEND, self.limits)
+        k, user = body.integer("k", 10, 1, self.limits.k), body.fields.get("user")
+        options = {
+            "user": None if user is None else body.string("user"),
+            "include_history": body.flag("include_rated") or None,
+        }
+        history = read_history(body.fields.get("history"), self.limits)
+        items = await in_thread(lambda: model.model.recommend_history(history, k, **options))
         return as_json({"items": [item._asdict() for item in items]})
 
     async def classify(self, name: str, request: Request) -> Response:

@@ -16,6 +16,7 @@ import orjson
 from featherbed.apps.classifier.serve import Classifier
 from featherbed.apps.language.serve import LanguageModel
 from featherbed.apps.recommender.serve import Recommender
+from featherbed.apps.sequences.serve import SequenceRecommender
 from featherbed.errors import ArgumentError, FeatherbedError, FormatError, MissingFileError
 from featherbed.io.texts import tokenize
 from featherbed.packed import PackedTable, load, metadata_of, open_file
@@ -27,6 +28,7 @@ RESERVED = frozenset(
 )
 FOLDERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {  # description: kind, open, table
     "recommender.json": ("recommender", Recommender.open, "items"),
+    "sequences.json": ("sequence model", SequenceRecommender.open, "items"),
     "classifier.json": ("classifier", Classifier.open, "table"),
     "language.json": ("language model", LanguageModel.open, "table"),
 }
@@ -40,7 +42,7 @@ class ServedModel:
     """An opened table or model; requests that began with it also end with it."""
 
     name: str
-    kind: str  # table, collection, recommender, classifier or language model
+    kind: str  # table, collection, recommender, sequence model, classifier or language model
     path: Path
     model: Any
     table: PackedTable | None  # rows of items or words; a collection has columns instead
@@ -140,7 +142,8 @@ def _open(path: Path) -> tuple[str, Any, PackedTable | None]:
             model = open_folder(path)
             return kind, model, getattr(model, attribute)
     raise MissingFileError(
-        f"{path} holds no model: a recommender, classifier or language model folder has one of "
+        f"{path} holds no model: the folder of a recommender, sequence model, classifier or language "
+        "model has one of "
         f"{', '.join(FOLDERS)}"
     )
 

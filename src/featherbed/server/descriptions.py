@@ -106,7 +106,8 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
         {"ids": list_of(INTEGER), "keys": list_of(TEXT), "scores": list_of(NUMBER)},
     ),
     "recommend": endpoint(
-        "The k best items for a user, or for a history of items folded in.",
+        "The k best items for a user, or for a history of items: folded in, or read by a sequence "
+        "model, oldest first.",
         {
             "user": TEXT,
             "history": list_of({"oneOf": [TEXT, RATED]}),

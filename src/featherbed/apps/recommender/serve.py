@@ -145,7 +145,7 @@ def write_recommender(
     elif user_bias is not None or item_bias is not None:
         raise ArgumentError(f"user_bias and item_bias go with biases='apart', not with {biases!r}")
     if titles is not None:
-        files[TITLES] = ("titles", _encode_titles(titles, right.rows))
+        files[TITLES] = ("titles", encode_titles(titles, right.rows))
     info = {
         "recommender": VERSION,
         "featherbed": __version__,
@@ -242,7 +242,7 @@ def _check_bias(name: str, values: ArrayLike | None, rows: int) -> NDArray[np.fl
     return found
 
 
-def _encode_titles(titles: Iterable[str | None], rows: int) -> dict[str, NDArray[Any]]:
+def encode_titles(titles: Iterable[str | None], rows: int) -> dict[str, NDArray[Any]]:
     """Return titles as text and ends; an empty one is a missing one."""
     raw = [(title or "").encode("utf-8", "replace") for title in titles]
     if len(raw) != rows:

@@ -1,3 +1,6 @@
+from featherbed.io.records.events import Events as Events
+from featherbed.io.records.events import EventsReading as EventsReading
+from featherbed.io.records.events import read_events as read_events
 from featherbed.io.records.ratings import POLICIES as POLICIES
 from featherbed.io.records.ratings import ItemTitles as ItemTitles
 from featherbed.io.records.ratings import Ratings as Ratings

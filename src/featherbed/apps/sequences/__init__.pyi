@@ -1,0 +1,15 @@
+from featherbed.apps.sequences.data import SequenceData as SequenceData
+from featherbed.apps.sequences.data import Sequences as Sequences
+from featherbed.apps.sequences.fit import evaluate as evaluate
+from featherbed.apps.sequences.fit import fit_sequences as fit_sequences
+from featherbed.apps.sequences.model import SequenceModel as SequenceModel
+from featherbed.apps.sequences.ranking import metrics_of as metrics_of
+from featherbed.apps.sequences.ranking import rank_targets as rank_targets
+from featherbed.apps.sequences.serve import SequenceRecommender as SequenceRecommender
+from featherbed.apps.sequences.serve import SequenceShape as SequenceShape
+from featherbed.apps.sequences.serve import check_sequences as check_sequences
+from featherbed.apps.sequences.serve import parse_items as parse_items
+from featherbed.apps.sequences.serve import write_sequences as write_sequences
+from featherbed.apps.sequences.settings import SequenceSettings as SequenceSettings
+from featherbed.apps.sequences.train import pack_rows as pack_rows
+from featherbed.apps.sequences.train import train_sequences as train_sequences
