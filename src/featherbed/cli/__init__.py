@@ -52,9 +52,11 @@ train = typer.Typer(
 app.command()(models.demo)
 app.add_typer(train, name="train")
 train.command(name="ratings")(models.train_ratings)
+train.command(name="ranking")(models.train_ranking)
 train.command(name="text")(models.train_text)
 train.command(name="lm")(models.train_lm)
 app.command()(models.recommend)
+app.command()(models.update)
 app.command()(models.classify)
 app.command(name="continue")(models.continue_text)
 _SIGNED = {"ignore_unknown_options": True}  # -1 is an id, not an option
