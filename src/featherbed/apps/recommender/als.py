@@ -214,8 +214,9 @@ class AlsSearch:
     def run(self, fixed: dict[str, Any], dim: int | None) -> Settings:
         """Return the best settings; those in ``fixed``, and ``dim`` if given, stay as they are."""
         events = self.folds[0][0]
-        if "sharpness" in fixed:
-            self.sharpness = (fixed["sharpness"],)
+        sharpness = fixed.get("sharpness")
+        if sharpness is not None:
+            self.sharpness, fixed = (sharpness,), fixed | {"sharpness": 0.0}
         fits = [
             one for one in DIMS if 2 * one <= min(events.lists.num_users, events.lists.num_items)
         ]
@@ -231,7 +232,7 @@ class AlsSearch:
             best = self._width(best, fits or [DIMS[0]])
             best = self._walk(best, STEPS[-1], fixed)
         found = self.found[best]
-        if "sharpness" not in fixed:
+        if sharpness is None:
             coarse = max(found, key=lambda one: found[one])
             found |= self._measure(*best, [coarse * factor for factor in FINER])
         return replace(best[0], sharpness=max(found, key=lambda one: found[one])), best[1]
@@ -248,7 +249,7 @@ class AlsSearch:
     def plain(self, dim: int) -> Confidence:
         """Return the settings of the highest NDCG@10 without sharpness at a width."""
         at = {
-            one: found.get(0.0, -1.0) for (one, width), found in self.found.items() if width == dim
+            one: found.get(0.0, max(found.values())) for (one, width), found in self.found.items() if width == dim
         }
         return max(at, key=lambda one: at[one])
 
