@@ -34,9 +34,9 @@ DEFAULT = Confidence(alpha=1.0, regularization=0.01)  # of the implicit package
 STEPS = (4.0, 2.0)  # factors by which alpha and regularization are changed
 DIMS = (8, 16, 32, 64, 128)
 START_DIM = 64
-SHARPNESS = (0.0, 0.1, 0.2, 0.4, 1.0)  # tried with every fit
-FINER = (0.7, 1.4)  # factors of the best sharpness, tried at the end
-MAX_FITS = 40
+SHARPNESS = (0.0, 0.2)  # tried with every fit
+MORE = (0.05, 0.1, 0.15, 0.3, 0.5, 1.0)  # tried with the best settings
+MAX_FITS = 30
 MIN_WORK = 5_000_000  # numbers of events times width for more than one thread
 FEW, FOLDS = 50_000, 4  # events below which there are more held-out parts, and how many
 SCORES = 400_000_000  # maximum number of scores of one measurement of a setting
@@ -233,8 +233,7 @@ class AlsSearch:
             best = self._walk(best, STEPS[-1], fixed)
         found = self.found[best]
         if sharpness is None:
-            coarse = max(found, key=lambda one: found[one])
-            found |= self._measure(*best, [coarse * factor for factor in FINER])
+            found |= self._measure(*best, MORE)
         return replace(best[0], sharpness=max(found, key=lambda one: found[one])), best[1]
 
     def popularity(self) -> float:

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.apps.recommender.graded import GradedRows
+from featherbed.apps.recommender.graded import Bits, GradedRows, file_bytes, fits_float16
 from featherbed.codecs import allocate_bits
 from featherbed.errors import ArgumentError
-from featherbed.packed import PackedTable, file_size
+from featherbed.packed import PackedTable
 from featherbed.tables import parse_spec
 
 Doubles = NDArray[np.float64]
@@ -62,6 +62,7 @@ def round_rows(
     >>> rows = np.random.default_rng(0).normal(size=(60, 4))
     >>> counts = np.arange(60, 0, -1)
     >>> tables = round_rows(rows, rows[:40], (counts, counts[:40]), 1000, BitPlan(grades=2))
+    >>> from featherbed.packed import file_size
     >>> sum(map(file_size, tables)) <= 1000
     True
     """
@@ -80,27 +81,34 @@ def round_rows(
     flat, cut = np.concatenate([part.reshape(-1) for part in costs]), costs[0].size
     lengths = np.concatenate([np.repeat(size, users.shape[1]) for size in sizes])
 
-    def tables(room: int) -> tuple[PackedTable, PackedTable]:
-        bits = allocate_bits(flat, lengths, room, scale_bits=16) if room > 0 else 0 * lengths
-        parts = (bits[:cut].reshape(costs[0].shape), bits[cut:].reshape(costs[1].shape))
-        left, right = (
-            GradedRows.round(rows, part.astype(np.uint8), size).pack()
-            for rows, part, size in zip(sides, parts, sizes, strict=True)
-        )
-        return left, right
+    half = [fits_float16(rows) for rows in sides]
 
-    empty = sum(map(file_size, tables(0)))
-    if empty >= budget:
+    def divide(room: int) -> tuple[list[Bits], int]:
+        """Return the bits of both sides, and the bytes of their files."""
+        bits = allocate_bits(flat, lengths, room, scale_bits=16) if room > 0 else 0 * lengths
+        parts = [
+            part.reshape(cost.shape).astype(np.uint8)
+            for part, cost in zip(np.split(bits, [cut]), costs, strict=True)
+        ]
+        zeros = [GradedRows.zeros(*side) for side in zip(parts, sizes, half, strict=True)]
+        return parts, file_bytes(zeros)
+
+    least = divide(0)[1]
+    if least >= budget:
         if plan.grades == 1:
             raise ArgumentError(
-                f"budget={budget:,}: the headers of the two files alone take {empty:,} bytes, "
+                f"budget={budget:,}: the headers of the two files alone take {least:,} bytes, "
                 "give more than that"
             )
         return round_rows(users, items, counts, budget, replace(plan, grades=plan.grades // 2))
-    room = 8 * (budget - empty)
-    while (over := sum(map(file_size, found := tables(room))) - budget) > 0:
+    room = 8 * (budget - least)
+    while (over := (found := divide(room))[1] - budget) > 0:
         room = max(0, room - 8 * over)
-    return found
+    left, right = (
+        GradedRows.round(rows, part, size).pack()
+        for rows, part, size in zip(sides, found[0], sizes, strict=True)
+    )
+    return left, right
 
 
 def _grade_sizes(counts: NDArray[Any], grades: int) -> list[int]:  # [V] -> [G]
