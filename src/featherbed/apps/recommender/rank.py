@@ -256,14 +256,17 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         return fit_als(events, implicit, dim, iterations=iterations, seed=self.options.seed)
 
     def _tune_als(self, train: Events, held: Events, record: Any) -> RankingMethod:
-        values = self.settings.als.values()
-        fixed = {name: values[name] for name in ALS if values[name] is not None}
         search = AlsSearch(train, held, seed=self.options.seed, progress=record)
-        implicit, dim = search.run(fixed, self.settings.table.dim)
+        implicit, dim = search.run(self._fixed(), self.settings.table.dim)
         implicit = replace(implicit, typical=float(implicit.values(train.counts).mean()))
         best = search.measure(implicit, dim)
         name = "popularity" if search.popularity() > best else "als"
         return RankingMethod(name, implicit, dim, search.plain(dim))
+
+    def _fixed(self) -> dict[str, Any]:
+        """Return the given settings of ALS."""
+        values = self.settings.als.values()
+        return {name: values[name] for name in ALS if values[name] is not None}
 
     def _tune_bpr(self, train: Events, held: Events, record: Any) -> RankingMethod:
         """Choose the epochs, and the settings of folding in that suit the rows of items."""
@@ -278,7 +281,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
             measured = ranking_metrics(rows, items, train.lists, held.lists, users=users)
             found[one] = measured["ndcg@10"]
         search = AlsSearch(train, held, seed=self.options.seed, progress=record)
-        search.run({"counts": "binary"}, dim)
+        search.run({"counts": "binary"} | self._fixed(), dim)
         best = max(found, key=lambda one: found[one])
         return RankingMethod("bpr", best, dim, search.plain(dim), fitted.epoch + 1)
 
