@@ -285,7 +285,7 @@ def test_a_file_of_ratings_is_read_as_events(tmp_path):
     outcome = train_ranking(
         tmp_path / "r.csv", tmp_path / "out", values, progress=False, log=log.append
     )
-    assert any("lines have rating of 4 or more" in line for line in log)
+    assert any("pairs have a rating of 4 or more" in line for line in log)
     events_used = outcome.metrics["events"]
     assert sum(events_used.values()) <= sum(value >= 4 for value in found.values())
 

@@ -42,7 +42,9 @@ NEW = "user,item,plays\nu80,i3,2\nu80,i6,1\nu80,new,1\nu81,new,3\nu81,i9,1\nu7,i
 def test_users_and_items_are_added_and_all_other_rows_stay(folders, tmp_path, name):
     folder = copy(folders, tmp_path, name)
     before = Recommender.open(folder)
-    (tmp_path / "new.csv").write_text(NEW.replace("plays", "plays" if name == "ranking" else "rating"))
+    (tmp_path / "new.csv").write_text(
+        NEW.replace("plays", "plays" if name == "ranking" else "rating")
+    )
     found = update_recommender(folder, tmp_path / "new.csv")
     assert (found.users_added, found.items_added, found.users_estimated) == (2, 1, 1)
     after = Recommender.open(folder)

@@ -248,7 +248,9 @@ class AlsSearch:
     def plain(self, dim: int) -> Confidence:
         """Return the settings of the highest NDCG@10 without sharpness at a width."""
         at = {
-            one: found.get(0.0, max(found.values())) for (one, width), found in self.found.items() if width == dim
+            one: found.get(0.0, max(found.values()))
+            for (one, width), found in self.found.items()
+            if width == dim
         }
         return max(at, key=lambda one: at[one])
 

@@ -666,9 +666,7 @@ def _plan(
     half = [fits_float16(matrix) for matrix in matrices]
 
     def size_of(bits: Sequence[Bits]) -> int:
-        return file_bytes(
-            [GradedRows.zeros(*side) for side in zip(bits, sizes, half, strict=True)]
-        )
+        return file_bytes([GradedRows.zeros(*side) for side in zip(bits, sizes, half, strict=True)])
 
     room = 8 * (budget - size_of([np.zeros_like(side, np.uint8) for side in moments]))
     scale_bits = 16 if all(half) else 32
@@ -682,6 +680,7 @@ def _plan(
 
 
 def file_bytes(sides: Sequence[GradedRows]) -> int:
+    """Return the bytes of the files of both sides, without keys."""
     return sum(file_size(side.pack()) for side in sides)
 
 

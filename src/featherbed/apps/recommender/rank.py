@@ -473,7 +473,7 @@ def _events_of(
             raise ArgumentError(f"{source} has no column of ratings that --minimum could be about")
         ratings = ratings.select(values >= np.float32(minimum))
         lines.append(
-            f"{len(ratings):,} of {len(values):,} lines have {name} of {minimum:g} or more"
+            f"{len(ratings):,} of {len(values):,} pairs have a rating of {minimum:g} or more"
         )
         values = np.ones(len(ratings), np.float32)
     elif "rating" in reading.columns and not look_like_counts(ratings):
