@@ -27,6 +27,8 @@ TASKS = {
     "online": Task("runners.online:run_online"),
     "factors": Task("runners.factors:run_factors"),
     "ranking": Task("runners.ranking:run_ranking"),
+    "stored-ranking": Task("runners.ranking:run_stored", "sources.ratings:open_lines"),
+    "folded-ratings": Task("runners.folding:run_folded", "sources.ratings:open_lines"),
     "text": Task("runners.text:run_text", TEXTS),
     "language": Task("runners.language:run_language", CORPUS),
     "literal": Task("runners.literal:run_literal"),

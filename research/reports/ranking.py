@@ -1,11 +1,11 @@
-"""Ranking: BPR with shared embeddings."""
+"""Ranking: BPR with shared embeddings, stored rankings, new users."""
 
 import statistics
 
 from research.harness.report import markdown, mean_text, records_of
 from research.harness.settings import read_experiment
 
-NAME = "ranking/ml1m"
+NAME, STORED, FOLDED = "ranking/ml1m", "ranking/stored", "ranking/foldin"
 MEASURES = ("p@1", "p@5", "p@10", "ndcg@10", "recall@10")
 
 
@@ -23,6 +23,50 @@ def blocks() -> dict[str, list[str]]:
     gain = mean_text([b - a for a, b in zip(plain, shared, strict=True)], 4)
     sign = "" if gain.startswith("-") else "+"
     return {
+        "stored": _stored(),
+        "foldin": _folded(),
         "ml1m": markdown(head, rows),
         "gain": [f"Sharing gains {sign}{gain} NDCG@10 (seeds in pairs)."],
     }
+
+
+def _stored() -> list[str]:
+    """Return the table of stored rankings beside float32 ALS and popularity."""
+    rows = []
+    for name, records in records_of(STORED).items():
+        measures = [one["measures"] for one in records]
+        cells = [
+            mean_text([one[key] for one in measures], 4)
+            for key in (
+                "ndcg@10",
+                "als_ndcg@10",
+                "popularity_ndcg@10",
+                "of_als",
+                "folded",
+                "trained",
+            )
+        ]
+        size = statistics.fmean(one["bytes"] for one in measures)
+        dense = statistics.fmean(one["float32_bytes"] for one in measures)
+        rows.append((name, *cells, f"{size:,.0f}", f"{dense / size:.2f}", str(len(records))))
+    head = [
+        "run",
+        "stored",
+        "float32 ALS",
+        "popularity",
+        "of ALS",
+        "folded in",
+        "same users trained",
+    ]
+    return markdown([*head, "bytes", "times smaller", "seeds"], rows)
+
+
+def _folded() -> list[str]:
+    """Return the table of users folded into models of ratings."""
+    rows = []
+    for name, records in records_of(FOLDED).items():
+        measures = [one["measures"] for one in records]
+        keys = ("trained_mse", "folded_mse", "of_trained")
+        cells = [mean_text([one[key] for one in measures], 4) for key in keys]
+        rows.append((name, *cells, str(len(records))))
+    return markdown(["run", "MSE, trained", "MSE, folded in", "of trained", "seeds"], rows)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.apps.recommender.ranking import (
-    FittedRanking,
+    BprFactors,
     Interactions,
     ranking_metrics,
     sample_negatives,
@@ -159,7 +159,7 @@ def train_ranker(
     drop: float = 0.0,
     progress: bool = True,
     name: str = "ranking",
-) -> FittedRanking:
+) -> BprFactors:
     """Fit plain rows by ``how``, sql-rank or dropout; keep the epoch of the best NDCG@10.
 
     >>> rng = np.random.default_rng(0)
@@ -189,4 +189,4 @@ def train_ranker(
                 best = (metrics["ndcg@10"], epoch, rows.copy(), columns.copy())
             elif epoch - best[1] >= patience:
                 break
-    return FittedRanking(best[2], best[3], best[1], history)
+    return BprFactors(best[2], best[3], best[1], history)

@@ -7,11 +7,14 @@ import itertools
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from featherbed.apps.recommender import train_ranking
 from featherbed.apps.recommender.ranking import (
     Interactions,
     ranking_metrics,
@@ -68,6 +71,29 @@ def run_ranking(settings: Mapping[str, Any], seed: int, source: Source, run: Run
     }
     details = {"chosen": best} if sweep else {}
     return Outcome(measures, [dict(row) for row in ranked.history], details)
+
+
+def run_stored(settings: Mapping[str, Any], seed: int, source: Path, run: Run) -> Outcome:
+    """Run ``train_ranking`` on a file: the stored rows beside float32 ALS, popularity, fold-in."""
+    groups = {"dim": "table", "ratio": "table", "minimum": "reading"}
+    values = {f"{groups[key]}.{key}": value for key, value in settings.items() if key in groups}
+    values |= {"split.method": settings["split"]}
+    with TemporaryDirectory() as folder:
+        outcome = train_ranking(
+            source, Path(folder) / "out", values, seed=seed, progress=run.shown, log=run.say
+        )
+    found = outcome.metrics
+    measures: dict[str, float] = dict(found["test"])
+    for name in ("als", "popularity", "validation"):
+        measures |= {f"{name}_{key}": value for key, value in found[name].items()}
+    measures["of_als"] = found["test"]["ndcg@10"] / found["als"]["ndcg@10"]
+    folded = found["fold_in"]
+    measures |= {"folded": folded["ndcg@10"], "trained": folded["trained"]}
+    measures |= {"of_trained": folded["ndcg@10"] / folded["trained"], "users": folded["users"]}
+    sizes = found["sizes"]
+    measures |= {"bytes": sizes["file"], "float32_bytes": sizes["float32"], "dim": found["dim"]}
+    details = {"stored": found["implicit"], "als": found["als_settings"], "method": found["method"]}
+    return Outcome(measures, outcome.fitted.history, details)
 
 
 def run_implicit(settings: Mapping[str, Any], seed: int, source: Source, run: Run) -> Outcome:

@@ -16,6 +16,7 @@ from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.graphs import Graph
 from featherbed.io.opening import DATA_VARIABLE, find_data, read_lines
 from featherbed.io.records import Ratings, make_ratings, read_movielens
+from research.harness.settings import WORK
 
 GENRES = ("Drama", "Comedy", "Action")  # of generated films, in turn
 Halves = tuple[Ratings, Ratings, Ratings]
@@ -72,6 +73,20 @@ def _folder(name: str, data: str | Path | None) -> Path:
             f"{data} holds no folder {name}: give --data, or {DATA_VARIABLE}, the folder that holds it"
         )
     return Path(data) / name
+
+
+def open_lines(name: str, data: str | Path | None = None, quick: bool = False) -> Path:
+    """Return the file of the ratings called ``name``, or a file of generated ones."""
+    if name != "ml-1m":
+        raise ArgumentError(f"data={name!r}: files of ratings are those of ml-1m")
+    if not quick:
+        return _folder(name, data) / "ratings.dat"
+    ratings, path = generated().ratings, WORK / "generated.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = zip(ratings.users, ratings.items, ratings.values, strict=True)
+    lines = (f"{user},{item},{value:.2f},{n}" for n, (user, item, value) in enumerate(rows))
+    path.write_text("\n".join(["user,item,rating,time", *lines]) + "\n")
+    return path
 
 
 def generated() -> Source:

@@ -10,11 +10,13 @@ when the process ends, however it ends; on systems without ``fcntl`` (Windows) n
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -101,6 +103,42 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put the folder ``new`` in the place of ``folder`` and remove the old one.
+
+    On Linux the two are exchanged in one step; elsewhere there is a moment between two renames.
+
+    >>> root = getfixture("tmp_path")
+    >>> _ = [(root / name).mkdir() for name in ("new", "old")]
+    >>> _ = (root / "new" / "file").write_text("1")
+    >>> replace_folder(root / "new", root / "old")
+    >>> [path.name for path in root.iterdir()]
+    ['old']
+    """
+    old = folder.resolve()
+    if not _exchange(new, old):
+        aside = new.with_name(f"{new.name}-old")
+        old.replace(aside)
+        try:
+            new.replace(old)
+        except OSError:
+            aside.replace(old)
+            raise
+        new = aside
+    _sync_folder(old.parent)
+    shutil.rmtree(new)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; return False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(
+        rename is not None
+        and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    )
 
 
 def remove_stale(folder: Path) -> None:

@@ -148,6 +148,69 @@ def train_sequence_model(
     typer.echo("\n".join(outcome.summary))
 
 
+def train_ranking(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV, TSV, JSON lines, Parquet or ::, compressed or not.", metavar="FILE"
+        ),
+    ],
+    out: Out,
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes of both tables without keys, such as 300KB.")
+    ] = None,
+    ratio: Annotated[
+        float | None, typer.Option(help="The same, as a ratio to float32 rows (default 8).")
+    ] = None,
+    dim: Annotated[int | None, typer.Option(help="Width of the rows (default: chosen).")] = None,
+    method: Annotated[str | None, typer.Option(help="Factorization: als or bpr.")] = None,
+    minimum: Annotated[
+        float | None, typer.Option(help="Only lines with a rating of at least this are events.")
+    ] = None,
+    titles: Annotated[Path | None, typer.Option(help="File of item keys and titles.")] = None,
+    split: Annotated[str | None, typer.Option(help="random (default), time or leave-out.")] = None,
+    seed: Seed = 0,
+    assignments: Assignments = None,
+    recipe: Recipe = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rank items from clicks, plays or purchases, with rows 8 times below float32."""
+    require("featherbed train ranking", TRAINING, {"ranking": ["implicit", "threadpoolctl"]})
+    from featherbed.apps.recommender import RankingSettings
+    from featherbed.apps.recommender import train_ranking as train
+
+    settings = RankingSettings.read(
+        recipe,
+        assignments or (),
+        method=method,
+        titles=titles,
+        reading__minimum=minimum,
+        table__budget=budget,
+        table__ratio=ratio,
+        table__dim=dim,
+        split__method=split,
+    )
+    outcome = train(file, out, settings, **run_options(seed, False, overwrite, quiet))
+    typer.echo("\n".join(outcome.summary))
+
+
+def update(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of `featherbed train ratings` or `ranking`.", metavar="DIR"),
+    ],
+    file: Annotated[Path, typer.Argument(help="New ratings or events.", metavar="FILE")],
+    assignments: Assignments = None,
+) -> None:
+    """Add users and items to a recommender in closed form, and estimate named users again."""
+    require("featherbed update", {"train": ["polars", "pyarrow"]})
+    from featherbed.apps.recommender import UpdateSettings, update_recommender
+
+    settings = UpdateSettings.read(None, assignments or ())
+    typer.echo("\n".join(update_recommender(folder, file, settings).lines))
+
+
 def train_text(
     file: Annotated[
         Path, typer.Argument(help="CSV, TSV or JSON lines of labels and texts.", metavar="FILE")
@@ -247,7 +310,7 @@ def recommend(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder written by `featherbed train ratings` or `train sequences`.", metavar="DIR"
+            help="Folder of `featherbed train ratings`, `ranking` or `sequences`.", metavar="DIR"
         ),
     ],
     user: Annotated[str | None, typer.Option(help="Key of a user of the training data.")] = None,

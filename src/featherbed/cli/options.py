@@ -34,9 +34,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 SETTINGS = {  # command: module and class of its settings, imported when needed
     "train ratings": ("featherbed.apps.recommender", "RecommenderSettings"),
+    "train ranking": ("featherbed.apps.recommender", "RankingSettings"),
     "train text": ("featherbed.apps.classifier", "ClassifierSettings"),
     "train sequences": ("featherbed.apps.sequences", "SequenceSettings"),
     "train lm": ("featherbed.apps.language", "LanguageSettings"),
+    "update": ("featherbed.apps.recommender", "UpdateSettings"),
 }
 
 

@@ -12,6 +12,7 @@ from featherbed.packed.band import code_count as code_count
 from featherbed.packed.band import sparse_layout as sparse_layout
 from featherbed.packed.cells import Cell as Cell
 from featherbed.packed.disk import open_rows as open_rows
+from featherbed.packed.edit import edit_rows as edit_rows
 from featherbed.packed.engine import WORTH as WORTH
 from featherbed.packed.engine import as_loaded as as_loaded
 from featherbed.packed.file import ARRAYS_VERSION as ARRAYS_VERSION

@@ -76,7 +76,17 @@ def ratings_page(report: Report) -> str:
     featherbed.errors.ArgumentError: a report without history, sizes: give the whole report
     """
     check_parts(report, ("name", "rows", "metrics", "history", "sizes"))
-    sections = (_lead, _errors, _history, _nonzeros, _sizes, _bands, _cost, _anchors, _data)
+    sections = (
+        _lead,
+        _errors,
+        _history,
+        _nonzeros,
+        sizes_section,
+        _bands,
+        cost_section,
+        _anchors,
+        _data,
+    )
     name = as_html(report["name"])
     parts = [section(report) for section in (*sections, settings_section, command_section)]
     return page(name, f"{name}: a recommender", parts)
@@ -108,7 +118,7 @@ def _lead(report: Report) -> str:
     if model.get("factors") == 0:
         width = ", biases only: no factors are stored"
     headline = f"{rows.get('users', 0):,} users and {rows.get('items', 0):,} items{width}"
-    whole, dense = _shipped_sizes(report)
+    whole, dense = shipped_sizes(report)
     if whole and dense:
         headline += f": {as_bytes(whole)} in total, {as_bytes(dense)} with float32 rows"
         headline += times_smaller(dense, whole)
@@ -118,7 +128,7 @@ def _lead(report: Report) -> str:
         sentences.append(
             f"Users are <b>{as_html(model['users'])}</b>, items <b>{as_html(model['items'])}</b>."
         )
-    sentences += [*_comparison(report, error), *_size_sentences(report)]
+    sentences += [*_comparison(report, error), *size_sentences(report)]
     sentences += [INTERRUPTED] if report.get("interrupted") else []
     sentences += [f"<b>{_sentence(text)}</b>" for text in report.get("warnings") or []]
     sentences += [as_html(note) for note in report.get("notes") or []]
@@ -139,7 +149,7 @@ def _comparison(report: Report, error: float | None) -> list[str]:
     ]
 
 
-def _shipped_sizes(report: Report) -> tuple[int | None, int | None]:
+def shipped_sizes(report: Report) -> tuple[int | None, int | None]:
     """Return the size of all files needed for recommending, as stored and with float32 rows."""
     file, dense, keys = (_total_size(report, name) for name in ("file", "float32", "keys"))
     if file is None or dense is None:
@@ -148,7 +158,7 @@ def _shipped_sizes(report: Report) -> tuple[int | None, int | None]:
     return whole, report["sizes"].get("float32_whole") or whole - file + dense
 
 
-def _size_sentences(report: Report) -> list[str]:
+def size_sentences(report: Report) -> list[str]:
     """Return sentences on the sizes of tables, keys, rated items and titles."""
     file, dense = _total_size(report, "file"), _total_size(report, "float32")
     if not file or not dense:
@@ -205,7 +215,7 @@ def _nonzeros(report: Report) -> str:
     return f"<h2>Size by epoch</h2>{shown}" if shown else ""
 
 
-def _sizes(report: Report) -> str:
+def sizes_section(report: Report) -> str:
     """Return the four sizes of each table, beside float32 and float16 rows."""
     if not all(report["sizes"].get(side) for side in SIDES):
         return ""
@@ -256,7 +266,7 @@ def _bands(report: Report) -> str:
     return shown if any(parts) else ""
 
 
-def _cost(report: Report) -> str:
+def cost_section(report: Report) -> str:
     """Return codes (or bits) per row against popularity, for users and items."""
     sides = _insight(report, "sides")
     shown = {side: sides[side] for side in SIDES if (sides.get(side) or {}).get("bins")}

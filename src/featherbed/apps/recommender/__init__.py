@@ -1,6 +1,7 @@
-"""Recommenders from files of ratings: train, store, serve.
+"""Recommenders from files of ratings or of events: train, store, serve, update.
 
 Read in this order: train (the whole run), settings, data, graded, model or stream (the fit), serve.
+Rankings of implicit feedback: rank (the whole run), als (the fit), bits (the bytes).
 """
 
 from featherbed.lazy import attach

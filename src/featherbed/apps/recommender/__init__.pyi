@@ -1,3 +1,4 @@
+from featherbed.apps.recommender.closed import Confidence as Confidence
 from featherbed.apps.recommender.data import Split as Split
 from featherbed.apps.recommender.data import load_split as load_split
 from featherbed.apps.recommender.data import make_split as make_split
@@ -11,6 +12,7 @@ from featherbed.apps.recommender.model import fit_model as fit_model
 from featherbed.apps.recommender.model import fit_tables as fit_tables
 from featherbed.apps.recommender.model import mean_squared_error as mean_squared_error
 from featherbed.apps.recommender.online import train_online as train_online
+from featherbed.apps.recommender.rank import train_ranking as train_ranking
 from featherbed.apps.recommender.ranking import BPR as BPR
 from featherbed.apps.recommender.ranking import train_bpr as train_bpr
 from featherbed.apps.recommender.serve import Recommender as Recommender
@@ -19,8 +21,11 @@ from featherbed.apps.recommender.serve import check_recommender as check_recomme
 from featherbed.apps.recommender.serve import collect_rated as collect_rated
 from featherbed.apps.recommender.serve import parse_history as parse_history
 from featherbed.apps.recommender.serve import write_recommender as write_recommender
+from featherbed.apps.recommender.settings import RankingSettings as RankingSettings
 from featherbed.apps.recommender.settings import RecommenderSettings as RecommenderSettings
+from featherbed.apps.recommender.settings import UpdateSettings as UpdateSettings
 from featherbed.apps.recommender.stream import StreamedFactorization as StreamedFactorization
 from featherbed.apps.recommender.stream import StreamSettings as StreamSettings
 from featherbed.apps.recommender.train import describe_recommender as describe_recommender
 from featherbed.apps.recommender.train import train_recommender as train_recommender
+from featherbed.apps.recommender.update import update_recommender as update_recommender

@@ -145,31 +145,37 @@ def check_ratings(ratings: Ratings, source: Path | str = "the file") -> None:
     if is_constant(ratings):
         raise DataError(
             f"{source}: every rating is {ratings.values[0]:g}, so there is nothing to predict: "
-            "such implicit data (clicks, purchases) need ranking, not a ratings model; see "
-            "featherbed.apps.recommender.ranking.train_bpr"
+            "such implicit data (clicks, purchases) need ranking, not a ratings model: "
+            "featherbed train ranking FILE --out DIR"
         )
 
 
 def note_counts(ratings: Ratings) -> list[str]:
-    """Return a note on ratings that look like counts: whole numbers, mostly the smallest two.
+    """Return a note on ratings that look like counts.
 
     >>> counts = np.array([1] * 60 + [2] * 20 + [3] * 10 + [40] * 10, np.float32)
     >>> ids, keys = np.arange(100), [str(i) for i in range(100)]
     >>> len(note_counts(Ratings(ids, ids, counts, keys, keys)))
     1
     """
+    if not look_like_counts(ratings):
+        return []
+    low, high = float(ratings.values.min()), float(ratings.values.max())
+    return [
+        f"the ratings look like counts (whole numbers from {low:g} to {high:,.0f}, most of them "
+        f"near {low:g}): a ratings model predicts their size and may rank items worse than "
+        "popularity does; featherbed train ranking FILE --out DIR ranks items"
+    ]
+
+
+def look_like_counts(ratings: Ratings) -> bool:
+    """Whether ratings look like counts: whole numbers with a long tail, mostly the smallest two."""
     step = -(-len(ratings) // SAMPLE)
     values = np.asarray(ratings.values[::step], dtype=np.float64)
     low, high = float(values.min()), float(values.max())
     if low not in (0.0, 1.0) or high <= MAX_SCALE or not (values == np.floor(values)).all():
-        return []
-    if np.mean(values <= low + 1) < 0.5 or np.median(values) > 0.1 * high:
-        return []
-    return [
-        f"the ratings look like counts (whole numbers from {low:g} to {high:,.0f}, most of them "
-        f"near {low:g}): a ratings model predicts their size and may rank items worse than "
-        "popularity does"
-    ]
+        return False
+    return bool(np.mean(values <= low + 1) >= 0.5 and np.median(values) <= 0.1 * high)
 
 
 def make_split(
@@ -225,17 +231,18 @@ def make_split(
                 f"{len(ratings):,} ratings are too few for a {method} split: "
                 f"no rating is left for {name}"
             )
-    return _apply(ratings, parts, method, seed, ratings_checksum(ratings), workplace)
+    return apply_parts(ratings, parts, method, seed, ratings_checksum(ratings), workplace)
 
 
-def _apply(
+def apply_parts(
     ratings: Ratings,
     parts: NDArray[np.uint8],
     method: str,
     seed: int,
     checksum: str,
-    folder: str | Path | None,
+    folder: str | Path | None = None,
 ) -> Split:
+    """Return the split in which every rating is in its part."""
     train, validation, test = (
         ratings.select(parts == part, folder) for part in (TRAIN, VALIDATION, TEST)
     )
@@ -431,4 +438,4 @@ def load_split(path: str | Path, ratings: Ratings, workplace: str | Path | None 
             "make a new one"
         )
     fours = np.stack([packed & 3, packed >> 2 & 3, packed >> 4 & 3, packed >> 6], axis=1)
-    return _apply(ratings, fours.reshape(-1)[:rows], method, seed, checksum, workplace)
+    return apply_parts(ratings, fours.reshape(-1)[:rows], method, seed, checksum, workplace)

@@ -425,7 +425,7 @@ class GradedRows:
     @classmethod
     def round(cls, matrix: Doubles, bits: Bits, rows: list[int]) -> GradedRows:
         """Round rows [V, d] to the nearest levels, with the scales of the lowest error."""
-        half, floats = _fits_float16(matrix), matrix.astype(np.float32)
+        half, floats = fits_float16(matrix), matrix.astype(np.float32)
         scales = _to_storable(graded_scales(floats, bits, rows).astype(np.float64), half)
         levels = np.zeros(matrix.shape, np.uint8)
         for g, (start, stop) in enumerate(pairwise(np.cumsum([0, *rows]))):
@@ -441,7 +441,7 @@ class GradedRows:
         return cls(rows, bits, np.ones(bits.shape), levels, "float16" if half else "float32")
 
 
-def _fits_float16(matrix: Doubles) -> bool:
+def fits_float16(matrix: Doubles) -> bool:
     """Whether float16 can hold the scales; biases scale with ratings, factors with their root."""
     largest_bias, largest = np.abs(matrix[:, 0]).max(), np.abs(matrix).max()
     return bool(largest_bias > 100 * MIN_SCALE and largest < MAX_SCALE)
@@ -635,7 +635,7 @@ def round_posterior(
 
 def _check_budget(budget: int, users: int, items: int, dim: int) -> None:
     no_bits = np.zeros((1, dim), np.uint8)
-    least = _file_bytes([GradedRows.zeros(no_bits, [rows], True) for rows in (users, items)])
+    least = file_bytes([GradedRows.zeros(no_bits, [rows], True) for rows in (users, items)])
     if budget < least:
         raise ArgumentError(
             f"budget={budget:,}: the headers of the two files alone take {least:,} bytes, "
@@ -664,12 +664,10 @@ def _plan(
         grade_moments(matrices[0], counts[0], sizes[0]),
         grade_moments(matrices[1], counts[1], sizes[1]),
     )
-    half = [_fits_float16(matrix) for matrix in matrices]
+    half = [fits_float16(matrix) for matrix in matrices]
 
     def size_of(bits: Sequence[Bits]) -> int:
-        return _file_bytes(
-            [GradedRows.zeros(*side) for side in zip(bits, sizes, half, strict=True)]
-        )
+        return file_bytes([GradedRows.zeros(*side) for side in zip(bits, sizes, half, strict=True)])
 
     room = 8 * (budget - size_of([np.zeros_like(side, np.uint8) for side in moments]))
     scale_bits = 16 if all(half) else 32
@@ -682,7 +680,8 @@ def _plan(
     return None
 
 
-def _file_bytes(sides: Sequence[GradedRows]) -> int:
+def file_bytes(sides: Sequence[GradedRows]) -> int:
+    """Return the bytes of the files of both sides, without keys."""
     return sum(file_size(side.pack()) for side in sides)
 
 
@@ -721,7 +720,7 @@ def fit_graded(
         train, posterior, users, items, validation=held_out, progress=progress
     )
     details = {
-        "bytes": _file_bytes([users, items]),
+        "bytes": file_bytes([users, items]),
         "dense": None if held_out is None else posterior.error(held_out),
         "expected": expected,
         "errors": errors,

@@ -24,6 +24,7 @@ from featherbed.tables import Table
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 BLOCK = 256  # users scored at once
+SCORED = 1 << 24  # scores in memory at once
 
 
 class BPR(nn.Module):
@@ -102,7 +103,7 @@ class Interactions:
 
 
 @dataclass(frozen=True)
-class FittedRanking:
+class BprFactors:
     """Rows of users and items of the best epoch, and the metrics of every epoch."""
 
     users: Floats
@@ -120,7 +121,7 @@ def sample_negatives(train: Interactions, users: Ids, rng: np.random.Generator) 
 
 def train_bpr(
     train: Interactions,
-    validation: Interactions,
+    validation: Interactions | None,
     *,
     dim: int = 100,
     epochs: int = 40,
@@ -134,8 +135,10 @@ def train_bpr(
     seed: int = 0,
     progress: bool = True,
     name: str = "ranking",
-) -> FittedRanking:
+) -> BprFactors:
     """Fit plain rows by BPR, one pair at a time; keep the epoch of the best validation NDCG@10.
+
+    Without validation the last epoch is kept.
 
     Defaults are those of the code of Wu et al. (2019): the learning rate is multiplied by
     ``lr_decay`` every epoch, ``negatives`` items are drawn per interaction, rows start uniform in
@@ -172,14 +175,17 @@ def train_bpr(
             liked = shared(positives[order], train.num_items, p_items)
             step = lr * lr_decay**epoch
             loss = ranking_pass(rows, columns, own, liked, drawn, step, weight_decay)
-            metrics = ranking_metrics(rows, columns, train, validation)
-            history.append({"epoch": epoch, "loss": float(loss), **metrics})
-            shown.update(advance=1, note=f"NDCG@10 {metrics['ndcg@10']:.4f}")
+            metrics = {"ndcg@10": float(epoch)}
+            if validation is not None:
+                metrics = ranking_metrics(rows, columns, train, validation)
+                shown.update(note=f"NDCG@10 {metrics['ndcg@10']:.4f}")
+                history.append({"epoch": epoch, "loss": float(loss), **metrics})
+            shown.update(advance=1)
             if metrics["ndcg@10"] > best[0]:
                 best = (metrics["ndcg@10"], epoch, rows.copy(), columns.copy())
             elif epoch - best[1] >= patience:
                 break
-    return FittedRanking(best[2], best[3], best[1], history)
+    return BprFactors(best[2], best[3], best[1], history)
 
 
 def split_interactions(
@@ -216,66 +222,94 @@ def split_interactions(
     return left, middle, right
 
 
+METRICS = ("ndcg@10", "recall@10", "p@1", "p@5", "p@10")
+TOP = 10
+
+
 def ranking_metrics(
     rows: NDArray[np.floating],
     columns: NDArray[np.floating],
     train: Interactions,
     held_out: Interactions,
+    *,
+    users: Ids | None = None,
 ) -> dict[str, float]:
     """Return NDCG@10, recall@10 and precision at 1, 5 and 10 over all items not in ``train``.
 
         NDCG@k = Σ_{r <= k} hit_r / log2(r + 1)  over its maximum
         recall@k = hits in k / min(k, held out)
 
-    Scores are ``rows`` [users, d] times ``columns`` [items, d]. Users without held-out items do not
-    count.
+    Scores are ``rows`` [users, d] times ``columns`` [items, d]; the smaller id breaks ties. Users
+    without held-out items do not count. With ``users``, which have held-out items, the rows are
+    those of these users alone.
 
     >>> one = lambda item: Interactions.of(np.array([0]), np.array([item]), 1, 3)
     >>> columns = np.array([[3.0], [2.0], [1.0]])
     >>> ranking_metrics(np.ones((1, 1)), columns, one(0), one(1))["p@1"]
     1.0
     """
-    if rows.shape[0] != train.num_users or columns.shape[0] != train.num_items:
+    ranks, counts = held_out_ranks(rows, columns, train, held_out, users=users)
+    return {name: float(values.mean()) for name, values in user_metrics(ranks, counts).items()}
+
+
+def held_out_ranks(
+    rows: NDArray[np.floating],
+    columns: NDArray[np.floating],
+    train: Interactions,
+    held_out: Interactions,
+    *,
+    users: Ids | None = None,
+) -> tuple[Ids, Ids]:
+    """Return the rank from 0 of each held-out item, user by user, and their number by user.
+
+    >>> train, held_out = (Interactions.of(np.array([0]), np.array([i]), 1, 3) for i in (0, 2))
+    >>> held_out_ranks(np.ones((1, 1)), np.array([[3.0], [2.0], [2.0]]), train, held_out)
+    (array([1]), array([1]))
+    """
+    expected = train.num_users if users is None else len(users)
+    if rows.shape[0] != expected or columns.shape[0] != train.num_items:
         raise ArgumentError(
-            f"rows {rows.shape} and columns {columns.shape} do not fit {train.num_users} users and "
+            f"rows {rows.shape} and columns {columns.shape} do not fit {expected} users and "
             f"{train.num_items} items"
         )
-    counted = np.flatnonzero(np.diff(held_out.starts))
+    counted = np.flatnonzero(np.diff(held_out.starts)) if users is None else users
+    rows = rows[counted] if users is None else rows
     if not len(counted):
         raise ArgumentError("no user has a held-out item: there is nothing to measure")
-    top = min(10, train.num_items)
-    discounts = 1 / np.log2(np.arange(2, 12))
-    sums = np.zeros(5)
-    for begin in range(0, len(counted), BLOCK):
-        users = counted[begin : begin + BLOCK]
-        hits = _hits(_best_items(rows[users] @ columns.T, users, train, top), users, held_out)
-        sizes = np.minimum(np.diff(held_out.starts)[users], 10)
-        ideal = np.cumsum(discounts)[sizes - 1]
-        sums += [
-            (hits @ discounts[:top] / ideal).sum(),
-            (hits.sum(1) / sizes).sum(),
-            *((hits[:, :k].sum(1) / k).sum() for k in (1, 5, 10)),
-        ]
-    names = ("ndcg@10", "recall@10", "p@1", "p@5", "p@10")
-    return dict(zip(names, (sums / len(counted)).tolist(), strict=True))
+    ranks, block = [], max(1, min(BLOCK, SCORED // train.num_items))
+    for begin in range(0, len(counted), block):
+        own = counted[begin : begin + block]
+        part = rows[begin : begin + block] @ columns.T
+        for scores, user in zip(part, own.tolist(), strict=True):
+            scores[train[user]] = -np.inf
+            ranks.append(_ranks(scores, held_out[user]))
+    return np.concatenate(ranks), np.diff(held_out.starts)[counted]
 
 
-def _best_items(
-    scores: NDArray[np.floating], users: Ids, train: Interactions, top: int
-) -> Ids:  # [B, items] -> [B, top]
-    """Return the best items of each row that are not in ``train``, best first."""
-    for row, user in zip(scores, users, strict=True):
-        row[train[user]] = -np.inf
-    best = np.argpartition(-scores, top - 1, axis=1)[:, :top]
-    order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(best, order, axis=1)
+def _ranks(scores: NDArray[np.floating], items: Ids) -> Ids:  # [items], [n] -> [n]
+    """Return the number of items that come before each of ``items``."""
+    found, step = np.empty(len(items), dtype=np.int64), max(1, SCORED // len(scores))
+    for begin in range(0, len(items), step):
+        part = items[begin : begin + step]
+        own = scores[part][:, None]
+        found[begin : begin + step] = (scores > own).sum(axis=1)
+        tied = np.flatnonzero((scores >= own).sum(axis=1) - found[begin : begin + step] > 1)
+        for place in tied.tolist():
+            before = scores[: part[place]] == own[place]
+            found[begin + place] += np.count_nonzero(before)
+    return found
 
 
-def _hits(
-    best: Ids, users: Ids, held_out: Interactions
-) -> NDArray[np.float64]:  # [B, top] -> [B, top] of 0 and 1
-    pairs = held_out.users * held_out.num_items + held_out.items  # ascending
-    found = users[:, None] * held_out.num_items + best
-    place = np.searchsorted(pairs, found).clip(max=len(pairs) - 1)
-    hits: NDArray[np.float64] = (pairs[place] == found).astype(np.float64)
-    return hits
+def user_metrics(ranks: Ids, counts: Ids) -> dict[str, NDArray[np.float64]]:  # [n], [users]
+    """Return the metrics of each user from the ranks of held-out items.
+
+    >>> user_metrics(np.array([0, 12]), np.array([2]))["p@10"].tolist()
+    [0.1]
+    """
+    starts, sizes = np.cumsum(counts) - counts, np.minimum(counts, TOP)
+    gains = np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
+    ideal = np.cumsum(1 / np.log2(np.arange(2, TOP + 2)))
+    found = [np.add.reduceat(gains, starts) / ideal[sizes - 1]]
+    hits = {k: np.add.reduceat((ranks < k).astype(np.float64), starts) for k in (1, 5, TOP)}
+    found += [hits[TOP] / sizes, *(hits[k] / k for k in (1, 5, TOP))]
+    return dict(zip(METRICS, found, strict=True))

@@ -3,7 +3,8 @@
     score(u, i) = mean + U[u]_0 + V[i]_0 + sum_{k >= 1} U[u]_k V[i]_k     biases "column"
     score(u, i) = mean + b_u + b_i + U[u] . V[i]                          biases "apart"
 
-and without b_u and b_i for biases "none". numpy only: opening reads headers; the rest is
+and without b_u and b_i for biases "none". A ranking (implicit feedback) has the mean 0, no biases and
+rows of users of length 1, so that scores order the items of one user. numpy only: opening reads headers; the rest is
 memory-mapped and checked when a request reads it. ``recommender.json`` is removed first and written
 last: a folder without it is no recommender.
 """
@@ -15,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featherbed.apps.bundle import read_description
+from featherbed.apps.recommender.closed import (
+    COUNTS,
+    Confidence,
+    Doubles,
+    solve_implicit,
+    solve_ratings,
+)
 from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
 from featherbed.files import write_file
 from featherbed.packed import (
@@ -63,6 +71,7 @@ class RecommenderInfo(NamedTuple):
     seen: int  # number of (user, item) pairs in training
     titles: bool
     about: dict[str, Any]
+    implicit: Confidence | None = None  # of a ranking
 
 
 def collect_rated(
@@ -112,10 +121,12 @@ def write_recommender(
     item_bias: ArrayLike | None = None,  # [items]
     titles: Iterable[str | None] | None = None,  # [items]
     about: dict[str, Any] | None = None,
+    implicit: Confidence | None = None,
 ) -> None:
     """Write a recommender into a folder; other files in it are kept.
 
-    Tables (packed tables or their files) have keys. Everything is checked before the first write.
+    Tables (packed tables or their files) have keys. ``implicit`` are the settings of a ranking.
+    Everything is checked before the first write.
 
     >>> import featherbed as fb
     >>> from featherbed.apps.recommender.serve import Recommender
@@ -158,6 +169,8 @@ def write_recommender(
         "titles": titles is not None,
         "about": about or {},
     }
+    if implicit is not None:
+        info["implicit"] = implicit.values_by_name()
     try:
         text = json.dumps(info, ensure_ascii=False, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -191,7 +204,22 @@ def read_info(folder: Path) -> RecommenderInfo:
         found.integer("seen", 0, MOST_ROWS),
         found.flag("titles"),
         about,
+        _read_confidence(found.raw("implicit")) if "implicit" in found.fields else None,
     )
+
+
+def _read_confidence(given: Any) -> Confidence:
+    """Return the settings of a ranking, checked."""
+    limits = {"alpha": 0.0, "regularization": 0.0, "sharpness": 0.0, "typical": 0.0}
+    if not isinstance(given, dict) or set(given) != {*limits, "counts"}:
+        raise FormatError(f"{JSON}.implicit must have {', '.join([*limits, 'counts'])}")
+    for name, low in limits.items():
+        value = given[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < 1e30:
+            raise FormatError(f"{JSON}.implicit.{name} must be a number, got {str(value)[:40]}")
+    if given["counts"] not in COUNTS:
+        raise FormatError(f"{JSON}.implicit.counts must be one of {', '.join(COUNTS)}")
+    return Confidence(**given)
 
 
 def _check_tables(users: PackedTable, items: PackedTable, mean: float, biases: str) -> None:
@@ -290,7 +318,7 @@ class StoredTitles:
 
 
 class Recommender:
-    """A recommender that ``featherbed train ratings`` wrote to a folder.
+    """A recommender that ``featherbed train ratings`` or ``train ranking`` wrote to a folder.
 
     >>> import featherbed as fb
     >>> from featherbed.apps.recommender.serve import write_recommender
@@ -399,15 +427,21 @@ class Recommender:
     def fold_in(self, history: Sequence[tuple[str, float | None]]) -> Floats:  # [d]
         """Return the row of a new user in closed form from the stored rows of rated items.
 
-        With rows u ~ N(m, diag(s)) of the stored users as prior, ratings r_i of items with rows
-        v_i, and the model's error as noise,
+        Ratings: with rows u ~ N(m, diag(s)) of the stored users as prior, ratings r_i of items with
+        rows v_i, and the model's error as noise,
 
             u = m + (X'X / noise + diag(1 / s))^-1 X' (r - mean - b - X m) / noise
 
         X holds the rows v_i (with a column of ones for the bias of the user), b the biases of
-        items. Items that are not known are skipped; ``unknown_items`` names them. Ratings of None
-        mean that the item was liked: they count as the mean plus one standard deviation of the
-        model's error.
+        items. Ratings of None mean that the item was liked: they count as the mean plus one standard
+        deviation of the model's error.
+
+        A ranking: the numbers are counts with confidences c, None is one event,
+
+            u = (V'V + Σ_i (c_i - 1) v_i v_i' + λ I)^-1 Σ_i c_i v_i
+
+        with its columns weighted and its length made 1 as in training. Items that are not known are
+        skipped; ``unknown_items`` names them.
         """
         return self._folded(history)[1]
 
@@ -418,7 +452,8 @@ class Recommender:
     def _folded(
         self, history: Sequence[tuple[str, float | None]]
     ) -> tuple[list[tuple[int, float]], Floats]:
-        liked = self.about.mean + math.sqrt(self._noise)
+        implicit = self.about.implicit
+        liked = self.about.mean + math.sqrt(self._noise) if implicit is None else 1.0
         known = [
             (self._item(item), liked if rating is None else float(rating))
             for item, rating in history
@@ -431,26 +466,63 @@ class Recommender:
                 f"of the {self.about.items:,} items"
             )
         ids = np.array([id_ for id_, _ in known])
-        ratings = np.array([rating for _, rating in known])
-        if not (np.abs(ratings) < 1e30).all():
+        values = np.array([value for _, value in known])
+        if not (np.abs(values) < 1e30).all():
             raise ArgumentError("a rating of the history is not a finite number")
-        x = self.items[ids].astype(np.float64)
-        residuals = ratings - self.about.mean
-        if self.about.biases == "column":
-            residuals -= x[:, 0]
-            x[:, 0] = 1
-        elif self._apart is not None:
-            residuals -= self._apart[1][ids]
-            x = np.column_stack([np.ones(len(x)), x])
-        center, variance = self._user_prior
-        # a column of no variance has no weight: scaling by its root keeps the system regular
-        root = np.sqrt(variance)
-        scaled = x * root
-        gram = scaled.T @ scaled / self._noise + np.eye(len(root))
-        row = center + root * np.linalg.solve(
-            gram, scaled.T @ (residuals - x @ center) / self._noise
-        )
-        return known, row.astype(np.float32)
+        if implicit is None:
+            return known, self.row_of_ratings(self._item_rows(ids), values).astype(np.float32)
+        if (values <= 0).any():
+            raise ArgumentError("a count of the history is not above 0: leave the item out instead")
+        raw = self.row_of_events(ids, implicit.weights(values))
+        return known, implicit.finish(raw, self.item_gram).astype(np.float32)
+
+    def row_of_ratings(
+        self, rows: Doubles, ratings: Doubles, earlier: tuple[Doubles, Ids] | None = None
+    ) -> Doubles:  # [n, d], [n] -> [d]
+        """Return the row of a user from ratings of items, given by their rows.
+
+        ``earlier`` are a row and the ids of the items whose ratings it was computed from. With
+        biases apart the biases come first.
+        """
+        x, base = self._features(rows)
+        before = None
+        if earlier is not None:
+            before = earlier[0], self._features(self._item_rows(earlier[1]))[0]
+        residuals = ratings - self.about.mean - base
+        return solve_ratings(x, residuals, *self._prior(0), self._noise, before)
+
+    def row_of_item(self, rows: Doubles, ratings: Doubles) -> Doubles:  # [n, d], [n] -> [d]
+        """Return the row of an item from ratings by users, given by their rows."""
+        x, base = self._features(rows)
+        return solve_ratings(x, ratings - self.about.mean - base, *self._prior(1), self._noise)
+
+    def _features(self, rows: Doubles) -> tuple[Doubles, Doubles]:  # [n, d] -> [n, d], [n]
+        """Return the numbers that the row of the other side is multiplied with, and the biases."""
+        if self.about.biases == "none":
+            return rows, np.zeros(len(rows))
+        x = rows.copy()
+        x[:, 0] = 1
+        return x, rows[:, 0]
+
+    def _item_rows(self, ids: Ids) -> Doubles:  # [n] -> [n, d]
+        """Return rows of items; with biases apart the bias comes first."""
+        rows = self.items[ids].astype(np.float64)
+        return rows if self._apart is None else np.column_stack([self._apart[1][ids], rows])
+
+    def row_of_events(self, ids: Ids, weights: Doubles) -> Doubles:  # [n], [n] -> [d]
+        """Return the row of a user from items with confidences, before columns are weighted."""
+        assert self.about.implicit is not None, "a model of ratings"
+        rows = self.items[ids].astype(np.float64)
+        return solve_implicit(self.item_gram, rows, weights, self.about.implicit.regularization)
+
+    @cached_property
+    def item_gram(self) -> Doubles:  # [d, d]
+        """V'V of all items."""
+        gram = np.zeros((self.about.dim, self.about.dim))
+        for start in range(0, self.about.items, CHUNK):
+            rows = self.items.block(start, min(start + CHUNK, self.about.items)).astype(np.float64)
+            gram += rows.T @ rows
+        return gram
 
     @property
     def _noise(self) -> float:
@@ -463,14 +535,15 @@ class Recommender:
             )
         return float(error)
 
-    @cached_property
-    def _user_prior(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and variance of the columns of the stored users; with biases apart, theirs first."""
-        count = min(self.about.users, PRIOR_USERS)
-        ids = np.linspace(0, self.about.users - 1, count).astype(np.int64)
-        rows = self.users[ids].astype(np.float64)
+    @cache  # noqa: B019 - two small arrays for as long as the recommender lives
+    def _prior(self, side: int) -> tuple[Doubles, Doubles]:  # -> [d], [d]
+        """Mean and variance of the columns of users or items; with biases apart, these first."""
+        table = (self.users, self.items)[side]
+        count = min(table.rows, PRIOR_USERS)
+        ids = np.linspace(0, table.rows - 1, count).astype(np.int64)
+        rows = table[ids].astype(np.float64)
         if self._apart is not None:
-            rows = np.column_stack([self._apart[0][ids], rows])
+            rows = np.column_stack([self._apart[side][ids], rows])
         return rows.mean(0), rows.var(0)
 
     def score(self, user: str, items: Sequence[str]) -> Floats:  # [n]

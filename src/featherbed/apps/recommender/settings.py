@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featherbed.apps.recommender.closed import COUNTS
 from featherbed.apps.recommender.serve import BIASES
 from featherbed.checks import Packages, read_bytes
 from featherbed.errors import ArgumentError
@@ -60,13 +61,19 @@ class ReadingSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitSettings(Settings):
-    """How ratings are split into training, validation and test."""
+class HoldOutSettings(Settings):
+    """How lines are split into training, validation and test."""
 
-    method: str = setting("random", "How ratings are held out.", choices=SPLITS)
+    method: str = setting("random", "How ratings or events are held out.", choices=SPLITS)
     validation: float = setting(0.1, "Fraction for validation.", minimum=0, maximum=1)
     test: float = setting(0.1, "Fraction for test.", minimum=0, maximum=1)
-    leave: int = setting(1, "With leave-out: ratings of each user held out.", minimum=1)
+    leave: int = setting(1, "With leave-out: number of each user held out.", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings(HoldOutSettings):
+    """How ratings are split into training, validation and test."""
+
     known_only: bool = setting(False, "Hold out only users and items that occur in training.")
 
 
@@ -241,3 +248,121 @@ class RecommenderSettings(Settings):
             defaults |= AUTO | {"training.patience": epochs}
         missing = {name: value for name, value in defaults.items() if values[name] is None}
         return type(self).from_values(values | missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventColumns(Settings):
+    """Columns of the file, by name or by number from 1."""
+
+    user: str | int | None = setting(None, "Column of the user keys (default: guessed).")
+    item: str | int | None = setting(None, "Column of the item keys (default: guessed).")
+    count: str | int | None = setting(None, "Column of counts (default: guessed, optional).")
+    time: str | int | None = setting(None, "Column of the times (default: guessed, optional).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventReading(Settings):
+    """How the file is read."""
+
+    encoding: str | None = setting(None, "Encoding of a text file that is not UTF-8.")
+    strict: bool = setting(False, "Refuse the first line that cannot be read.")
+    minimum: float | None = setting(
+        None, "Minimum rating of a line that counts as an event; the others are dropped."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingTables(Settings):
+    """The stored rows of users and items."""
+
+    dim: int | None = setting(None, "Width of the rows (default: chosen).", minimum=1, maximum=1024)
+    budget: str | None = setting(None, "Bytes of both tables, such as 300KB.")
+    ratio: float | None = setting(
+        None, "The same, as a ratio to float32 rows of the same width (default 8).", above=0
+    )
+    users: str | None = setting(
+        None, "Table of the users, such as product:parts=8 (default: graded)."
+    )
+    items: str | None = setting(None, "Table of the items.")
+
+    def check(self) -> None:
+        """Refuse contradictory sizes."""
+        sized = self.budget is not None or self.ratio is not None
+        if self.budget is not None and self.ratio is not None:
+            raise ArgumentError("give table.budget or table.ratio (--budget, --ratio), not both")
+        if self.budget is not None:
+            read_bytes(self.budget)
+        if (self.users is None) != (self.items is None):
+            raise ArgumentError("give tables of both sides, or of neither: --users and --items")
+        if self.users is not None and sized:
+            raise ArgumentError(
+                "--budget and --ratio are for graded rows: leave out --users, --items"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlsSettings(Settings):
+    """Alternating least squares; what is not given is chosen by the validation NDCG@10."""
+
+    alpha: float | None = setting(None, "Factor of the confidence of events.", above=0)
+    regularization: float | None = setting(None, "L2 regularization of rows.", above=0)
+    counts: str | None = setting(None, "Confidence by count.", choices=COUNTS)
+    sharpness: float | None = setting(
+        None, "Exponent of the weights of columns by variance.", minimum=0, maximum=1
+    )
+    iterations: int = setting(15, "Number of iterations.", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BprSettings(Settings):
+    """Bayesian personalized ranking with shared embeddings (method bpr)."""
+
+    epochs: int = setting(40, "Maximum number of epochs.", minimum=1)
+    lr: float = setting(0.1, "Learning rate.", above=0)
+    weight_decay: float = setting(0.01, "Weight decay.", minimum=0)
+    negatives: int = setting(3, "Items drawn for each event.", minimum=1)
+    p_users: float = setting(
+        0.1, "Probability of sharing a user's row (SSE).", minimum=0, maximum=1
+    )
+    p_items: float = setting(0.01, "Probability of sharing an item's row.", minimum=0, maximum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingSettings(Settings):
+    """All settings of ``train_ranking``.
+
+    >>> RankingSettings.from_values({"table.dim": 64, "als.counts": "log"}).als.counts
+    'log'
+    """
+
+    method: str = setting("als", "Factorization.", choices=("als", "bpr"))
+    titles: Path | None = setting(None, "File of item keys and titles.")
+    columns: EventColumns = group(EventColumns)
+    reading: EventReading = group(EventReading)
+    split: HoldOutSettings = group(HoldOutSettings)
+    table: RankingTables = group(RankingTables)
+    als: AlsSettings = group(AlsSettings)
+    bpr: BprSettings = group(BprSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateReading(Settings):
+    """How the file of new ratings or events is read."""
+
+    encoding: str | None = setting(None, "Encoding of a text file that is not UTF-8.")
+    strict: bool = setting(False, "Refuse the first line that cannot be read.")
+    minimum: float | None = setting(
+        None, "Ranking: minimum rating of an event (default: that of the training)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSettings(Settings):
+    """All settings of ``update_recommender``.
+
+    >>> UpdateSettings.from_values({"columns.user": "customer"}).columns.user
+    'customer'
+    """
+
+    columns: ColumnSettings = group(ColumnSettings)
+    reading: UpdateReading = group(UpdateReading)

@@ -53,6 +53,7 @@ from featherbed.packed import (
 )
 from featherbed.progress import show_progress
 from featherbed.report import describe_anchors, describe_cost, error_by_popularity, ratings_page
+from featherbed.settings import Settings
 from featherbed.tables import parse_spec
 
 NO_FACTORS = (
@@ -425,16 +426,10 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
             about={
                 "ratings": len(train),
                 "test_mse": model.error(data.split.test),
-                "settings": self._changed_settings(),
+                "settings": changed_settings(self.settings),
             },
         )
         save_split(data.split, folder / SPLIT)
-
-    def _changed_settings(self) -> dict[str, Any]:
-        """Return the settings that are not the default, as plain JSON."""
-        values = self.settings.values() | {"titles": None}  # a path says nothing about the model
-        lines = self.settings.describe()
-        return {one.name: values[one.name] for one in lines if values[one.name] != one.default}
 
     def measure(
         self, folder: Path, data: RecommenderData, fitted: FittedRecommender
@@ -461,7 +456,7 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
             },
             "factors": int(np.count_nonzero(columns[int(model.biases == "column") :])),
             "nonzeros": fitted.nonzeros,
-            "sizes": _measure_sizes(folder, fitted),
+            "sizes": measure_sizes(folder, fitted),
             "split": split.method,
         }
 
@@ -498,7 +493,14 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
         return summarize(metrics, self.out)
 
 
-def _measure_sizes(folder: Path, fitted: FittedRecommender) -> dict[str, Any]:
+def changed_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not the default, as plain JSON."""
+    values = settings.values() | {"titles": None}  # a path says nothing about the model
+    lines = settings.describe()
+    return {one.name: values[one.name] for one in lines if values[one.name] != one.default}
+
+
+def measure_sizes(folder: Path, fitted: FittedRecommender) -> dict[str, Any]:
     """Return bytes by side and in all.
 
     ``file`` is without keys, ``whole`` are all files needed for recommending, ``float32_whole`` the
@@ -622,20 +624,12 @@ def summarize(metrics: dict[str, Any], out: Path) -> list[str]:
     worse than biases alone: test MSE 1.2100, where mean + bias of user + bias of item has 1.1000...
     """
     test, sizes = metrics["test"]["mse"], metrics["sizes"]
-    parts = {"tables": "file", "keys": "keys", "rated items": "seen", "titles": "titles"}
-    shown = {name: sizes[key] for name, key in parts.items() if sizes.get(key)}
-    if other := sizes["whole"] - sum(shown.values()):
-        shown["other"] = other
-    listed = ", ".join(f"{name} {size:,}" for name, size in shown.items())
     weights = "" if metrics["nonzeros"] is None else f"; {metrics['nonzeros']:,} weights"
     lines = [
         f"test MSE {test:.4f} (RMSE {math.sqrt(test):.4f}), "
         f"validation {metrics['validation']['mse']:.4f}, train {metrics['train']['mse']:.4f}; "
         f"biases alone have {metrics['baselines']['biases']:.4f} on test",
-        f"{sizes['whole']:,} bytes in all, "
-        f"{compare_sizes(sizes['whole'], sizes['float32_whole'])} with float32 rows: {listed}",
-        f"tables alone: {sizes['file']:,} bytes, "
-        f"{compare_sizes(sizes['file'], sizes['float32'])} as float32 rows{weights}",
+        *size_lines(sizes, weights),
         f"{out}: users.safetensors, items.safetensors, metrics.json, history.parquet, report.html",
         *warn(metrics),
     ]
@@ -648,6 +642,21 @@ def summarize(metrics: dict[str, Any], out: Path) -> list[str]:
         )
         lines.append(f"interrupted: {state}{more}")
     return lines
+
+
+def size_lines(sizes: dict[str, Any], weights: str = "") -> list[str]:
+    """Return the bytes of all files, and of the tables alone, beside those of float32 rows."""
+    parts = {"tables": "file", "keys": "keys", "rated items": "seen", "titles": "titles"}
+    shown = {name: sizes[key] for name, key in parts.items() if sizes.get(key)}
+    if other := sizes["whole"] - sum(shown.values()):
+        shown["other"] = other
+    listed = ", ".join(f"{name} {size:,}" for name, size in shown.items())
+    return [
+        f"{sizes['whole']:,} bytes in all, "
+        f"{compare_sizes(sizes['whole'], sizes['float32_whole'])} with float32 rows: {listed}",
+        f"tables alone: {sizes['file']:,} bytes, "
+        f"{compare_sizes(sizes['file'], sizes['float32'])} as float32 rows{weights}",
+    ]
 
 
 def warn(metrics: dict[str, Any]) -> list[str]:

@@ -69,6 +69,10 @@ COMMON_NAMES: dict[str, tuple[str, ...]] = {
         "bookrating movierating value grade rate userscore",
         "r label target preference",
     ),
+    "count": (
+        "count counts plays playcount listens listencount clicks clickcount views viewcount",
+        "quantity qty purchases visits frequency weight events interactions confidence n",
+    ),
     "time": (
         "timestamp time unixreviewtime unixtime unixtimestamp ts epoch ratingtime ratingtimestamp "
         "timestampms",
@@ -185,7 +189,7 @@ def find_columns(
     if missing:
         example = f"{missing[0]}=NAME (command line: --set columns.{missing[0]}=NAME)"
         if missing == ["rating"]:
-            example += "; clicks or purchases without ratings are a task for ranking"
+            example += "; clicks or purchases without ratings: featherbed train ranking"
         raise DataError(
             f"{where}: no column for {' and '.join(missing)}; its columns are {list_names(names)}: "
             f"name it with {example}"

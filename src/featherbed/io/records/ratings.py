@@ -32,6 +32,7 @@ from featherbed.io.records.columns import (
     Columns,
     find_columns,
     guess_column,
+    is_number,
     open_columns,
 )
 from featherbed.packed.keys import IntegerKeys, TextKeys
@@ -321,6 +322,7 @@ REASONS = {MISSING: "missing", UNPARSABLE: "unparsable"}  # for skipping a line
 MAX_RATING = 1e6  # magnitude: NaN, infinity and larger ratings are refused
 NULLS = ("", "na", "n/a", "null", "none", "\\n", "-")  # spellings of a missing rating
 MAX_EXACT = 2.0**53  # integers below are exact in float64
+EPOCH = 1e8  # numbers from here on are times, in seconds or less since 1970
 TIMES = ("%Y-%m-%dT%H:%M:%S%.f%z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 
@@ -340,6 +342,8 @@ def parse_lines(
 ) -> ParsedLines:
     """Parse a frame with the columns user, item, rating and, if there is a fourth one, time.
 
+    Without a column of ratings every value is 1.
+
     ``strip`` removes blanks around keys.
 
     >>> import polars as pl
@@ -351,7 +355,10 @@ def parse_lines(
     import polars as pl
 
     users, items = (parse_keys(frame[place], strip=strip) for place in ("0", "1"))
-    values, fates = parse_ratings(frame["2"], decimal_comma=decimal_comma)
+    if "2" in frame.columns:
+        values, fates = parse_ratings(frame["2"], decimal_comma=decimal_comma)
+    else:
+        values, fates = np.ones(len(frame), np.float32), np.zeros(len(frame), np.uint8)
     times = None
     if "3" in frame.columns:
         times, wrong = parse_times(frame["3"])
@@ -598,6 +605,8 @@ def read_ratings(
     progress: Progress | None = None,
     encoding: str | None = None,
     max_rows: int = MAX_ROWS,
+    implicit: bool = False,
+    min_keys: int = 2,
 ) -> RatingsReading:
     """Read (user, item, rating, time) from delimited text, JSON lines or Parquet.
 
@@ -619,6 +628,10 @@ def read_ratings(
         progress: called with the number of bytes read and the size of the file.
         encoding: of a text file; default UTF-8, or ISO-8859-1 for ``::`` files that are not UTF-8.
         max_rows: number of rows beyond which columns are kept in files.
+        implicit: the lines are events, such as clicks. ``rating`` is optional and is guessed among
+            names of counts first, then of ratings; it is 1 without such a column. Counts (column
+            "count" of the result) of a repeated pair are added.
+        min_keys: minimum number of users, and of items.
 
     >>> path = getfixture("tmp_path") / "ratings.csv"
     >>> _ = path.write_text("userId,movieId,rating\\nann,7,4.5\\nbob,7,good\\nbob,12,3\\n")
@@ -631,8 +644,13 @@ def read_ratings(
     _check_arguments(duplicates, low, high, workplace)
     file = open_columns(path, encoding=encoding, progress=progress)
     given = {"user": user, "item": item, "rating": rating, "time": time}
-    required = ("user", "item", "rating")
+    required = ("user", "item") if implicit else ("user", "item", "rating")
+    given |= _count_column(file, given) if implicit else {}
+    counted = implicit and given["rating"] is not None
     roles = find_columns(file.names, given, required, str(file.path), header=file.header)
+    value = "count" if counted else "rating"
+    if implicit and (counted or "rating" not in roles):
+        duplicates = "sum"
     notes = [] if file.header else ["no header: columns are counted from 1"]
     if time is None and "time" in roles and (doubt := _doubt_time(file, roles["time"])):
         notes.append(f"column {file.names[roles.pop('time')]!r} was not used as the time: {doubt}")
@@ -642,7 +660,7 @@ def read_ratings(
     sides = {"user": KeyColumn(**options), "item": KeyColumn(**options)}
     values, times = Spool(np.float32, **options), Spool(np.int64, **options)
     for block, parsed in _parse_blocks(file, roles, counts, strict):
-        _check_range(file, block, parsed, low, high)
+        _check_range(file, block, parsed, low, high, value)
         sides["user"].append(parsed.users)
         sides["item"].append(parsed.items)
         values.append(parsed.values)
@@ -657,7 +675,7 @@ def read_ratings(
     with ThreadPoolExecutor(2, "featherbed-keys") as pool:
         (users, user_keys), (items, item_keys) = pool.map(KeyColumn.finish, sides.values())
     for side, keys in (("user", user_keys), ("item", item_keys)):
-        if len(keys) < 2:
+        if len(keys) < min_keys:
             raise DataError(
                 f"{file.path} has ratings of one {side} only, {keys[0]!r}: nothing can be learned"
             )
@@ -666,12 +684,27 @@ def read_ratings(
     ratings = resolve_duplicates(ratings, duplicates, counts, notes, workplace)
     notes += _note_late_time(file, roles)
     counts["kept"] = len(ratings)
+    named = {role: file.names[place] for role, place in roles.items()}
     return RatingsReading(
         ratings,
-        {role: file.names[place] for role, place in roles.items()},
+        {value if role == "rating" else role: name for role, name in named.items()},
         {name: counts[name] for name in COUNTS},
-        [*notes, *_final_notes(ratings, counts)],
+        [*notes, *_final_notes(ratings, counts, implicit)],
     )
+
+
+def _count_column(file: Columns, given: dict[str, str | int | None]) -> dict[str, int]:
+    """Return the place from 1 of a column of counts, or of times as third column without header."""
+    if given["rating"] is not None:
+        return {}
+    if file.header:
+        found = guess_column("count", file.names, str(file.path))
+        return {} if found is None else {"rating": found + 1}
+    if len(file.names) == 3 and given["time"] is None:
+        cells = [row[2] for row in file.sample if row[2] is not None]
+        if all(not is_number(cell) or float(cell) >= EPOCH for cell in cells):
+            return {"time": 3}
+    return {}
 
 
 def _check_arguments(
@@ -725,9 +758,10 @@ def _parse_blocks(
 ) -> Iterator[tuple[Block, ParsedLines]]:
     """Yield parsed blocks; count the fates of their lines, raise an error for refused ones."""
     for block in prefetch(file.blocks(list(roles.values()))):
-        parsed = parse_lines(
-            block.frame, decimal_comma=file.delimiter == ";", strip=file.kind == "text"
-        )
+        frame = block.frame
+        if "rating" not in roles and "time" in roles:
+            frame = frame.rename({"2": "3"})
+        parsed = parse_lines(frame, decimal_comma=file.delimiter == ";", strip=file.kind == "text")
         fates = parsed.fates
         empty = np.flatnonzero(fates == BLANK)
         if len(empty):
@@ -766,7 +800,12 @@ def _describe_problem(block: Block, row: int, fate: int, roles: list[str]) -> st
 
 
 def _check_range(
-    file: Columns, block: Block, parsed: ParsedLines, low: float | None, high: float | None
+    file: Columns,
+    block: Block,
+    parsed: ParsedLines,
+    low: float | None,
+    high: float | None,
+    name: str,
 ) -> None:
     values = parsed.values
     wrong = np.zeros(len(values), dtype=bool)
@@ -780,7 +819,7 @@ def _check_range(
         span = " to ".join("any" if limit is None else f"{limit:g}" for limit in (low, high))
         raise DataError(
             f"{file.path}, {file.unit} {block.line(row)}: "
-            f"rating {values[at]:g} is outside the range {span}"
+            f"{name} {values[at]:g} is outside the range {span}"
         )
 
 
@@ -824,9 +863,13 @@ def resolve_duplicates(
         "last": f"the last by {by} counts",
         "first": f"the first by {by} counts",
         "mean": "their mean counts",
+        "sum": "their counts are added",
         "keep": "all are kept",
     }
-    notes.append(f"{again:,} ratings of pairs that were rated before: {effects[policy]}")
+    what = (
+        "events of pairs that occurred" if policy == "sum" else "ratings of pairs that were rated"
+    )
+    notes.append(f"{again:,} {what} before: {effects[policy]}")
     return ratings if policy == "keep" else ratings.select(keep, folder)
 
 
@@ -837,16 +880,16 @@ def _drop_duplicates(
     places: NDArray[np.int64],
     keep: NDArray[np.bool_],
 ) -> None:
-    """Unmark the dropped ratings of repeated pairs; for the mean, write it to the kept one."""
+    """Unmark the dropped ratings of repeated pairs; write their mean or sum to the kept one."""
     # stable: without times the order of lines decides
     order = np.lexsort((pairs,) if ratings.times is None else (ratings.times[places], pairs))
     same = pairs[order][1:] == pairs[order][:-1]
     kept = np.append(True, ~same) if policy == "first" else np.append(~same, True)
     keep[places[order[~kept]]] = False
-    if policy == "mean":
+    if policy in ("mean", "sum"):
         values = ratings.values[places[order]].astype(np.float64)
         begins = np.flatnonzero(np.append(True, ~same))
-        sizes = np.diff(np.append(begins, len(values)))
+        sizes = np.diff(np.append(begins, len(values))) if policy == "mean" else 1
         ratings.values[places[order[kept]]] = np.add.reduceat(values, begins) / sizes
 
 
@@ -854,12 +897,12 @@ def _list_skipped(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[name]:,} {name}" for name in REASONS.values() if counts[name])
 
 
-def _final_notes(ratings: Ratings, counts: Counter[str]) -> list[str]:
+def _final_notes(ratings: Ratings, counts: Counter[str], implicit: bool) -> list[str]:
     skipped = _list_skipped(counts)
     notes = [f"lines skipped: {skipped}"] if skipped else []
     if 2 * sum(counts[name] for name in REASONS.values()) > counts["lines"]:
         notes.append("more than half of the lines were skipped: are these the right columns?")
-    if is_constant(ratings):
+    if is_constant(ratings) and not implicit:
         notes.append(f"every rating is {ratings.values[0]:g}: there is nothing to tell apart")
     return notes
 
