@@ -43,6 +43,8 @@ TASKS = {
     "fasttext": Task("runners.fasttext:run_fasttext", "sources.texts:open_files"),
     "gpt": Task("runners.models:run_gpt", CORPUS),
     "minilm": Task("runners.models:run_minilm", "sources.texts:open_sentences"),
+    "translation": Task("models.translation:run_translation", "models.translation:open_pairs"),
+    "bert": Task("models.bert:run_bert", "models.bert:open_reviews"),
     "search": Task("runners.recommenders:run_trial"),
     "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
     "final": Task("runners.recommenders:run_final", plan="runners.recommenders:plan_final"),

@@ -1,0 +1,1 @@
+"""Models of papers, one file for each task, to be read from top to bottom."""
