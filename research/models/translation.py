@@ -124,7 +124,9 @@ def open_pairs(name: str, data: str | Path | None = None, quick: bool = False) -
         counts = {f"{part}.{one}": len(lines[one][part]) for one in found}
         if len(set(counts.values())) > 1 or not min(counts.values()):
             given = ", ".join(f"{file} {count:,}" for file, count in counts.items())
-            raise DataError(f"{folder}: line i of each file is the same sentence, got {given} lines")
+            raise DataError(
+                f"{folder}: line i of each file is the same sentence, got {given} lines"
+            )
     return Texts(lines)
 
 
@@ -199,7 +201,9 @@ class Translator(nn.Module):
         self.encoder = nn.TransformerEncoder(encoder, layers, norm, enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoder(decoder, layers, copy.deepcopy(norm))
         for layer in (*self.encoder.layers, *self.decoder.layers):
-            layer.dropout.p = 0.0  # dropout on what sub-layers return, as published: inside it is slow
+            layer.dropout.p = (
+                0.0  # dropout on what sub-layers return, as published: inside it is slow
+            )
             for module in layer.modules():
                 if isinstance(module, nn.MultiheadAttention):
                     module.dropout = 0.0
@@ -225,7 +229,9 @@ class Translator(nn.Module):
         empty = source == PAD
         return self.encoder(self.embed(self.source, source), src_key_padding_mask=empty), empty
 
-    def decode(self, target: Tensor, memory: Tensor, empty: Tensor) -> Tensor:  # [B, T] -> [B, T, d]
+    def decode(
+        self, target: Tensor, memory: Tensor, empty: Tensor
+    ) -> Tensor:  # [B, T] -> [B, T, d]
         """Return the states of the target; each sees those before it. Padding stands at the end."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         rows = self.embed(self.target, target)
@@ -319,7 +325,10 @@ def train(
         schedulers=[schedule, averaged],
     )
     done = training.start_epoch * steps
-    with training, show_progress(run.title, epochs * steps, completed=done, shown=run.shown) as shown:
+    with (
+        training,
+        show_progress(run.title, epochs * steps, completed=done, shown=run.shown) as shown,
+    ):
         for epoch in training.epochs(epochs):
             started, losses = time.process_time(), []
             model.train()
@@ -389,9 +398,9 @@ def beam_search(model: Translator, source: Tensor, beam: int, penalty: float) ->
 
         score = log p / ((5 + length) / 6)^penalty                        (Wu et al. 2016, eq. 14)
 
-    A sentence is done when ``beam`` hypotheses have ended, or after S + 50 pieces.
+    A sentence is done when ``beam`` hypotheses have ended, or after 2 S + 10 pieces.
     """
-    count, longest = len(source), min(source.shape[1] + 50, LONGEST - 1)
+    count, longest = len(source), min(2 * source.shape[1] + 10, LONGEST - 1)
     memory, empty = (one.repeat_interleave(beam, 0) for one in model.encode(source))
     weight = model.table.weight
     ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(count)]
@@ -474,7 +483,7 @@ def run_translation(settings: Mapping[str, Any], seed: int, source: Texts, run: 
     """Train or compress, store the table, and score what is stored; the test part is read once."""
     torch.set_num_threads(1)
     if "compress" in settings:
-        model, outcome = started(settings, seed, source, run), Outcome({})
+        model, outcome = started(settings, seed, source, run)
         weights = counts_of(settings, source, model.table.num_embeddings)
         how = {"generator": seed, **settings["compress"]}
         packed = fb.compress(model.table.weight.detach().numpy(), weights=weights, **how)
@@ -508,14 +517,15 @@ def trained(
     torch.manual_seed(seed)
     model = Translator(table, settings, seed)
     if "start" in settings:
-        before = started(settings, seed, source, run)
+        before, _ = started(settings, seed, source, run)
         weights = torch.from_numpy(counts_of(settings, source, count)).float()
         with torch.no_grad():
             table.fit_dense(before.table.weight, weights if table.weighs_rows else None)
         model.encoder.load_state_dict(before.encoder.state_dict())
         model.decoder.load_state_dict(before.decoder.state_dict())
     outcome = outcome_of(train(model, settings, seed, source, run))
-    torch.save({"settings": dict(settings), "state": model.state_dict()}, model_path(run, seed))
+    kept = {"settings": dict(settings), "state": model.state_dict(), "history": outcome.history}
+    torch.save(kept, model_path(run, seed))
     return model, outcome
 
 
@@ -524,7 +534,9 @@ def model_path(run: Run, seed: int) -> Path:
     return run.work / f"{run.row}-seed-{seed}.pt"
 
 
-def started(settings: Mapping[str, Any], seed: int, source: Texts, run: Run) -> Translator:
+def started(
+    settings: Mapping[str, Any], seed: int, source: Texts, run: Run
+) -> tuple[Translator, Outcome]:
     """Return the trained model of the row that ``start`` names; train it again if it is not kept.
 
     ``start`` also holds the settings in which that row differs from this one.
@@ -536,11 +548,12 @@ def started(settings: Mapping[str, Any], seed: int, source: Texts, run: Run) -> 
     kept = torch.load(path, weights_only=True) if path.is_file() else {}
     if kept.get("settings") != first:
         run.say(f"the model of row {other.row} is not kept here: it is trained again first")
-        return trained(first, seed, source, other)[0]
+        model, outcome = trained(first, seed, source, other)
+        return model, Outcome({}, outcome.history)
     count = source.pieces(first["pair"], first["pieces"]).get_vocab_size()
     model = Translator(fb.make_table(first["table"], count, first["dim"]), first, seed)
     model.load_state_dict(kept["state"])
-    return model.eval()
+    return model.eval(), Outcome({}, kept["history"])
 
 
 def encoded(settings: Mapping[str, Any], source: Texts, part: str) -> Pairs:
