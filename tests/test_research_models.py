@@ -177,6 +177,7 @@ def test_a_start_that_is_not_kept_is_trained_again(tmp_path):
     again = translation.run_translation(settings, 0, source, run_in(tmp_path / "b", "int4"))
     assert again.measures == before.measures
     assert again.measures["ratio"] > 4
+    assert not (tmp_path / "b" / "dense-seed-0").exists()  # checkpoints of what is done
 
 
 @pytest.mark.parametrize("pair", ["en-fr", "en", "en-en", "de-en-de", ""])

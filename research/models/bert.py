@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 import featherbed as fb
-from featherbed.apps.pipeline import Checkpoints, Result, Training
+from featherbed.apps.pipeline import Checkpoints, Result, Training, clear_checkpoints
 from featherbed.errors import ArgumentError, DataError
 from featherbed.progress import show_progress
 from research.harness.records import Outcome, Run, outcome_of
@@ -415,6 +415,7 @@ def run_bert(settings: Mapping[str, Any], seed: int, source: Reviews, run: Run) 
     if history:
         measures["masked_loss"] = history[-1]["validation_loss"]
         details["pretraining"] = history
+    clear_checkpoints(saved.folder.parent)
     return Outcome(measures, outcome.history, details)
 
 

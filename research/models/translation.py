@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 import featherbed as fb
-from featherbed.apps.pipeline import Result, Training
+from featherbed.apps.pipeline import Checkpoints, Result, Training, clear_checkpoints
 from featherbed.errors import ArgumentError, DataError
 from featherbed.packed.inspect import file_size
 from featherbed.progress import show_progress
@@ -297,7 +297,12 @@ def make_optimizer(model: Translator) -> Any:
 
 
 def train(
-    model: Translator, settings: Mapping[str, Any], seed: int, source: Texts, run: Run
+    model: Translator,
+    settings: Mapping[str, Any],
+    seed: int,
+    source: Texts,
+    run: Run,
+    saved: Checkpoints,
 ) -> Result:
     """Train for all epochs; the weights of the last checkpoints are averaged in ``model``."""
     pairs, validation = (
@@ -320,7 +325,7 @@ def train(
         optimizer,
         metric="validation_loss",
         patience=epochs,
-        checkpoints=run.checkpoints(settings, seed),
+        checkpoints=saved,
         generators={"batches": generator},
         schedulers=[schedule, averaged],
     )
@@ -509,51 +514,46 @@ def run_translation(settings: Mapping[str, Any], seed: int, source: Texts, run: 
 def trained(
     settings: Mapping[str, Any], seed: int, source: Texts, run: Run
 ) -> tuple[Translator, Outcome]:
-    """Return the model of a row, trained to its end and kept in the folder of the run."""
+    """Return the model of a row: the one that is kept, or one that is trained now and kept."""
     count = source.pieces(settings["pair"], settings["pieces"]).get_vocab_size()
     draw = torch.Generator().manual_seed(seed)
     table = fb.make_table(settings["table"], count, settings["dim"], generator=draw)
     table.scale_initial_rows(settings["dim"] ** -0.5)
     torch.manual_seed(seed)
     model = Translator(table, settings, seed)
+    path = run.work / f"{run.row}-seed-{seed}.pt"
+    kept = torch.load(path, weights_only=True) if path.is_file() else {}
+    if kept.get("settings") == dict(settings):
+        model.load_state_dict(kept["state"])
+        return model.eval(), Outcome(kept["measures"], kept["history"])
     if "start" in settings:
-        before, _ = started(settings, seed, source, run)
+        before = started(settings, seed, source, run)[0]
         weights = torch.from_numpy(counts_of(settings, source, count)).float()
         with torch.no_grad():
             table.fit_dense(before.table.weight, weights if table.weighs_rows else None)
         model.encoder.load_state_dict(before.encoder.state_dict())
         model.decoder.load_state_dict(before.decoder.state_dict())
-    outcome = outcome_of(train(model, settings, seed, source, run))
-    kept = {"settings": dict(settings), "state": model.state_dict(), "history": outcome.history}
-    torch.save(kept, model_path(run, seed))
-    return model, outcome
-
-
-def model_path(run: Run, seed: int) -> Path:
-    """Return where the trained model of a row is kept."""
-    return run.work / f"{run.row}-seed-{seed}.pt"
+    saved = run.checkpoints(settings, seed)
+    outcome = outcome_of(train(model, settings, seed, source, run, saved))
+    kept = {"settings": dict(settings), "state": model.state_dict()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(kept | {"measures": outcome.measures, "history": outcome.history}, path)
+    clear_checkpoints(saved.folder.parent)
+    return model.eval(), outcome
 
 
 def started(
     settings: Mapping[str, Any], seed: int, source: Texts, run: Run
 ) -> tuple[Translator, Outcome]:
-    """Return the trained model of the row that ``start`` names; train it again if it is not kept.
+    """Return the model of the row that ``start`` names, which is trained first if it is not kept.
 
     ``start`` also holds the settings in which that row differs from this one.
     """
     changes = dict(settings["start"])
-    other = replace(run, row=changes.pop("row"))
     own = {key: settings[key] for key in settings if key not in ("start", "compress", "stored")}
-    first, path = own | changes, model_path(other, seed)
-    kept = torch.load(path, weights_only=True) if path.is_file() else {}
-    if kept.get("settings") != first:
-        run.say(f"the model of row {other.row} is not kept here: it is trained again first")
-        model, outcome = trained(first, seed, source, other)
-        return model, Outcome({}, outcome.history)
-    count = source.pieces(first["pair"], first["pieces"]).get_vocab_size()
-    model = Translator(fb.make_table(first["table"], count, first["dim"]), first, seed)
-    model.load_state_dict(kept["state"])
-    return model.eval(), Outcome({}, kept["history"])
+    other = replace(run, row=changes.pop("row"))
+    model, outcome = trained(own | changes, seed, source, other)
+    return model, Outcome({}, outcome.history)
 
 
 def encoded(settings: Mapping[str, Any], source: Texts, part: str) -> Pairs:
