@@ -46,7 +46,6 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "auc": ("test AUC", 1.0, 4),
     "bleu": ("BLEU", 1.0, 2),
     "validation_bleu": ("validation BLEU", 1.0, 2),
-    "f1": ("test F1", 1.0, 4),
     "gap_bleu": ("against dense (BLEU)", 1.0, 2),
     "log_loss": ("test log loss", 1.0, 4),
     "tokens_per_second": ("words a second", 1.0, 0),
@@ -65,6 +64,7 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "duplicates": ("duplicate codes", 1.0, 0),
     "whole": ("whole model (KB)", 1000.0, 1),
     "mean_change": ("mean change of cosine", 1.0, 5),
+    "f1": ("test F1 (%)", 0.01, 2),
     "largest_change": ("largest change", 1.0, 3),
 }
 HIGHER = ("purity", "p@1", "accuracy")  # the more the better

@@ -1,1 +1,1 @@
-"""Models of papers, one file for each task, to be read from top to bottom."""
+"""Models of the papers that are no application of the package: one file each, read from the top down."""
