@@ -40,7 +40,7 @@ from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
 
 NAMES = paper_names()
-ONE_SEED = ("ant/ptb", "ant/softmax", "ant/online-long", "kd/table1", "kd/figure1")  # long runs
+ONE_SEED = ("ant/ptb", "ant/softmax", "ant/online-long", "kd/table1", "kd/figure1", "sse/bert")
 OPTIONAL = {  # measures that only some tables have
     "anchors",
     "user_anchors",
@@ -124,7 +124,7 @@ def test_what_the_issue_asks_for_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted(name):
     paper = read_experiment(name)
-    assert paper.data in {*SOURCES, *TEXTS, *CORPORA}
+    assert paper.data in {*SOURCES, *TEXTS, *CORPORA, "multi30k"}
     assert {*paper.measures} <= {*MEASURES}
     for row in paper.rows:
         assert {*row.published} <= {*MEASURES}

@@ -49,6 +49,9 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "validation_perplexity": ("validation perplexity", 1.0, 1),
     "gap_percent": ("against dense (%)", 0.01, 1),
     "auc": ("test AUC", 1.0, 4),
+    "bleu": ("BLEU", 1.0, 2),
+    "validation_bleu": ("validation BLEU", 1.0, 2),
+    "gap_bleu": ("against dense (BLEU)", 1.0, 2),
     "log_loss": ("test log loss", 1.0, 4),
     "tokens_per_second": ("words a second", 1.0, 0),
     "word_anchors": ("anchors", 1.0, 0),
@@ -66,6 +69,7 @@ MEASURES = {  # name: (title, what one unit of it is, digits)
     "duplicates": ("duplicate codes", 1.0, 0),
     "whole": ("whole model (KB)", 1000.0, 1),
     "mean_change": ("mean change of cosine", 1.0, 5),
+    "f1": ("test F1 (%)", 0.01, 2),
     "largest_change": ("largest change", 1.0, 3),
     "against_torch": ("largest difference from torch", 1.0, 8),
     "slower": ("CPU time / float32 ONNX", 1.0, 2),
@@ -78,6 +82,7 @@ BESIDE: dict[
     str, tuple[str, Callable[[float, float], float]]
 ] = {  # of what, and how it stands to that of the row beside
     "gap_points": ("accuracy", lambda own, other: own - other),
+    "gap_bleu": ("bleu", lambda own, other: own - other),
     "gap_percent": ("perplexity", lambda own, other: own / other - 1),
     "gap_ndcg": ("ndcg@10", lambda own, other: own / other - 1),
 }

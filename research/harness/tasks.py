@@ -47,6 +47,8 @@ TASKS = {
     "minilm": Task("runners.models:run_minilm", "sources.texts:open_sentences"),
     "onnx": Task("runners.whole:run_onnx", "sources.texts:open_sentences"),
     "static": Task("runners.whole:run_static", "sources.texts:open_static"),
+    "translation": Task("models.translation:run_translation", "models.translation:open_pairs"),
+    "bert": Task("models.bert:run_bert", "models.bert:open_reviews"),
     "search": Task("runners.recommenders:run_trial"),
     "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
     "sequences": Task("runners.sequences:run_sequences", "sources.events:open_events"),

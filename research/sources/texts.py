@@ -29,8 +29,9 @@ TEXTS = {  # folder: possible names of the training file; the test file is test.
     "sogou-news": ("train.csv",),
     "yelp-review": ("train.csv",),
     "imdb": ("train.tsv",),
+    "sst2": ("train.tsv",),
 }
-TEST = ("test.csv", "test.tsv")
+TEST = ("test.csv", "test.tsv", "dev.tsv")  # the labels of SST-2's test part are not public
 ENDINGS = ("", ".gz", ".xz", ".bz2")
 BROWN = r"brown/c[a-r]\d\d"  # its documents, inside brown.zip
 PROBE_TEXTS = 6_000
