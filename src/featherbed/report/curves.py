@@ -63,7 +63,9 @@ def _panel(panel: CurvePanel, color: Mapping[str, str]) -> list[str]:
     def y(quality: float) -> float:
         return HEIGHT - BOTTOM - (quality - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{as_html(panel.title)}</text>']
+    parts = [
+        f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{as_html(panel.title)}</text>'
+    ]
     parts.append(f'<text x="{LEFT}" y="37" fill="#5b6671">{as_html(panel.quality)}</text>')
     parts.append(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end" fill="#5b6671">'
