@@ -71,17 +71,17 @@ def _panel(panel: CurvePanel, color: Mapping[str, str]) -> list[str]:
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end" fill="#5b6671">'
         "bytes of the files, logarithmic</text>"
     )
-    for tick in _ticks(bottom, top):
-        parts.append(
-            f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}" stroke="#dfe3e8"/>'
-            f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
-        )
-    for size in _sizes(math.exp(low), math.exp(high)):
-        parts.append(
-            f'<path d="M{x(size):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eef1f4"/>'
-            f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">'
-            f"{as_html(as_bytes(size))}</text>"
-        )
+    parts += [
+        f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}" stroke="#dfe3e8"/>'
+        f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
+        for tick in _ticks(bottom, top)
+    ]
+    parts += [
+        f'<path d="M{x(size):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eef1f4"/>'
+        f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">'
+        f"{as_html(as_bytes(size))}</text>"
+        for size in _sizes(math.exp(low), math.exp(high))
+    ]
     for name, line in panel.lines.items():
         places = [(x(size), y(quality)) for size, quality in sorted(line)]
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
