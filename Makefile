@@ -7,14 +7,16 @@ FILES  ?= 50000
 FOLDERS ?= 5000
 SEED   ?= 0
 JOBS   ?= 2
-EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,dev
+EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,docs,dev
 
-.PHONY: help install demo test check fuzz format bench paper experiments queue clean
+.PHONY: help install demo test check docs release-check fuzz format bench paper experiments queue clean
 
 help:
-	@echo "make demo     train and compare tables on generated ratings (about a minute)"
+	@echo "make demo     three jobs on generated data, beside the alternatives at the same bytes (a minute)"
 	@echo "make test     the whole test suite"
 	@echo "make check    formatting, lint, types, import layers"
+	@echo "make docs     the documentation site in build/site; no dead link, nothing loaded from elsewhere"
+	@echo "make release-check  wheel and sdist, installed into clean environments and tried there"
 	@echo "make fuzz     $(FILES) corrupted files on both engines, $(FOLDERS) corrupted folders (an hour on 2 cores; FILES=, SEED=, JOBS=)"
 	@echo "make bench    speed against torch, side by side"
 	@echo "make experiments  every published table and study of research/, and whether it has results"
@@ -45,6 +47,10 @@ check: $(READY)
 	$(BIN)/ruff check --select E501 --config lint.pycodestyle.max-line-length=100 src
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_structure.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --files $(FILES) --seed $(SEED) --jobs $(JOBS)

@@ -15,7 +15,8 @@ from featherbed.cli import app
 from featherbed.tables.spec import BEHAVIOURS, METHODS, method_name
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = sorted([*OUTSIDE, *(ROOT / "docs").rglob("*.md")])
 MODULES = sorted(m.name for m in pkgutil.walk_packages(fb.__path__, "featherbed."))
 
 

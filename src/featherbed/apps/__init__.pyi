@@ -2,6 +2,9 @@ from featherbed.apps.bundle import read_words as read_words
 from featherbed.apps.bundle import stored_bytes as stored_bytes
 from featherbed.apps.bundle import write_words as write_words
 from featherbed.apps.compression import compress_file as compress_file
+from featherbed.apps.demo import DemoPart as DemoPart
+from featherbed.apps.demo import StoredModel as StoredModel
+from featherbed.apps.demo import run_demo as run_demo
 from featherbed.apps.pipeline import Checkpoints as Checkpoints
 from featherbed.apps.pipeline import Outcome as Outcome
 from featherbed.apps.pipeline import Result as Result

@@ -1,4 +1,6 @@
 from featherbed.report.anchors import inspect_anchors as inspect_anchors
+from featherbed.report.curves import CurvePanel as CurvePanel
+from featherbed.report.curves import draw_curves as draw_curves
 from featherbed.report.page import FINE as FINE
 from featherbed.report.page import bin_edges as bin_edges
 from featherbed.report.page import bin_name as bin_name

@@ -4,7 +4,6 @@ from featherbed.apps.recommender.data import load_split as load_split
 from featherbed.apps.recommender.data import make_split as make_split
 from featherbed.apps.recommender.data import save_split as save_split
 from featherbed.apps.recommender.data import sort_by_frequency as sort_by_frequency
-from featherbed.apps.recommender.demo import run_demo as run_demo
 from featherbed.apps.recommender.graded import fit_graded as fit_graded
 from featherbed.apps.recommender.graded import fit_validated_biases as fit_validated_biases
 from featherbed.apps.recommender.model import MatrixFactorization as MatrixFactorization
