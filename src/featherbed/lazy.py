@@ -33,12 +33,13 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
                 return import_module(modules[name].removeprefix("package "))
             return getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:
-            extra = {"torch": "train", "torchrec": "distributed"}.get(str(error.name))
+            missing = str(error.name).partition(".")[0]
+            extra = {"torch": "train", "torchrec": "distributed"}.get(missing)
             if extra is None:
                 raise
             from featherbed.errors import MissingExtra
 
-            raise MissingExtra(str(error.name), extra, f"{package}.{name}") from None
+            raise MissingExtra(missing, extra, f"{package}.{name}") from None
 
     names = sorted(modules)
     return load, lambda: names, names
@@ -51,11 +52,14 @@ def listed_names(package: str) -> Iterator[tuple[str, str]]:
         lines = open(f"{folder}/__init__.pyi", encoding="utf-8")  # noqa: PTH123, SIM115 - pathlib takes 10 ms to import
     except FileNotFoundError:  # imported at once: the list is the import lines of the package
         lines = open(f"{folder}/__init__.py", encoding="utf-8")  # noqa: PTH123, SIM115
+    home = ""
     with lines:
         for words in map(str.split, lines):
+            if words[:1] == ["from"]:
+                home = words[1]
             if words[:1] == ["from"] and words[-1] == "*":
                 yield from listed_names(words[1])
-            elif words[:1] == ["from"] and words[-2:-1] == ["as"]:
-                yield words[-1], words[1]
             elif words[:1] == ["import"] and words[-2:-1] == ["as"]:
                 yield words[-1], f"package {words[1]}"
+            elif words[-2:-1] == ["as"]:
+                yield words[-1].removesuffix(","), home

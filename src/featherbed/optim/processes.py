@@ -51,6 +51,14 @@ def total(tensor: Tensor, group: Any) -> Tensor:
     return found
 
 
+def largest(number: int, group: Any) -> int:
+    """Return the largest number of any process."""
+    found = torch.tensor(number)
+    if group is not None:
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=group)
+    return int(found)
+
+
 def of_first(tensor: Tensor, group: Any) -> Tensor:
     """Return the tensor of the first process."""
     if group is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ def save_checkpoint(
     entries = model_entries(model) | optimizer_entries(model, optimizer)
     entries["extra"] = extra or {}
     _alone(group, lambda: shutil.rmtree(draft, ignore_errors=True))
-    dcp.save(entries, checkpoint_id=draft, process_group=group, no_dist=group is None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save(entries, checkpoint_id=draft, process_group=group, no_dist=group is None)
 
     def replace() -> None:
         shutil.rmtree(path, ignore_errors=True)
@@ -77,7 +80,9 @@ def load_checkpoint(
             for parameter in model.parameters():
                 owner.forget(parameter)
     entries["extra"] = {}
-    dcp.load(entries, checkpoint_id=path, process_group=group, no_dist=group is None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(entries, checkpoint_id=path, process_group=group, no_dist=group is None)
     _set_plain(model, optimizer, entries)
     found_extra: dict[str, Any] = entries["extra"]
     return found_extra
@@ -147,7 +152,7 @@ def optimizer_entries(model: nn.Module, optimizer: torch.optim.Optimizer | None)
     penalties, found = penalties_of(optimizer), {}
     prepare(optimizer)
     for name, parameter, shard in places(model):
-        state = {n: v for n, v in kept_for(parameter, optimizer).items()}
+        state = kept_for(parameter, optimizer)
         penalty = penalties.get(parameter)
         if penalty is not None:
             kept = penalty.kept
@@ -176,6 +181,7 @@ def prepare(optimizer: torch.optim.Optimizer) -> None:
 
 def divided(value: Tensor, shard: Any) -> Any:
     """Return a tensor, or the part of one that all processes hold."""
+    value = value.contiguous()  # those of an optimizer are strided: the state of a row is adjacent
     if shard is None:
         return value
     from featherbed.interop.torchrec.collections import sharded_tensor
@@ -192,6 +198,8 @@ def _set_plain(
     penalties = penalties_of(optimizer)
     for name, parameter, _ in places(model):
         penalty = penalties.get(parameter)
+        for key, value in kept_for(parameter, optimizer).items():
+            value.copy_(local_rows(entries[f"optimizer.{name}.{key}"]))
         for owner in owners(optimizer):
             state, step = owner.state.get(parameter, {}), entries.get(f"optimizer.{name}.step")
             if step is not None and "step" in state:
@@ -211,7 +219,7 @@ def local_rows(value: Any) -> Tensor:
     """Return the rows of this process of a tensor that may be divided."""
     if isinstance(value, Tensor) and not hasattr(value, "local_shards"):
         return value
-    found: Tensor = value.local_shards()[0].tensor
-    return found
+    parts = value.local_shards()
+    return parts[0].tensor if parts else value.new_zeros(0, *value.size()[1:])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featherbed.checks import check_choice
 from featherbed.errors import ArgumentError, FeatherbedWarning, MissingExtra
 from featherbed.interop.torchrec import kernels
-from featherbed.optim.processes import mark
+from featherbed.optim.processes import largest, mark
 from featherbed.tables.bag import Bag
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
@@ -147,9 +147,8 @@ class DividedBag(Divided):
             owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[stays]
             lengths, ids = torch.bincount(owner, minlength=len(lengths)), ids[stays]
             weights = None if weights is None else weights[stays]
-        bags = len(lengths)
-        if bags == 0:  # the other processes wait for an answer
-            lengths = torch.zeros(1, dtype=torch.int64)
+        bags, most = len(lengths), largest(len(lengths), self.place.group)
+        lengths = nn.functional.pad(lengths, (0, max(1, most) - bags))  # TorchRec wants equal ones
         found: Tensor = self.exchange(ids, lengths, weights)
         return found[:bags]
 
