@@ -193,7 +193,8 @@ def run_empty(rank, world, _):
     table = fb.distributed.shard(Scorer("anchor"), sharding="row_wise")
     rows = table.module.items(ids if rank else ids[:0])
     rows.sum().backward()
-    return {"loss": float(loss), "rows": tuple(rows.shape), "ids": len(ids)}
+    strided = table.module.items(torch.arange(12)[::3])
+    return {"loss": float(loss), "rows": tuple(rows.shape), "ids": len(ids), "strided": strided}
 
 
 def error_of(action):
@@ -530,6 +531,9 @@ def test_bags_are_those_of_one_process(two, four, case):
 def test_an_empty_batch_in_one_process(two):
     first, second = two["empty"]
     assert first["rows"] == (0, DIM) and second["rows"] == (second["ids"], DIM)
+    expected = Scorer("anchor").items(torch.tensor([0, 3, 6, 9]))
+    for found in (first, second):
+        torch.testing.assert_close(found["strided"], expected)
 
 
 def test_an_error_of_one_process_is_raised_in_all(two):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -44,7 +45,7 @@ def save_checkpoint(
     group, path = group_of(model.parameters()), Path(path)
     draft = path.with_name(path.name + ".draft")
     entries = model_entries(model) | optimizer_entries(model, optimizer)
-    entries["extra"] = extra or {}
+    entries["extra"] = json.dumps(extra or {})
     _alone(group, lambda: shutil.rmtree(draft, ignore_errors=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
@@ -79,12 +80,12 @@ def load_checkpoint(
         if isinstance(owner, RowOptimizer):
             for parameter in model.parameters():
                 owner.forget(parameter)
-    entries["extra"] = {}
+    entries["extra"] = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(entries, checkpoint_id=path, process_group=group, no_dist=group is None)
     _set_plain(model, optimizer, entries)
-    found_extra: dict[str, Any] = entries["extra"]
+    found_extra: dict[str, Any] = json.loads(entries["extra"])
     return found_extra
 
 

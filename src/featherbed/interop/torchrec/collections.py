@@ -252,6 +252,13 @@ class ShardedTables:
                     text = f"id {wrong} of feature {name!r}: ids go from 0 to {rows[name] - 1}"
                     error = IdError(text)
         raise_together(error, given._env.process_group)
+        if not features.values().is_contiguous():  # FBGEMM reads memory in order
+            features = features.from_lengths_sync(
+                features.keys(),
+                features.values().contiguous(),
+                features.weights_or_none(),
+                features.lengths(),
+            )
         return super().input_dist(ctx, features)  # type: ignore[misc]
 
     def _configs(self) -> list[Any]:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from featherbed.checks import check_choice
 from featherbed.errors import ArgumentError, FeatherbedWarning, MissingExtra
 from featherbed.interop.torchrec import kernels
-from featherbed.optim.processes import largest, mark
+from featherbed.interop.torchrec.packing import pack
+from featherbed.optim.processes import largest, mark, total
 from featherbed.tables.bag import Bag
 from featherbed.tables.codes import Codes
 from featherbed.tables.dense import DenseTable
@@ -20,6 +21,7 @@ from featherbed.tables.table import Table
 
 SHARDINGS = ("auto", "row_wise", "table_wise")
 FEATURE = "ids"
+CAPABILITIES = ("has_anchors", "sparse_codes", "is_dense", "grows", "nonnegative", "slots")
 
 
 class Divided(nn.Module):
@@ -47,7 +49,9 @@ class Divided(nn.Module):
                 "per_sample_weights have no gradient in a model whose tables are divided among "
                 "processes: pool the rows of the table yourself"
             )
-        sent = KeyedJaggedTensor([FEATURE], ids, weights, lengths)
+        # FBGEMM reads memory in order, whatever the strides
+        weights = None if weights is None else weights.contiguous()
+        sent = KeyedJaggedTensor([FEATURE], ids.contiguous(), weights, lengths.contiguous())
         return self.rows(sent)[FEATURE]
 
     def __getattr__(self, name: str) -> Any:
@@ -68,6 +72,8 @@ class DividedTable(Divided, Table):
     def __init__(self, table: Table, rows: nn.Module) -> None:
         Table.__init__(self, table.num_embeddings, table.embedding_dim, table.padding_idx)
         self.rows = rows
+        for name in CAPABILITIES:
+            self.__dict__[name] = getattr(table, name)
 
     def lookup(self, ids: Tensor) -> Tensor:  # int64 [...], checked -> [..., d]
         """Return rows, from the processes that hold them."""
@@ -112,8 +118,23 @@ class DividedTable(Divided, Table):
         raise ArgumentError("fit the table before fb.distributed.shard divides it")
 
     def parameter_count(self) -> int:
-        """Count the parameters of the shard."""
-        return 0 if self.shard is None else self.shard.parameter_count()
+        """Count parameters as the method's paper does, over all processes."""
+        own = shared = 0
+        if self.shard is not None:
+            own, shared = self.shard.parameter_count(), self.shard.part(0, 0).parameter_count()
+        group = self.place.group
+        rows = int(total(torch.tensor(own - shared), group))
+        return rows + largest(shared, group)
+
+    def pack(
+        self, values: str = "float32", dictionary: str = "float32", layout: str = "auto"
+    ) -> Any:
+        """Return the packed form in the first process, None in the others."""
+        return pack(self, values, dictionary, layout)
+
+    def sizes(self, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Return the sizes of the shard."""
+        return None if self.shard is None else self.shard.sizes(optimizer)
 
 
 class DividedBag(Divided):
@@ -332,3 +353,19 @@ def divided_tables(model: nn.Module) -> list[Any]:
     []
     """
     return [module for module in model.modules() if isinstance(module, Divided)]
+
+
+def local_parts(model: nn.Module) -> nn.Module:
+    """Return a module of what this process holds of a divided model: its shards, and the rest.
+
+    Its state dict is that of one process, for a checkpoint that the same processes resume.
+
+    >>> list(local_parts(nn.Linear(2, 1)).state_dict())
+    ['rest.0', 'rest.1']
+    """
+    shards = [one.shard for one in divided_tables(model) if one.shard is not None]
+    ours = {id(p) for one in shards for p in one.parameters()}
+    found = nn.Module()
+    found.shards = nn.ModuleList(shards)
+    found.rest = nn.ParameterList(p for p in model.parameters() if id(p) not in ours)
+    return found
