@@ -31,6 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null && $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	@echo "[2/3] installing featherbed and what it needs (torch is the large one: a few minutes on a fresh machine)"
 	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@case "$$(uname -sm)" in "Linux x86_64") $(BIN)/pip install -qq --disable-pip-version-check --no-deps -c constraints.txt torchrec;; esac
 	@echo "[3/3] checking that it imports"
 	@$(BIN)/python -c "import featherbed, torch; print('featherbed', featherbed.__version__, 'with torch', torch.__version__)"
 	@touch $(READY)

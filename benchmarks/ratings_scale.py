@@ -1,12 +1,22 @@
-"""Many ratings through `featherbed train ratings`: seconds, ratings a second and memory of the whole command.
+"""Many ratings: through the command, and at the size of Amazon's data in passes over a stream.
 
-    python benchmarks/ratings_scale.py [--ratings 50000000] [--users 10000000] [--items 1000000] [--folder DIR]
+    python benchmarks/ratings_scale.py [--ratings 50000000] [--users 10000000] [--items 1000000]
+    python benchmarks/ratings_scale.py --amazon [--share 0.02] [--kill 90] [--folder DIR]
 
-The file is generated once (about 27 bytes a rating); one epoch of plain rows, d = 16, every stage of the command included:
-reading, splitting, training, measuring, writing files and report.
+The first writes a file once (about 27 bytes a rating) and runs `featherbed train ratings` on it:
+one epoch of plain rows, d = 16, every stage of the command included. It prints seconds, ratings a
+second and memory.
+
+The second has 43.5 million users, 15.2 million items and 233 million ratings (or a share of each),
+which are never stored: a chunk of them is drawn from its number, from planted factors. Stages:
+passes of plain rows (``StreamedFactorization``), passes of ANT with slots, errors on held-out
+ratings, files, checksums. After every part of a pass the state is written, and a run that was
+killed continues from there: the same command again, with the same bytes at the end. ``--kill N``
+kills the run by SIGKILL after N seconds, once, and continues it.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -15,10 +25,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import torch
+import torch.nn.functional as F
+
+import featherbed as fb
+from featherbed.apps.recommender.model import MatrixFactorization, mean_squared_error
+from featherbed.apps.recommender.stream import StreamedFactorization
+from featherbed.apps.recommender.train import pack_rows
+from featherbed.io.records import Ratings
+from featherbed.progress import show_progress
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 5_000_000
@@ -62,13 +82,268 @@ def generate(path, ratings, users, items, seed=0):
             frame.write_csv(file, include_header=start == 0)
 
 
+# at the size of Amazon's data: Ni, Li and McAuley 2019, as Liang et al. 2021 use it
+AMAZON = {"users": 43_531_850, "items": 15_167_257, "ratings": 233_055_327}
+CHUNK, SEGMENT = 1 << 20, 16  # ratings drawn at once; chunks trained between two looks at the clock
+PARTS = 2  # of a pass, with a state written after each
+PLAIN, ANT = 3, 2  # passes
+DIM, ANCHORS, SLOTS, BATCH, LAM, LR = 16, 256, 4, 1 << 16, 2e-6, 0.02
+HELD = 2  # chunks to measure errors on
+ROWS = 1 << 22  # packed at once
+HASH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+
+
+def planted(ids, salt):
+    """Return four numbers in [-1, 1) for each id, [n, 4]: a bias and three factors."""
+    x = (ids.astype(np.uint64) + np.uint64(salt)) * HASH[0]
+    x ^= x >> np.uint64(31)
+    x *= HASH[1]
+    x ^= x >> np.uint64(29)
+    return x.view(np.uint16).reshape(-1, 4).astype(np.float32) / np.float32(32768) - 1
+
+
+def chunk_of(number, size):
+    """Draw chunk ``number``: ids in falling order of popularity, ratings of planted factors."""
+    rng = np.random.default_rng([17, number])
+    drawn = rng.random((2, CHUNK), dtype=np.float32)
+    users = (drawn[0] ** np.float32(1.5) * size["users"]).astype(np.int32)
+    items = (drawn[1] ** np.float32(3.0) * size["items"]).astype(np.int32)
+    users, items = users.clip(max=size["users"] - 1), items.clip(max=size["items"] - 1)
+    left, right = planted(users, 1), planted(items, 1 << 40)
+    values = np.einsum("nk,nk->n", left[:, 1:], right[:, 1:])
+    values += np.float32(0.5) * (left[:, 0] + right[:, 0]) + np.float32(3.5)
+    values += np.float32(0.5) * rng.standard_normal(CHUNK, dtype=np.float32)
+    return users, items, np.clip(values, 1, 5, out=values)
+
+
+def ratings_of(numbers, size):
+    """Return the ratings of chunks."""
+    parts = zip(*(chunk_of(number, size) for number in numbers), strict=True)
+    columns = [np.concatenate(part) for part in parts]
+    return Ratings(*columns, range(size["users"]), range(size["items"]))
+
+
+def segments(part, size):
+    """Yield the ratings of part 0 .. PARTS - 1 of a pass; the next ones are drawn meanwhile."""
+    chunks = -(-size["ratings"] // CHUNK)
+    numbers = range(part * chunks // PARTS, (part + 1) * chunks // PARTS)
+    starts = range(numbers.start, numbers.stop, SEGMENT)
+    with ThreadPoolExecutor(1) as drawing:
+        waiting = None
+        for start in [*starts, None]:
+            ready, waiting = waiting, None
+            if start is not None:
+                wanted = range(start, min(start + SEGMENT, numbers.stop))
+                waiting = drawing.submit(ratings_of, wanted, size)
+            if ready is not None:
+                yield ready.result()
+
+
+class Plain:
+    """Plain rows, one rating at a time."""
+
+    name, passes = "plain rows", PLAIN
+
+    def __init__(self, size):
+        self.model = StreamedFactorization(size["users"], size["items"], DIM, mean=3.5)
+
+    def state(self):
+        model = self.model
+        kept = {"users": model.users, "items": model.items, "user_counts": model.user_counts}
+        return kept | {"item_counts": model.item_counts}, {"epochs": model.epochs}
+
+    def restore(self, arrays, numbers):
+        for name, array in arrays.items():
+            getattr(self.model, name)[...] = array
+        self.model.epochs = numbers["epochs"]
+
+    def train(self, ratings, done):
+        self.model.train_epoch(ratings, 1 - done)
+
+    def error(self, ratings):
+        return self.model.error(ratings)
+
+    def files(self):
+        for side in ("users", "items"):
+            yield f"plain-{side}", pack_rows(getattr(self.model, side), "float16")
+
+
+class Slots:
+    """ANT with slots: Yogi, rows that catch up, scans for better anchors."""
+
+    name, passes = "ANT with slots", ANT
+
+    def __init__(self, size):
+        seeds = torch.Generator().manual_seed(0)
+        how = {"anchors": ANCHORS, "slots": SLOTS, "generator": seeds, "init": fb.HalfNormal(0.1)}
+        tables = [fb.AnchorTable(size[side], DIM, **how) for side in ("users", "items")]
+        self.model = MatrixFactorization(*tables, mean=3.5, biases="column")
+        penalties = {table.transform: fb.NonNegativeL1(LAM) for table in tables}
+        self.optimizer = fb.Yogi(self.model.parameters(), lr=LR, penalties=penalties)
+
+    def state(self):
+        self.optimizer.settle()
+        found, steps = dict(self.model.state_dict()), {}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                if key == "step":
+                    steps[name] = value
+                else:
+                    found[f"{name}.{key}"] = value
+        return {name: value.numpy() for name, value in found.items()}, steps
+
+    def restore(self, arrays, numbers):
+        own = dict(self.model.state_dict())
+        for name, parameter in self.model.named_parameters():
+            group = self.optimizer.param_groups[0]
+            state = self.optimizer._state_of(parameter, group)
+            state["step"] = numbers[name]
+            own |= {f"{name}.{key}": state[key] for key in ("m", "v")}
+        for name, array in arrays.items():
+            own[name].copy_(torch.from_numpy(np.asarray(array)))
+        self.optimizer._bind_all()
+
+    def train(self, ratings, done):
+        for group in self.optimizer.param_groups:
+            group["lr"] = LR * max(0.05, 1 - done)
+        for start in range(0, len(ratings), BATCH):
+            part = slice(start, start + BATCH)
+            users, items = (
+                torch.from_numpy(ids[part].astype(np.int64))
+                for ids in (ratings.users, ratings.items)
+            )
+            self.optimizer.zero_grad()
+            scores = self.model(users, items)
+            F.mse_loss(scores, torch.from_numpy(ratings.values[part])).backward()
+            self.optimizer.step()
+
+    def error(self, ratings):
+        return mean_squared_error(self.model, ratings, BATCH)
+
+    def files(self):
+        for side, table in zip(("users", "items"), self.model.tables, strict=True):
+            for start in range(0, table.num_embeddings, ROWS):
+                part = table.part(start, min(start + ROWS, table.num_embeddings))
+                yield f"slots-{side}-{start // ROWS:03d}", part.pack("float16", layout="fixed")
+
+
+def write_state(folder, arrays, numbers):
+    """Write arrays and numbers as one folder that appears when all of it is written."""
+    draft = folder.with_name(folder.name + ".draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for name, array in arrays.items():
+        np.save(draft / f"{name}.npy", array)
+    (draft / "numbers.json").write_text(json.dumps(numbers))
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def read_state(folder):
+    """Return what ``write_state`` wrote, None if there is nothing."""
+    if not folder.is_dir():
+        return None
+    arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+    return arrays, json.loads((folder / "numbers.json").read_text())
+
+
+def trained(kind, size, folder, figures, shown):
+    """Return a trained model: from its last state, or from the start."""
+    model, key = kind(size), kind.name.replace(" ", "-")
+    saved, first = None, 0
+    for number in range(kind.passes * PARTS, 0, -1):  # a state replaces the one before it
+        saved = read_state(folder / f"{key}-{number}")
+        if saved is not None:
+            model.restore(*saved)
+            first = number
+            break
+    for number in range(first, kind.passes * PARTS):
+        spent = count = 0
+        for ratings in segments(number % PARTS, size):
+            begun = time.perf_counter()
+            model.train(ratings, number / (kind.passes * PARTS))
+            spent += time.perf_counter() - begun
+            count += len(ratings)
+            shown.update(advance=len(ratings), description=kind.name)
+        figures.setdefault(f"{key}_ratings_a_second", []).append(count / spent)
+        write_state(folder / f"{key}-{number + 1}", *model.state())
+        shutil.rmtree(folder / f"{key}-{number}", ignore_errors=True)
+    return model
+
+
+def stages(size, folder, quiet=False):
+    """Run all stages, or those that are left; return the figures of this run."""
+    figures, seconds = {"ratings": size["ratings"]}, {}
+    held = ratings_of(range(1 << 30, (1 << 30) + HELD), size)  # chunks of no pass
+    figures["mse_of_the_mean"] = float(np.var(held.values))
+    total = -(-size["ratings"] // CHUNK) * CHUNK * (PLAIN + ANT)
+    with show_progress("passes", total, shown=not quiet) as shown:
+        for kind in (Plain, Slots):
+            begun = time.perf_counter()
+            done = folder / f"{kind.__name__}.json"
+            if not done.exists():
+                model = trained(kind, size, folder, figures, shown)
+                error, names = model.error(held), []
+                for name, packed in model.files():
+                    fb.save(packed, folder / f"{name}.safetensors")
+                    names.append(f"{name}.safetensors")
+                done.write_text(json.dumps({"mse": error, "files": names}))
+                del model
+            figures[f"{kind.__name__}_mse"] = json.loads(done.read_text())["mse"]
+            seconds[kind.name] = time.perf_counter() - begun
+    digest, begun = hashlib.sha256(), time.perf_counter()
+    for kind in (Plain, Slots):
+        for name in json.loads((folder / f"{kind.__name__}.json").read_text())["files"]:
+            with (folder / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    figures["sha256"] = digest.hexdigest()
+    seconds["checksums"] = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return figures | {"stages": seconds, "seconds": sum(seconds.values()), "peak_bytes": peak}
+
+
+def amazon(given):
+    """Run the stages, in a process that may be killed once; print and keep the figures."""
+    size = {name: max(BATCH, int(given.share * count)) for name, count in AMAZON.items()}
+    folder = given.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+    if given.kill:
+        command = [sys.executable, *(word for word in sys.argv if not word.startswith("--kill="))]
+        if "--kill" in command:
+            at = command.index("--kill")
+            command[at : at + 2] = []
+        if given.folder is None:
+            command += ["--folder", str(folder)]
+        try:
+            subprocess.run(command, check=True, timeout=given.kill)  # the timeout is a SIGKILL
+            print("finished before it could be killed")
+        except subprocess.TimeoutExpired:
+            print(f"killed after {given.kill:g} s; states: {sorted(path.name for path in folder.iterdir())}")
+        subprocess.run(command, check=True)
+        print(f"in all {time.perf_counter() - begun:.0f} s")
+        return
+    found = stages(size, folder) | {"cores": os.cpu_count(), **size}
+    print(json.dumps(found, indent=1))
+    if given.share == 1.0:
+        (RESULTS / "ratings_amazon.json").write_text(json.dumps(found, indent=1) + "\n")
+    if given.folder is None:
+        shutil.rmtree(folder)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ratings", type=int, default=50_000_000)
     parser.add_argument("--users", type=int, default=10_000_000)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--amazon", action="store_true")
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--kill", type=float)
     given = parser.parse_args()
+    if given.amazon:
+        amazon(given)
+        return
     folder = given.folder or Path(tempfile.mkdtemp())
     source, out = folder / "ratings.csv", folder / "out"
     if not source.exists():

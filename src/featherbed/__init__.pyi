@@ -1,3 +1,4 @@
+import featherbed.interop.torchrec as distributed
 from featherbed import testing as testing
 from featherbed import theory as theory
 from featherbed.anchors import Coreset as Coreset

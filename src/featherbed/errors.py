@@ -70,7 +70,10 @@ class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after wh
     it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f'{purpose} needs {package}: pip install "featherbed[{extra}]"')
+        how = f'pip install "featherbed[{extra}]"'
+        if package == "torchrec":  # its metadata asks for the CUDA build of what it needs
+            how += " and then pip install --no-deps torchrec==1.8.0"
+        super().__init__(f"{purpose} needs {package}: {how}")
 
 
 class TrainingError(FeatherbedError, RuntimeError):

@@ -14,7 +14,7 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
 
     The package's ``__init__.pyi`` is the one list of its names, read here and by type checkers: a
     line is ``from MODULE import NAME as NAME``, or ``from PACKAGE import *`` for every name that
-    PACKAGE lists. Importing the package imports none of its modules. No name may be that of a
+    PACKAGE lists; with ``import PACKAGE as NAME`` the name is that of a whole package. Importing the package imports none of its modules. No name may be that of a
     module of the package: once imported, the module would stand in its place.
 
     >>> getattribute, _, names = attach("featherbed.packed")
@@ -29,13 +29,17 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
         try:
             if modules[name] == package:
                 return import_module(f"{package}.{name}")
+            if modules[name].startswith("package "):
+                return import_module(modules[name].removeprefix("package "))
             return getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:
-            if error.name != "torch":
+            missing = str(error.name).partition(".")[0]
+            extra = {"torch": "train", "torchrec": "distributed"}.get(missing)
+            if extra is None:
                 raise
             from featherbed.errors import MissingExtra
 
-            raise MissingExtra("torch", "train", f"{package}.{name}") from None
+            raise MissingExtra(missing, extra, f"{package}.{name}") from None
 
     names = sorted(modules)
     return load, lambda: names, names
@@ -48,9 +52,14 @@ def listed_names(package: str) -> Iterator[tuple[str, str]]:
         lines = open(f"{folder}/__init__.pyi", encoding="utf-8")  # noqa: PTH123, SIM115 - pathlib takes 10 ms to import
     except FileNotFoundError:  # imported at once: the list is the import lines of the package
         lines = open(f"{folder}/__init__.py", encoding="utf-8")  # noqa: PTH123, SIM115
+    home = ""
     with lines:
         for words in map(str.split, lines):
+            if words[:1] == ["from"]:
+                home = words[1]
             if words[:1] == ["from"] and words[-1] == "*":
                 yield from listed_names(words[1])
-            elif words[:1] == ["from"] and words[-2:-1] == ["as"]:
-                yield words[-1], words[1]
+            elif words[:1] == ["import"] and words[-2:-1] == ["as"]:
+                yield words[-1], f"package {words[1]}"
+            elif words[-2:-1] == ["as"]:
+                yield words[-1].removesuffix(","), home

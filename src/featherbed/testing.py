@@ -220,6 +220,30 @@ def check_copies(make: Make) -> None:
         assert torch.equal(twin(some_ids(table, 20)), table(some_ids(table, 20)))
 
 
+def check_parts(make: Make) -> None:
+    """Parts of a table that can be divided have its rows, and its gradients in sum."""
+    table = seeded(make, padding_idx=2)
+    if not table.row_tensors:
+        return
+    count, middle = table.num_embeddings, table.num_embeddings // 3
+    parts = [table.part(0, middle), table.part(middle, count)]
+    assert torch.equal(torch.cat([part.weight for part in parts]), table.weight)
+    missing = set(table.row_tensors) - set(dict(table.named_parameters()))
+    assert missing <= set(table._buffers), f"row_tensors names {missing}, which it has not"
+    whole = gradients_of(table, table.weight)
+    seeds = random_like(table.weight).split([middle, count - middle])
+    each = [
+        torch.autograd.grad(part.weight, [*part.parameters()], seed, allow_unused=True)
+        for part, seed in zip(parts, seeds, strict=True)
+    ]
+    for (name, _), dense, *some in zip(table.named_parameters(), whole, *each, strict=True):
+        if any(one is None for one in some):
+            continue  # only used in training
+        wide = [one.to_dense() for one in some]
+        found = torch.cat(wide) if name in table.row_tensors else torch.stack(wide).sum(0)
+        torch.testing.assert_close(found, dense, msg=lambda m: f"gradient of {name}: {m}")  # noqa: B023
+
+
 def check_sizes(make: Make) -> None:
     """The sizes are those of the written file and of the tensors in memory."""
     table = seeded(make, dtype=torch.float32).train()

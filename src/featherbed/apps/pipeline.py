@@ -24,7 +24,7 @@ from torch import nn
 
 from featherbed.errors import ArgumentError, DataError, FeatherbedError, TrainingError
 from featherbed.files import remove_stale, replacing_file, temporary_folder, write_file
-from featherbed.optim import Penalty, penalties_of
+from featherbed.optim import Penalty, group_of, penalties_of, total
 from featherbed.optim.lazy import settle
 from featherbed.progress import show_progress
 from featherbed.settings import Settings
@@ -364,6 +364,14 @@ class Checkpoints:
         paths = self._paths()
         return int(paths[-1].stem.removeprefix("step-")) if paths else None
 
+    def agree(self) -> None:
+        """Remove checkpoints that another process has not: it was stopped before it wrote them."""
+        step = torch.tensor(self.latest() or 0)
+        torch.distributed.all_reduce(step, torch.distributed.ReduceOp.MIN)
+        for path in self._paths():
+            if int(path.stem.removeprefix("step-")) > int(step):
+                path.unlink()
+
     def clear(self) -> None:
         """Remove all checkpoints, including those of stages, and the folder if it is empty then."""
         for path in self._paths():
@@ -468,7 +476,8 @@ def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
     """
     penalties = penalties_of(optimizer)
     settle(model)
-    if not penalties or any(bool(torch.any(parameter.detach() != 0)) for parameter in penalties):
+    left = sum(int(torch.count_nonzero(parameter.detach())) for parameter in penalties)
+    if not penalties or int(total(torch.tensor(left), group_of(penalties))):
         return
     lam = max(penalty.lam for penalty in penalties.values())
     count = sum(parameter.numel() for parameter in penalties)
@@ -490,7 +499,8 @@ class Training:
     ``state_dict``; while one of them has ``reached`` false, an epoch cannot be the best. With
     ``checkpoints`` every epoch is saved, and a stopped run continues from the last one. Ctrl-C
     inside the block marks the result as interrupted; the best state so far is kept, in the first
-    epoch the current one.
+    epoch the current one. With ``together`` the model is the part of one of several processes:
+    Ctrl-C ends them, and the checkpoints of the last epoch that all have saved are resumed.
     """
 
     def __init__(
@@ -504,14 +514,18 @@ class Training:
         checkpoints: Checkpoints | None = None,
         generators: dict[str, torch.Generator] | None = None,
         schedulers: Sequence[Any] = (),
+        together: bool = False,
     ) -> None:
         self.result, self.model, self.optimizer = result, model, optimizer
         self.metric, self.patience, self.schedulers = metric, patience, list(schedulers)
+        self.together = together
         self.checkpoints, self.generators = checkpoints, generators or {}
         self.best_state = copy.deepcopy(model.state_dict())
         self.start_epoch = 0
         self.earlier_seconds = 0.0
         self.start_time = time.perf_counter()
+        if checkpoints is not None and together:
+            checkpoints.agree()
         if checkpoints is not None and checkpoints.latest() is not None:
             self._resume(checkpoints)
 
@@ -574,6 +588,8 @@ class Training:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
+        if kind is KeyboardInterrupt and self.together:
+            return False
         self.result.interrupted = kind is KeyboardInterrupt
         if kind is None or kind is KeyboardInterrupt:
             if self.result.history or kind is None:  # the first epoch has no other state

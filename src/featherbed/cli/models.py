@@ -104,7 +104,8 @@ def train_ratings(
         settings,
         **run_options(seed, resume, overwrite, quiet),
     )
-    typer.echo("\n".join(outcome.summary))
+    if outcome.summary:  # the first of several processes has it
+        typer.echo("\n".join(outcome.summary))
 
 
 def train_sequence_model(

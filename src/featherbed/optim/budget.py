@@ -11,6 +11,7 @@ from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
 from featherbed.optim.lazy import settle_parameter
 from featherbed.optim.penalties import Penalties, Penalty
+from featherbed.optim.processes import group_of, share_of_largest, total
 
 WAYS = ("projection", "penalty")
 SLACK = 1.02  # of the budget is the support while it is refitted
@@ -38,6 +39,8 @@ class Budget:
         penalties: {parameter: penalty}, as the optimizer has them.
         steps: how many steps training takes.
         every: how many steps pass between two projections, or changes of lam.
+        group: process group whose processes hold other rows of the tables; that of the parameters
+            by default. Needed where a process may hold no table, as with table-wise sharding.
 
     >>> import featherbed as fb
     >>> table = fb.AnchorTable(100, 8, anchors=4)
@@ -62,9 +65,10 @@ class Budget:
         warmup: float = 0.2,
         until: float = 0.8,
         every: int = 20,
+        group: Any = None,
     ) -> None:
         given = penalties.values() if isinstance(penalties, Mapping) else ()
-        if not given or not all(isinstance(penalty, Penalty) for penalty in given):
+        if not (given or group is not None) or not all(isinstance(penalty, Penalty) for penalty in given):
             raise ArgumentError(
                 "penalties are {parameter: penalty}, at least one, the same that the optimizer has"
             )
@@ -75,7 +79,8 @@ class Budget:
             )
         for name, value in (("nonzeros", nonzeros), ("steps", steps), ("every", every)):
             check_integer(name, value)
-        entries = sum(parameter.numel() for parameter in penalties)
+        self.group = group_of(penalties) if group is None else group
+        entries = int(total(torch.tensor(sum(p.numel() for p in penalties)), self.group))
         if nonzeros > entries:
             raise ArgumentError(f"nonzeros={nonzeros}: the parameters have only {entries} entries")
         check_choice("how", how, WAYS)
@@ -95,7 +100,8 @@ class Budget:
         """Number of nonzero entries."""
         for parameter in self.penalties:
             settle_parameter(parameter)
-        return sum(int(torch.count_nonzero(parameter.detach())) for parameter in self.penalties)
+        own = sum(int(torch.count_nonzero(parameter.detach())) for parameter in self.penalties)
+        return int(total(torch.tensor(own), self.group))
 
     @property
     def reached(self) -> bool:
@@ -135,9 +141,10 @@ class Budget:
         """Keep the largest entries only."""
         if self.count <= allowed:
             return
-        sizes = torch.cat([parameter.detach().abs().flatten() for parameter in self.penalties])
+        none = [torch.zeros(0)] if not self.penalties else []
+        sizes = torch.cat([*none, *(p.detach().abs().flatten() for p in self.penalties)])
         kept = torch.zeros(len(sizes), dtype=torch.bool, device=sizes.device)
-        kept[sizes.topk(allowed).indices] = True
+        kept[sizes.topk(share_of_largest(sizes, allowed, self.group)).indices] = True
         parts = torch.split(kept, [parameter.numel() for parameter in self.penalties])
         for (parameter, penalty), part in zip(self.penalties.items(), parts, strict=True):
             penalty.keep(parameter, part.view_as(parameter) & (parameter != 0))

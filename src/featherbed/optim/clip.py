@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from featherbed.errors import ArgumentError
+from featherbed.optim.processes import group_of, is_divided
 
 
 @torch.no_grad()
@@ -20,7 +21,8 @@ def clip_grad_norm_(
     """Scale all gradients in place to a total norm of at most ``max_norm``; return the norm.
 
     Like torch.nn.utils.clip_grad_norm_, but also for sparse gradients, whose repeated rows are
-    summed first.
+    summed first. Of a model whose tables ``fb.distributed.shard`` has divided, the norm is that of
+    all processes.
 
     >>> import torch, featherbed as fb
     >>> table = fb.DenseTable(10, 4, sparse=True)
@@ -38,12 +40,14 @@ def clip_grad_norm_(
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
     grads = [p.grad.values() if p.grad.is_sparse else p.grad for p in held if p.grad is not None]
-    if not grads:
+    group = group_of(given)
+    if not grads and group is None:
         return torch.tensor(0.0)
-    home = grads[0].device
-    total: Tensor = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g, norm_type).to(home) for g in grads]), norm_type
-    )
+    home = given[0].device
+    norms = [torch.linalg.vector_norm(g, norm_type).to(home) for g in grads]
+    if group is not None:
+        norms = _of_all(norms, held, norm_type, group)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise ArgumentError(
             f"the norm of the gradients is {float(total)}: nothing was changed; lower the learning "
@@ -53,3 +57,15 @@ def clip_grad_norm_(
     for grad in grads:
         grad.mul_(factor.to(grad.device))
     return total
+
+
+def _of_all(
+    norms: list[Tensor], parameters: list[Tensor], norm_type: float, group: object
+) -> list[Tensor]:
+    """Return the norms of whole parameters, and one of the divided ones over all processes."""
+    own = [norm for norm, p in zip(norms, parameters, strict=True) if is_divided(p)]
+    joined = torch.linalg.vector_norm(torch.stack([torch.zeros(()), *own]), norm_type)
+    parts = [joined.new_zeros(()) for _ in range(torch.distributed.get_world_size(group))]  # type: ignore[arg-type]
+    torch.distributed.all_gather(parts, joined, group=group)  # type: ignore[arg-type]
+    whole = [norm for norm, p in zip(norms, parameters, strict=True) if not is_divided(p)]
+    return [*whole, *parts]

@@ -19,11 +19,12 @@ from torch.optim import Optimizer
 
 import featherbed.optim.lazy.native as native
 from featherbed.checks import check_choice, check_number
-from featherbed.errors import ArgumentError, IdError
+from featherbed.errors import ArgumentError, FeatherbedError, IdError
 from featherbed.optim.lazy import settle_parameter
 from featherbed.optim.lazy.rows import LazyRows, UpdateState, lazy_rows
 from featherbed.optim.lazy.slots import Proposal
 from featherbed.optim.penalties import Penalties, Penalty, check_penalties
+from featherbed.optim.processes import group_of, raise_together
 
 Group = dict[str, Any]
 
@@ -121,12 +122,13 @@ class RowOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work: list[tuple[nn.Parameter, Group]] = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._check(parameter, parameter.grad, group)
-                    work.append((parameter, group))
+        work = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        self._check_all(work)
         proposals: dict[nn.Parameter, Proposal | None] = {}
         # all scans before any step, so that they score gradients at one point
         for parameter, _ in work:
@@ -147,6 +149,17 @@ class RowOptimizer(Optimizer):
             else:
                 self._step_dense(parameter, state, c)
         return loss
+
+    def _check_all(self, work: list[tuple[nn.Parameter, Group]]) -> None:
+        """Raise the first error of any process in all of them, before anything changes."""
+        error = None
+        try:
+            for parameter, group in work:
+                assert parameter.grad is not None
+                self._check(parameter, parameter.grad, group)
+        except FeatherbedError as found:
+            error = found
+        raise_together(error, group_of(p for group in self.param_groups for p in group["params"]))
 
     def _check(self, parameter: nn.Parameter, grad: Tensor, group: Group) -> None:
         """Raise an error for unusable gradients and settings, before anything changes."""

@@ -10,7 +10,7 @@ the id, identity from the row's position in its band); ``Fixed`` stores s codes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -274,6 +274,16 @@ class Ragged:
         return indices, np.where(used, self.levels.decode(raw), np.float32(0))
 
 
+    def all_entries(self, atoms: int) -> Entries:
+        """Return the entries of all rows."""
+        counts = self.read_counts(np.arange(self.rows))
+        start = np.arange(self.entries) * (self.index_bits + self.levels.bits)
+        indices = bits.unpack(self.stream, start, self.index_bits).astype(np.int64)
+        raw = bits.unpack(self.stream, start + self.index_bits, self.levels.bits)
+        row_of = np.repeat(np.arange(self.rows), counts)
+        return Entries(self.rows, atoms, row_of, indices, self.levels.decode(raw))
+
+
 Codes = Identity | Hash | Remainder | Every | Fixed | Ragged
 IMPLICIT = (Identity, Hash, Remainder)
 
@@ -308,6 +318,84 @@ def arrays(codes: Codes) -> Iterator[tuple[str, NDArray[np.generic]]]:
             yield "levels", part.table
 
 
+@dataclass(eq=False)
+class Entries:
+    """The nonzero entries of a sparse matrix [rows, atoms], sorted by row and index."""
+
+    rows: int
+    atoms: int
+    row_of: Ids
+    indices: Ids
+    values: NDArray[np.floating]
+
+    @classmethod
+    def of(
+        cls,
+        values: NDArray[np.floating],  # [V, K], or [V, s] with a support
+        support: NDArray[np.integer] | None = None,  # [V, s], distinct in a row
+        atoms: int | None = None,  # K
+    ) -> Entries:
+        """Return the entries of a matrix, or of its values and their columns."""
+        row_of, indices = np.nonzero(values)
+        entries = values[row_of, indices]
+        if support is not None:
+            indices = support[row_of, indices].astype(np.int64)
+            order = np.lexsort((indices, row_of))
+            indices, entries = indices[order], entries[order]
+        return cls(len(values), atoms or values.shape[1], row_of, indices, entries)
+
+    @classmethod
+    def joined(cls, parts: list[Entries]) -> Entries:
+        """Return the entries of matrices one below the other.
+
+        >>> part = Entries.of(np.eye(2, dtype=np.float32))
+        >>> Entries.joined([part, part]).row_of
+        array([0, 1, 2, 3])
+        """
+        starts = np.cumsum([0, *(part.rows for part in parts)])
+        rows = [part.row_of + start for part, start in zip(parts, starts[:-1], strict=True)]
+        others = zip(*((part.indices, part.values) for part in parts), strict=True)
+        return cls(
+            int(starts[-1]), parts[0].atoms, np.concatenate(rows), *map(np.concatenate, others)
+        )
+
+    def layout(self, layout: str, kind: str) -> tuple[Codes, NDArray[np.floating] | None]:
+        """Return a layout: "fixed", "ragged", "all" (dense), or the smallest, "auto".
+
+        The second result is the dense matrix of values that the layout "all" needs, else None.
+        """
+        if layout not in ("auto", "fixed", "ragged", "all"):
+            raise ArgumentError(f"layout={layout!r}: use auto, fixed, ragged or all")
+        rows, atoms, row_of, indices = self.rows, self.atoms, self.row_of, self.indices
+        counts = np.bincount(row_of, minlength=rows)
+        most, entry = int(counts.max(initial=0)), bits.width(atoms) + level_bits(kind)
+        sizes = {
+            "fixed": rows * max(most, 1) * entry,
+            "ragged": len(indices) * entry + rows * (bits.width(most + 1) + 2),
+            "all": rows * atoms * level_bits(kind) + (32 * rows if level_bits(kind) < 16 else 0),
+        }
+        if most > MOST_CODES:
+            del sizes["fixed"], sizes["ragged"]
+            if layout in ("fixed", "ragged"):
+                raise ArgumentError(
+                    f"layout={layout!r}: a row has {most} codes, {MOST_CODES} is the most; "
+                    "use layout='all'"
+                )
+        if layout == "auto":
+            layout = min(sizes, key=lambda name: sizes[name])
+        if layout == "all":
+            dense = np.zeros((rows, atoms), dtype=self.values.dtype)
+            dense[row_of, indices] = self.values
+            return Every(), dense
+        if layout == "ragged":
+            return Ragged.encode(rows, row_of, indices, self.values, atoms, kind), None
+        slots = np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
+        wide_indices = np.zeros((rows, max(most, 1)), dtype=np.int64)
+        wide_values = np.zeros((rows, max(most, 1)), dtype=np.float32)
+        wide_indices[row_of, slots], wide_values[row_of, slots] = indices, self.values
+        return Fixed.encode(wide_indices, wide_values, atoms, kind), None
+
+
 def sparse_layout(
     values: NDArray[np.floating],  # [V, K], or [V, s] with a support
     layout: str,
@@ -315,47 +403,8 @@ def sparse_layout(
     support: NDArray[np.integer] | None = None,  # [V, s], distinct in a row
     atoms: int | None = None,  # K
 ) -> tuple[Codes, NDArray[np.floating] | None]:
-    """Return the layout of a sparse matrix: "fixed", "ragged", "all" (dense), or the smallest,
-    "auto".
-
-    The second result is the dense matrix of values that the layout "all" needs, else None.
-    """
-    if layout not in ("auto", "fixed", "ragged", "all"):
-        raise ArgumentError(f"layout={layout!r}: use auto, fixed, ragged or all")
-    rows, atoms = len(values), atoms or values.shape[1]
-    row_of, indices = np.nonzero(values)
-    entries = values[row_of, indices]
-    if support is not None:
-        indices = support[row_of, indices].astype(np.int64)
-        order = np.lexsort((indices, row_of))
-        indices, entries = indices[order], entries[order]
-    counts = np.bincount(row_of, minlength=rows)
-    most, entry = int(counts.max(initial=0)), bits.width(atoms) + level_bits(kind)
-    sizes = {
-        "fixed": rows * max(most, 1) * entry,
-        "ragged": len(indices) * entry + rows * (bits.width(most + 1) + 2),
-        "all": rows * atoms * level_bits(kind) + (32 * rows if level_bits(kind) < 16 else 0),
-    }
-    if most > MOST_CODES:
-        del sizes["fixed"], sizes["ragged"]
-        if layout in ("fixed", "ragged"):
-            raise ArgumentError(
-                f"layout={layout!r}: a row has {most} codes, {MOST_CODES} is the most; "
-                "use layout='all'"
-            )
-    if layout == "auto":
-        layout = min(sizes, key=lambda name: sizes[name])
-    if layout == "all":
-        dense = np.zeros((rows, atoms), dtype=values.dtype)
-        dense[row_of, indices] = entries
-        return Every(), dense
-    if layout == "ragged":
-        return Ragged.encode(rows, row_of, indices, entries, atoms, kind), None
-    slots = np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of]
-    wide_indices = np.zeros((rows, max(most, 1)), dtype=np.int64)
-    wide_values = np.zeros((rows, max(most, 1)), dtype=np.float32)
-    wide_indices[row_of, slots], wide_values[row_of, slots] = indices, entries
-    return Fixed.encode(wide_indices, wide_values, atoms, kind), None
+    """Return the layout of a sparse matrix (``Entries.layout``)."""
+    return Entries.of(values, support, atoms).layout(layout, kind)
 
 
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
@@ -674,3 +723,42 @@ def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [...] -> [..., d']
     if keeps_decoded(dictionary):
         return dictionary.dense()[indices]
     return dictionary.rows(indices.reshape(-1)).reshape(*indices.shape, dictionary.shape[1])
+
+
+def join_bands(parts: list[Band], layout: str, kind: str) -> Band:
+    """Return bands of the same table one below the other; what rows share is that of the first.
+
+    Ragged codes take the ``layout`` and values of ``kind`` that all entries together would have.
+
+    >>> eye = Matrix.encode(np.eye(2, dtype=np.float32), "float32")
+    >>> join_bands([Band(2, Identity(), dictionary=eye)] * 2, "auto", "float32").rows
+    4
+    """
+    first, rows = parts[0], sum(part.rows for part in parts)
+    codes, values, dictionary = first.codes, first.values, first.dictionary
+    if len(parts) == 1 and not isinstance(codes, Ragged):
+        return first
+    if isinstance(codes, Identity):
+        dictionary = joined_matrix([part.dictionary for part in parts])
+    elif values is not None:
+        values = joined_matrix([part.values for part in parts])
+    if isinstance(codes, Fixed):
+        every = [p.codes.field(np.arange(p.rows), 0, codes.count) for p in parts]  # type: ignore[union-attr]
+        codes = Fixed.encode(
+            np.concatenate(every), None, codes.choices(first.atoms), parts=codes.parts
+        )
+    elif isinstance(codes, Ragged):
+        entries = [part.codes.all_entries(first.atoms) for part in parts]  # type: ignore[union-attr]
+        codes, dense = Entries.joined(entries).layout(layout, kind)
+        values = None if dense is None else Matrix.encode(dense, kind)
+    return replace(first, rows=rows, codes=codes, values=values, dictionary=dictionary)
+
+
+def joined_matrix(parts: list[Any]) -> Matrix:
+    """Return stored matrices one below the other."""
+    first: Matrix = parts[0]
+    scale = first.scale
+    if scale is not None and first.axis == 0:
+        scale = np.concatenate([part.scale for part in parts])
+    data = np.concatenate([part.data for part in parts])
+    return replace(first, shape=(len(data), first.shape[1]), data=data, scale=scale, _decoded=None)

@@ -63,6 +63,7 @@ class AnchorTable(Table):
     example: ClassVar[dict[str, Any]] = {"anchors": 5}
     has_anchors: ClassVar[bool] = True
     sparse_codes: ClassVar[bool] = True
+    row_tensors = ("transform", "support")
     transform = RowParameter()  # [V, K], [V, s] with slots
     support: Tensor | None
     anchor_ids: Tensor | None

@@ -31,6 +31,7 @@ class DenseTable(Table):
     """
 
     is_dense: ClassVar[bool] = True
+    row_tensors = ("weight",)
     weight = RowParameter()  # [V, d]
     old_names: ClassVar[dict[str, str]] = {"rows.weight": "weight"}
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from featherbed.anchors.random import AnchorInit
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
+from featherbed.optim.processes import group_of, of_first, total
 from featherbed.optim.row_optimizer import RowOptimizer, kept_for, owners, resize
 from featherbed.tables.anchor import AnchorTable
 
@@ -118,11 +119,12 @@ class GrowingAnchorTable(AnchorTable):
         """
         if columns is None:
             columns = self.transform.new_zeros(self.num_embeddings, len(atoms))
+        group = group_of([self.transform])
         states = [
             {
                 name: kept.mean(axis, keepdim=True)
                 for name, kept in kept_for(parameter, optimizer).items()
-                if bool((kept >= 0).all())
+                if not int(total((kept < 0).sum(), group))
             }
             for parameter, axis in ((self.atoms, 0), (self.transform, 1))
         ]
@@ -197,6 +199,7 @@ class GrowingAnchorTable(AnchorTable):
         before = Before([side.detach().clone() for side in sides], states)
         atoms = torch.empty_like(self.atoms)
         self.init.fill(atoms, self.transform, self.nonnegative, generator)
+        atoms = of_first(atoms, group_of([self.transform]))
         lengths = self.atoms.norm(dim=1, keepdim=True).clamp(min=1e-12)
         self.atoms.mul_(atoms.norm(dim=1, keepdim=True) / lengths)
         return before
@@ -316,7 +319,8 @@ def departures(table: GrowingAnchorTable) -> list[Departure]:
     left = squares[:, None] - 2 * shares * gram + shares.square() * squares
     left.fill_diagonal_(torch.inf)
     least, heirs = left.min(dim=1)
-    cost = table.transform.double().square().sum(0) * least.clamp(min=0)
+    squares = total(table.transform.double().square().sum(0), group_of([table.transform]))
+    cost = squares * least.clamp(min=0)
     order = torch.argsort(cost, stable=True).tolist() if len(atoms) > 1 else []
     return [Departure(table, k, int(heirs[k]), float(shares[k, heirs[k]])) for k in order]
 
@@ -340,10 +344,12 @@ class Asked:
 
     def directions(self, count: int) -> Tensor:  # [count, d]
         """Return the directions of largest gradients, with the median length of the anchors."""
-        vectors = torch.linalg.eigh(self.moment.double()).eigenvectors  # the top one is last
-        found = vectors.flip(1).T.to(self.mean)[torch.arange(count) % len(vectors)]
+        group = group_of([self.table.transform])
+        moment, mean = total(self.moment, group), total(self.mean, group)
+        vectors = torch.linalg.eigh(moment.double()).eigenvectors  # the top one is last
+        found = vectors.flip(1).T.to(mean)[torch.arange(count) % len(vectors)]
         # rows move against their gradients
-        sign = torch.where(found @ self.mean > 0, -1.0, 1.0).to(found)
+        sign = torch.where(found @ mean > 0, -1.0, 1.0).to(found)
         length = self.table.atoms.detach().norm(dim=1).median()
         asked: Tensor = found * (sign * length)[:, None]
         return asked

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError
+from featherbed.optim.processes import group_of, total
 from featherbed.optim.row_optimizer import owners
 from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTable, departures
 from featherbed.theory.objective import check_lambdas, nbant_objective
@@ -138,7 +139,8 @@ class Growth:
 
     def nonzeros(self) -> int:
         """Return ||T||_0 over all tables."""
-        return sum(int(torch.count_nonzero(table.transform)) for table in self.tables)
+        own = torch.tensor([int(torch.count_nonzero(table.transform)) for table in self.tables])
+        return int(total(own, group_of(table.transform for table in self.tables)).sum())
 
     def step(self, evaluate: Callable[[], float] | float) -> Measured:
         """Measure the objective and decide; ``evaluate()`` returns the mean validation loss."""
@@ -165,6 +167,10 @@ class Growth:
             raise ArgumentError(
                 f"the validation loss is {given!r}: give or return one number"
             ) from None
+        group = group_of(table.transform for table in self.tables)
+        if group is not None:  # processes decide alike, by the mean of their losses
+            losses = total(torch.tensor([loss, 1.0], dtype=torch.float64), group)
+            loss = float(losses[0] / losses[1])
         if not math.isfinite(loss):
             cause = "is the validation set empty, or has training diverged?"
             raise ArgumentError(f"the validation loss is {loss}: {cause}")

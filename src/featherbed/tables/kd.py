@@ -182,6 +182,12 @@ class KDTable(CodedTable):
             self.make_unique()
 
     @property
+    def row_tensors(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The code logits, unless a guide, an entropy or unique codes join the rows."""
+        joined = self.guidance is not None or self.relax.entropy or self.unique
+        return () if joined else ("code_logits",)
+
+    @property
     def dictionary(self) -> Tensor:  # [D, K, d']
         """The code vectors of every part."""
         return self.atoms.reshape(-1, self.choices, self.code_dim).expand(self.parts, -1, -1)

@@ -28,6 +28,7 @@ class LowRankTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"rank": 3}
+    row_tensors = ("coefficients",)
     old_names: ClassVar[dict[str, str]] = {"values.weight": "coefficients"}
     coefficients = RowParameter()  # [V, r]
 

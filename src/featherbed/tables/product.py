@@ -137,6 +137,11 @@ class ProductTable(CodedTable):
         self.norm = Normalise(self.choices, learnt=False, **where) if normalize else None
         self.initialize(generator)
 
+    @property
+    def row_tensors(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The queries; a loss term of centroids is a mean over the rows of the batch."""
+        return () if self.key_vectors is None else ("queries",)
+
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw queries and keys from N(0, 1), and values for rows of unit variance."""

@@ -62,6 +62,11 @@ class QuantizedTable(Table):
             self.register_parameter("scale", empty_parameter((1, embedding_dim), dtype, device))
         self.initialize(generator)
 
+    @property
+    def row_tensors(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Rows, and their scales if each has one."""
+        return ("rows", "scale") if self.scales == "row" else ("rows",)
+
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw rows from N(0, 1) and choose their scales."""

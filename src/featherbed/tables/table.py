@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import warnings
@@ -53,6 +54,9 @@ class Table(RowModule):
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
     weighs_rows: ClassVar[bool] = True  # False: fit_dense raises where weights are given
     # capabilities: what training loops ask of a table, or of the class that a spec names
+    # state tensors with one row per id, where a row is composed from these and from nothing else
+    # that depends on its id: ``part`` and fb.distributed divide such tables by their rows
+    row_tensors: tuple[str, ...] = ()
     has_anchors: ClassVar[bool] = False  # rows weigh anchors: `transform` [V, K or slots], `atoms`
     sparse_codes: ClassVar[bool] = False  # a weight of zero leaves its atom out of the row
     selects_rows: ClassVar[bool] = False  # keeps a number of rows, those of the largest `counts`
@@ -350,6 +354,35 @@ class Table(RowModule):
     @abstractmethod
     def parameter_count(self) -> int:
         """Count parameters as the method's paper does."""
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return a copy of the rows ``start`` to ``stop - 1``, with a copy of all that rows share.
+
+        >>> import featherbed as fb
+        >>> table = fb.AnchorTable(10, 4, anchors=3)
+        >>> part = table.part(6, 10)
+        >>> torch.equal(part(torch.tensor([0])), table(torch.tensor([6])))
+        True
+        """
+        if not self.row_tensors:
+            raise ArgumentError(
+                f"the rows of this {type(self).__name__} cannot be divided: they depend on their "
+                "ids, or on each other"
+            )
+        self.settle()
+        # settings such as `init` are shared; everything else is copied
+        memo: dict[int, Any] = {id(value): value for value in self.settings().values()}
+        for name in self.row_tensors:
+            whole = self._parameters.get(name, self._buffers.get(name))
+            if whole is not None:
+                some = whole.detach()[start:stop].clone()
+                divided = isinstance(whole, nn.Parameter)
+                memo[id(whole)] = nn.Parameter(some, whole.requires_grad) if divided else some
+        found = copy.deepcopy(self, memo)
+        found.num_embeddings = stop - start
+        inside = self.padding_idx is not None and start <= self.padding_idx < stop
+        found.padding_idx = self.padding_idx - start if inside else None  # type: ignore[operator]
+        return found
 
     def code_bits(self) -> float | None:
         """Return the bits of learned codes as their papers count them, None without codes."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from featherbed.anchors import HalfNormal
 from featherbed.apps.pipeline import Checkpoints, Result, Training, warmup_cosine
-from featherbed.apps.recommender import fused
+from featherbed.apps.recommender import fused, processes
 from featherbed.apps.recommender.data import Split
 from featherbed.apps.recommender.serve import BIASES
 from featherbed.apps.recommender.settings import ADAM_LR, YOGI_LR, RecommenderSettings
@@ -52,6 +52,7 @@ class MatrixFactorization(nn.Module):
 
     user_bias: nn.Parameter | None
     item_bias: nn.Parameter | None
+    parallel: Any = None  # what is called in its place, on several processes
 
     def __init__(
         self, users: Table, items: Table, *, mean: float = 0.0, biases: str = "none"
@@ -82,6 +83,20 @@ class MatrixFactorization(nn.Module):
             scores = scores + self.user_bias[users] + self.item_bias[items]
         return scores
 
+    def scores(self, users: Tensor, items: Tensor) -> Tensor:
+        """Return the predicted ratings, by all processes together if there are several."""
+        found: Tensor = (self.parallel or self)(users, items)
+        return found
+
+    def local(self) -> nn.Module:
+        """Return the module whose state this process holds: itself, or its part of the rows."""
+        if self.parallel is None:
+            return self
+        from featherbed.interop.torchrec import local_parts
+
+        found: nn.Module = local_parts(self.parallel)
+        return found
+
     @property
     def tables(self) -> tuple[Table, Table]:
         """The tables of users and items, without SSE."""
@@ -97,8 +112,10 @@ def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def mean_squared_error(model: nn.Module, ratings: Ratings, batch: int = 65_536) -> float:
-    """Return the mean squared error of a model's predictions."""
+def mean_squared_error(
+    model: MatrixFactorization, ratings: Ratings, batch: int = 65_536
+) -> float:
+    """Return the mean squared error of a model's predictions, over all processes."""
     if len(ratings) == 0:
         raise ArgumentError(
             "there are no ratings to measure the error on: give a validation set that is not empty"
@@ -106,9 +123,11 @@ def mean_squared_error(model: nn.Module, ratings: Ratings, batch: int = 65_536) 
     model.eval()
     total = 0.0
     batches = (torch.split(part, batch) for part in to_tensors(ratings))
+    mine = processes.share()
     for users, items, values in zip(*batches, strict=True):
-        total += float(F.mse_loss(model(users, items), values, reduction="sum"))
-    return total / len(ratings)
+        scores = model.scores(users[mine], items[mine])
+        total += float(F.mse_loss(scores, values[mine], reduction="sum"))
+    return processes.everywhere(total) / len(ratings)
 
 
 def train_epoch(
@@ -123,7 +142,8 @@ def train_epoch(
 
     Compiled loops take the same steps where they apply (see ``apps.recommender.fused``).
     """
-    if type(model) is MatrixFactorization and fused.supports(model, optimizer):
+    plain = type(model) is MatrixFactorization and model.parallel is None
+    if plain and fused.supports(model, optimizer):
         return fused.epoch(model, optimizer, triples, batch, generator, schedulers)
     return plain_epoch(model, optimizer, triples, batch, generator, schedulers)
 
@@ -139,16 +159,19 @@ def plain_epoch(
     """Train one epoch by autograd with any tables and optimizer: the reference implementation."""
     model.train()
     users, items, values = triples
-    total = 0.0
-    for index in torch.split(torch.randperm(len(values), generator=generator), batch):
+    total, mine, world = 0.0, processes.share(), processes.world_size()
+    for whole in torch.split(torch.randperm(len(values), generator=generator), batch):
         optimizer.zero_grad()
-        loss = F.mse_loss(model(users[index], items[index]), values[index])
+        index = whole[mine]
+        scores = model.scores(users[index], items[index])
+        # processes average gradients: the mean over the whole batch, whatever their shares
+        loss = F.mse_loss(scores, values[index], reduction="sum") * (world / len(whole))
         (loss + auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for scheduler in schedulers:
             scheduler.step()
-        total += float(loss.detach()) * len(index)
-    return total / len(values)
+        total += float(loss.detach()) * len(whole) / world
+    return processes.everywhere(total) / len(values)
 
 
 def count_nonzeros(model: MatrixFactorization) -> int | None:
@@ -165,7 +188,7 @@ def count_nonzeros(model: MatrixFactorization) -> int | None:
         if table.sparse_codes
         for parameter in table.penalized
     ]
-    return sum(counts) if counts else None
+    return int(processes.everywhere(sum(counts))) if counts else None
 
 
 def fit_model(
@@ -204,13 +227,14 @@ def fit_model(
     result = Result(name, {**loop, **(settings or {})}, seed)
     training = Training(
         result,
-        model,
+        model.local(),
         optimizer,
         metric="validation_mse" if growth is None else "objective",
         patience=patience,
         checkpoints=checkpoints,
         generators={"order": generator},
         schedulers=[*schedulers, *([] if growth is None else [growth])],
+        together=model.parallel is not None,
     )
     display = show_progress(name, epochs, completed=training.start_epoch, shown=progress)
     with training, display as shown:
@@ -355,6 +379,7 @@ def fit_tables(
     check_tables(settings)
     training, anchors = settings.training, settings.anchors
     model = new_model(settings, split.train, seed)
+    model.__dict__["parallel"] = processes.divide(model)  # no part of its state
     epochs, batch, steps = _steps(settings, split)
     optimizer, penalties = _new_optimizer(settings, model)
     schedulers: list[Any] = []
@@ -365,7 +390,7 @@ def fit_tables(
         budget = Budget(penalties, anchors.nonzeros, steps=steps)
         schedulers.append(budget)
     if anchors.lambda1 is not None and anchors.lambda2 is not None:
-        growing: Any = [table for table in model.tables if table.grows]
+        growing: Any = [getattr(t, "shard", t) for t in model.tables if t.grows]
         growth = Growth(growing, optimizer, lambda1=anchors.lambda1, lambda2=anchors.lambda2)
     result = fit_model(
         model,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherbed.apps.pipeline import Application, Checkpoints, Log, Outcome, RunOptions, ignore
+from featherbed.apps.pipeline import (
+    CHECKPOINTS,
+    Application,
+    Checkpoints,
+    Log,
+    Outcome,
+    RunOptions,
+    ignore,
+)
+from featherbed.apps.recommender import processes
 from featherbed.apps.recommender.data import PARTS, RecommenderData, Split, read_data, save_split
 from featherbed.apps.recommender.graded import (
     MAX_BYTES,
@@ -40,6 +50,7 @@ from featherbed.apps.recommender.settings import RecommenderSettings
 from featherbed.apps.recommender.stream import MAX_DIM, StreamedFactorization, StreamSettings
 from featherbed.checks import TRAINING, read_bytes, require
 from featherbed.errors import ArgumentError
+from featherbed.files import temporary_folder
 from featherbed.io.records import ItemTitles, Ratings, count_ids
 from featherbed.packed import (
     Band,
@@ -140,11 +151,16 @@ def fit_recommender(
         log(f"{rows:,} rows and {len(train):,} ratings are many: plain rows, stored as int4")
         large = {"table.users": "dense", "training.epochs": 5, "storage.dictionary": "int4"}
         settings = type(settings).from_values(settings.values() | large).resolve()
+    if settings.graded and processes.world_size() > 1:
+        raise ArgumentError(
+            "graded rows are fitted in one process: name tables such as --users anchor:anchors=16 "
+            "--items anchor:anchors=16, or start one process"
+        )
     if settings.graded:
         budget = _budget(settings, rows)
         log(f"graded rows, at most {budget:,} bytes")
         return _fit_graded(budget, split, dim=table.dim, seed=seed, progress=progress)
-    if len(train) >= STREAM and _can_stream(settings):
+    if len(train) >= STREAM and _can_stream(settings) and processes.world_size() == 1:
         log("trained on a stream, one rating at a time: batch and patience do not apply")
         return _fit_stream(settings, split, seed=seed, progress=progress)
     return _fit_tables(settings, split, seed=seed, checkpoints=checkpoints, progress=progress)
@@ -238,13 +254,16 @@ def _fit_tables(
     model, result = fitted.model, fitted.result
     storage = settings.storage
     kinds = {"values": storage.weights or "float32", "dictionary": storage.dictionary or "float32"}
-    users, items = (table.pack(**kinds) for table in model.tables)
+    users, items = (table.pack(**kinds) for table in model.tables)  # None but in the first process
     user_bias, item_bias = (
         None if bias is None else bias.detach().numpy().copy()
         for bias in (model.user_bias, model.item_bias)
     )
     left, right = (table.parameter_count() for table in model.tables)
-    sizes: Any = tuple(result.sizes[side]["training"] for side in ("users", "items"))
+    sizes: Any = tuple(
+        int(processes.everywhere(result.sizes[side]["training"] or 0)) or None
+        for side in ("users", "items")
+    )
     mean = float(model.get_buffer("mean"))
     return FittedRecommender(
         PackedFactors(users, items, mean, model.biases, user_bias, item_bias),
@@ -374,6 +393,21 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
         if titles is not None and not titles.is_file():
             raise ArgumentError(f"{titles}: no such file, give one of item keys and titles")
 
+    def run(self) -> Outcome[RecommenderData, FittedRecommender]:
+        """Run the pipeline; the first of several processes writes, the others help to train."""
+        with processes.joined():
+            return super().run() if processes.rank() == 0 else self._help()
+
+    def _help(self) -> Outcome[RecommenderData, FittedRecommender]:
+        """Train with the first process; return an outcome without files and lines."""
+        self.options = replace(self.options, progress=False)
+        self.check()
+        with temporary_folder(Path(tempfile.gettempdir())) as workplace:
+            data = self.read(workplace)
+            folder = self.out / CHECKPOINTS
+            fitted = self.fit(data, Checkpoints(folder))
+        return Outcome({}, data, fitted, [])
+
     def read(self, workplace: Path) -> RecommenderData:
         """Read and split the ratings."""
         options = self.options
@@ -384,11 +418,17 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
     def checksums(self, data: RecommenderData) -> dict[str, str]:
         """Return the checksums of the ratings and of their split."""
         parts = b"" if data.split.parts is None else data.split.parts.tobytes()
-        return {"ratings": data.split.checksum, "split": sha256(parts).hexdigest()}
+        return {
+            "processes": str(processes.world_size()),
+            "ratings": data.split.checksum,
+            "split": sha256(parts).hexdigest(),
+        }
 
     def fit(self, data: RecommenderData, checkpoints: Checkpoints) -> FittedRecommender:
         """Fit the model and name its rows by the keys."""
         options, train = self.options, data.split.train
+        if processes.world_size() > 1:
+            checkpoints = checkpoints.stage(f"process-{processes.rank()}")
         fitted = fit_recommender(
             self.settings,
             data.split,
@@ -397,6 +437,8 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
             progress=options.progress,
             log=options.log,
         )
+        if processes.rank():
+            return fitted
         model = fitted.model
         users, items = (
             PackedTable(

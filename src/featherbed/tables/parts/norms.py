@@ -8,14 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featherbed.optim.processes import total
+
 MOMENTUM = 0.1
 EPS = 1e-5
+
+
+class Summed(torch.autograd.Function):
+    """The sum over processes; its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:  # type: ignore[override]
+        """Return the sum."""
+        ctx.group = group
+        return total(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the sum of the gradients."""
+        return total(gradients[0], ctx.group), None
 
 
 class Normalise(nn.Module):
     """y = (x - mean) / sqrt(var + eps), with learned scale and shift if ``learnt``.
 
-    Statistics are those of the batch in training, running ones in evaluation.
+    Statistics are those of the batch in training, running ones in evaluation; with a process
+    ``group`` those of the batches of all its processes.
 
     >>> Normalise(3, learnt=False).settled(torch.ones(2, 3)).shape
     torch.Size([2, 3])
@@ -23,6 +41,7 @@ class Normalise(nn.Module):
 
     mean: Tensor
     var: Tensor
+    group: Any = None
 
     def __init__(
         self,
@@ -53,11 +72,26 @@ class Normalise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [..., width]
         """Normalize by the batch and update running statistics; a single vector uses the latter."""
         flat = x.reshape(-1, x.shape[-1])
+        if self.group is not None:
+            return self._over_processes(flat.to(self.mean.dtype)).reshape(x.shape).to(x.dtype)
         if len(flat) < 2:
             return self.settled(x)
         wide = flat.to(self.mean.dtype)
         found = F.batch_norm(wide, self.mean, self.var, self.scale, self.shift, True, MOMENTUM, EPS)
         return found.reshape(x.shape).to(x.dtype)
+
+    def _over_processes(self, flat: Tensor) -> Tensor:  # [n, width], n may be 0
+        count = total(torch.tensor(float(len(flat))), self.group)
+        if count < 2:
+            return self.settled(flat)
+        mean = Summed.apply(flat.sum(0), self.group) / count
+        around = flat - mean
+        var = Summed.apply(around.square().sum(0), self.group) / count
+        with torch.no_grad():
+            self.mean.lerp_(mean.detach(), MOMENTUM)
+            self.var.lerp_(var.detach() * count / (count - 1), MOMENTUM)
+        found: Tensor = around * (var + EPS).rsqrt()
+        return found if self.scale is None else found * self.scale + self.shift
 
     def line(self) -> tuple[Tensor, Tensor]:  # [width], [width]
         """Return the evaluation form y = x * scale + shift."""
