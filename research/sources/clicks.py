@@ -109,9 +109,18 @@ class GeneratedClicks:
 
     def read(self, start: int, stop: int) -> ClickRows:
         """Return the rows from ``start`` to ``stop``."""
-        parts = list(self.chunks(start, stop))
-        ids, numbers, labels = zip(*((c.ids, c.numbers, c.labels) for c in parts), strict=True)
-        return ClickRows(np.concatenate(ids), np.concatenate(numbers), np.concatenate(labels))
+        count, columns, at = stop - start, len(self.cardinalities), 0
+        found = ClickRows(
+            np.empty((count, columns), dtype=np.int64),
+            np.empty((count, NUMBERS), dtype=np.float32),
+            np.empty(count, dtype=np.float32),
+        )
+        for part in self.chunks(start, stop):
+            own = slice(at, at + len(part))
+            found.ids[own], found.numbers[own] = part.ids, part.numbers
+            found.labels[own] = part.labels
+            at += len(part)
+        return found
 
     def chances(self, start: int, stop: int) -> Floats:
         """Return the click probabilities of rows: no model can know more."""
@@ -231,15 +240,18 @@ class ClickSource:
         """Return the data of a run: 80 % of the log for training, the last tenth for the test."""
         real = bool(settings.get("criteo")) and not self.quick
         rows, ids = settings.get("rows", 8000), settings.get("ids", 3000)
-        key = (real, rows, ids, seed)
+        validation = bool(settings.get("validation"))
+        key = (real, rows, ids, seed, validation)
         if self._opened is None or self._opened[0] != key:
             self._opened = None  # two logs may not fit into memory
-            self._opened = key, self.open_criteo() if real else self._generated(rows, ids, seed)
+            data = self.open_criteo() if real else self._generated(rows, ids, seed, validation)
+            self._opened = key, data
         return self._opened[1]
 
-    def _generated(self, rows: int, ids: int, seed: int) -> ClickData:
+    def _generated(self, rows: int, ids: int, seed: int, validation: bool) -> ClickData:
         log = GeneratedClicks(rows, scaled_cardinalities(ids), seed)
-        return ClickData(log.read(0, int(0.8 * rows)), log.read(int(0.9 * rows), rows))
+        ends = (int(0.8 * rows), int(0.9 * rows)) if validation else (int(0.9 * rows), rows)
+        return ClickData(log.read(0, int(0.8 * rows)), log.read(*ends))
 
     def open_criteo(self) -> ClickData:
         """Return the sample of Criteo's rows: train and dev for training, test."""
