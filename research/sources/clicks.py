@@ -87,7 +87,14 @@ class GeneratedClicks:
         self.pairs = pairs[: columns // 2]
         self.pair_strengths = rng.lognormal(0.0, 0.5, len(self.pairs))
         self.slopes = rng.normal(size=NUMBERS)
-        self.centres = rng.normal(size=(columns, GROUPS, LATENT))
+        centres = rng.normal(size=(columns, GROUPS, LATENT))
+        self.effects, self.vectors = [], []  # of the ids of each column: [n, 2], [n, LATENT]
+        for column, count in enumerate(self.cardinalities):
+            own = np.arange(count) * 64 + column
+            drawn = np.stack([normals(own, seed, k) for k in range(1, 3 + LATENT)], axis=1)
+            group = mixed(own + 7919 * (seed + 1)) % GROUPS
+            self.effects.append(drawn[:, :2])
+            self.vectors.append(centres[column, group] + 0.5 * drawn[:, 2:])
         self.shift, self.scale = 0.0, 1.0
         sample = self._scores(
             *self._draw(np.random.default_rng([seed, 2]), np.linspace(0, 1, 20_000))
@@ -149,12 +156,9 @@ class GeneratedClicks:
         total = np.log1p(numbers) @ self.slopes * 0.3
         vectors = []
         for column in range(ids.shape[1]):
-            own = ids[:, column] * 64 + column
-            effect = normals(own, self.seed, 1) + 0.5 * times * normals(own, self.seed, 2)
-            total += 0.6 * self.strengths[column] * effect
-            group = mixed(own + 7919 * (self.seed + 1)) % GROUPS
-            noise = [normals(own, self.seed, 3 + k) for k in range(LATENT)]
-            vectors.append(self.centres[column, group] + 0.5 * np.stack(noise, 1))
+            effect = self.effects[column][ids[:, column]]
+            total += 0.6 * self.strengths[column] * (effect[:, 0] + 0.5 * times * effect[:, 1])
+            vectors.append(self.vectors[column][ids[:, column]])
         for (a, b), strength in zip(self.pairs, self.pair_strengths, strict=True):
             total += 0.5 * strength * (vectors[a] * vectors[b]).sum(1)
         return self.shift + self.scale * total
