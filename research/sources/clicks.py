@@ -248,7 +248,11 @@ class ClickSource:
         key = (real, rows, ids, seed, validation)
         if self._opened is None or self._opened[0] != key:
             self._opened = None  # two logs may not fit into memory
-            data = self.open_criteo() if real else self._generated(rows, ids, seed, validation)
+            data = (
+                self.open_criteo(validation)
+                if real
+                else self._generated(rows, ids, seed, validation)
+            )
             self._opened = key, data
         return self._opened[1]
 
@@ -257,8 +261,8 @@ class ClickSource:
         ends = (int(0.8 * rows), int(0.9 * rows)) if validation else (int(0.9 * rows), rows)
         return ClickData(log.read(0, int(0.8 * rows)), log.read(*ends))
 
-    def open_criteo(self) -> ClickData:
-        """Return the sample of Criteo's rows: train and dev for training, test."""
+    def open_criteo(self, validation: bool = False) -> ClickData:
+        """Return the sample of Criteo's rows: train and dev for training, test; or train, dev."""
         folder = find_data("ctr-samples") if self.data is None else Path(self.data) / "ctr-samples"
         parts = [read_criteo(folder / f"criteo_{n}.csv.gz") for n in ("train", "dev", "test")]
         words = {word for part in parts for row in part[0] for word in row}
@@ -267,6 +271,8 @@ class ClickSource:
             ClickRows(np.array([[number[w] for w in row] for row in texts]), numbers, labels)
             for texts, numbers, labels in parts
         ]
+        if validation:
+            return ClickData(found[0], found[1])
         joined = ClickRows(
             *(
                 np.concatenate([getattr(part, n) for part in found[:2]])
