@@ -128,6 +128,13 @@ np.testing.assert_allclose(packed.rows("size", ids[:, 1]), rows[:, 4:12], atol=1
         (lambda c: c(some_ids()[:, :3]), r"give a tensor \[B, 4\]"),
         (lambda c: c(some_ids().float()), "whole numbers"),
         (lambda c: c({"site": some_ids()[:, 0]}), "lacks the column 'size'"),
+        (
+            lambda c: c({n: torch.zeros(2 + (n == "app"), dtype=torch.int64) for n in SPECS}),
+            "lengths site 2, size 2, app 3, last_site 2 .*: give a tensor",
+        ),
+        (lambda c: c({name: [1] for name in SPECS}), "lengths site -1, .*: give a tensor"),
+        (lambda c: fb.save(c, "c.safetensors"), "Collection holds .*: store it with its own .save"),
+        (lambda c: fb.save(c.pack(), "c.safetensors"), "PackedCollection has no packed form"),
         (lambda c: c.rows("sites", torch.tensor([1])), "no column 'sites': the columns are 'site'"),
         (lambda c: c.bag(torch.tensor([1]), torch.tensor([[1]])), r"\[4, B\]"),
         (lambda c: c.bag(torch.tensor([1]), torch.ones(4, 1).long()), "add up to 4, there are 1"),
@@ -346,6 +353,23 @@ def test_replaced_embeddings_become_a_collection(tmp_path):
     rows = packed[{"user": [3], "item": [19]}]
     np.testing.assert_allclose(rows[0, :4], model["user"](torch.tensor(3)).detach(), atol=1e-6)
     assert collection.names == ["user", "item"]
+
+
+def test_replaced_embeddings_are_collected(tmp_path):
+    model = nn.ModuleDict({"user": nn.Embedding(30, 4), "item": nn.EmbeddingBag(20, 8)})
+    model["buyer"] = nn.Embedding(30, 4)
+    model["buyer"].weight = model["user"].weight
+    collection = fb.replace_embeddings(model, "quantized:bits=8", collect=True)
+    assert collection.names == ["user", "item", "buyer"]
+    assert len(collection.tables) == 2
+    with torch.no_grad():
+        model["user"].rows.mul_(2)
+    collection.save(tmp_path / "model.safetensors")
+    rows = fb.PackedCollection.load(tmp_path / "model.safetensors").rows("buyer", [3])
+    np.testing.assert_allclose(rows[0], model["user"](torch.tensor(3)).detach(), atol=1e-6)
+    plain = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(fb.ArgumentError, match="no embeddings to collect"):
+        fb.replace_embeddings(plain, "quantized:bits=8", collect=True)
 
 
 def test_compiled_collections_check_ids():

@@ -1,8 +1,13 @@
 """Click models over collections of compact tables, at equal bytes."""
 
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from research.harness.report import markdown, mean_text, records_of
 
-STUDIES = {"generated": "clicks/generated", "criteo": "clicks/criteo"}
+STUDIES = {name: f"clicks/{name}" for name in ("large", "generated", "criteo", "criteo-epoch")}
 
 
 def blocks() -> dict[str, list[str]]:
@@ -11,8 +16,8 @@ def blocks() -> dict[str, list[str]]:
 
 
 def _table(study: str) -> list[str]:
-    rows = []
-    for name, records in records_of(study).items():
+    rows, found = [], records_of(study)
+    for name, records in found.items():
         measures = [record["measures"] for record in records]
         bytes_, ratio = (
             sum(m[key] for m in measures) / len(measures) for key in ("bytes", "ratio")
@@ -20,6 +25,27 @@ def _table(study: str) -> list[str]:
         model, _, method = name.partition("-")
         cells = [mean_text([m[key] for m in measures], 4) for key in ("auc", "log_loss")]
         method = method.replace("-", " ").replace("quotient remainder", "quotient-remainder")
-        rows.append((model, method, *cells, f"{bytes_ / 1000:,.1f}", f"{ratio:.1f}"))
-    head = ["model", "tables", "test AUC", "test log loss", "file (KB)", "times fewer bytes"]
-    return markdown(head, rows)
+        more = _more(records, found.get(f"{model}-budget", []))
+        rows.append((model, method, *cells, more, f"{bytes_ / 1000:,.1f}", f"{ratio:.1f}"))
+    head = ["model", "tables", "test AUC", "test log loss", "more than the budget's"]
+    return markdown([*head, "file (KB)", "times fewer bytes"], rows)
+
+
+def _more(records: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> str:
+    """Return how much higher the log loss is than that of other records, on the same test rows.
+
+    ± is the standard error over blocks of consecutive test rows, of the same seeds.
+    """
+    beside = {other["seed"]: other["details"].get("losses", []) for other in others}
+    pairs = [
+        (mine, other)
+        for record in records
+        for mine, other in zip(
+            record["details"].get("losses", []), beside.get(record["seed"], []), strict=False
+        )
+    ]
+    if not pairs or records is others:
+        return ""
+    more = [mine - other for mine, other in pairs]
+    error = statistics.stdev(more) / math.sqrt(len(more))
+    return f"{statistics.fmean(more):.4f} ± {error:.4f}"

@@ -1,8 +1,9 @@
 """Click models (DLRM, DeepFM) over a collection of compact tables, at equal bytes.
 
 Every method gets the same budget: the bytes of float32 rows divided by ``ratio``. Rows are trained
-in one pass over the log in order of time; the last tenth is the test, the tenth before it decides
-nothing here (settings are fixed beforehand).
+in one pass over the log in order of time and, after a table was compressed or with ``again_all``,
+over the last part ``again`` of it. The last tenth of the log is the test; with ``validation`` the
+scores are those of the tenth before it, which settings may be chosen by.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from research.harness.records import Outcome, Run
 from research.sources.clicks import NUMBERS, ClickRows
 
 DIM = 16
+BLOCKS = 100  # of the test rows: the standard error of a difference follows from their losses
 HEADER = 3000  # bytes that the header of a file takes at most
 
 
@@ -34,16 +36,17 @@ class Interactions(nn.Module):
         self.bottom = nn.Sequential(
             nn.Linear(NUMBERS, width), nn.ReLU(), nn.Linear(width, dim), nn.ReLU()
         )
-        pairs = (columns + 1) * columns // 2
-        self.top = nn.Sequential(nn.Linear(pairs + dim, width), nn.ReLU(), nn.Linear(width, 1))
-        self.register_buffer("pairs", torch.tril_indices(columns + 1, columns + 1, -1))
+        first, second = torch.tril_indices(columns + 1, columns + 1, -1)
+        width_in = len(first) + dim
+        self.top = nn.Sequential(nn.Linear(width_in, width), nn.ReLU(), nn.Linear(width, 1))
+        self.register_buffer("pairs", first * (columns + 1) + second)
         self.pairs: Tensor
 
     def forward(self, rows: Tensor, numbers: Tensor) -> Tensor:  # [B, C, d], [B, 13] -> [B]
         """Return the log-odds of a click."""
         dense = self.bottom(numbers)
         every = torch.cat([dense[:, None], rows], dim=1)
-        dots = (every @ every.mT)[:, self.pairs[0], self.pairs[1]]
+        dots = (every @ every.mT).flatten(1).index_select(1, self.pairs)
         score: Tensor = self.top(torch.cat([dense, dots], dim=1))[:, 0]
         return score
 
@@ -135,9 +138,12 @@ def train(model: ClickModel, rows: ClickRows, settings: Mapping[str, Any], run: 
 @torch.no_grad()
 def evaluate(
     model: ClickModel, look_up: Callable[[NDArray[Any]], Any], rows: ClickRows, size: int = 8192
-) -> dict[str, float]:
-    """Return AUC and log loss of a model whose rows come from ``look_up`` (the packed file)."""
-    from sklearn.metrics import log_loss, roc_auc_score
+) -> tuple[dict[str, float], list[float]]:
+    """Return AUC and log loss of a model whose rows come from ``look_up`` (the packed file).
+
+    Also returned is the mean loss of each of 100 blocks of consecutive test rows.
+    """
+    from sklearn.metrics import roc_auc_score
 
     model.eval()
     scores = []
@@ -145,10 +151,9 @@ def evaluate(
         found = torch.from_numpy(look_up(ids.numpy())).reshape(len(ids), -1, DIM)
         scores.append(torch.sigmoid(model.model(found, numbers)))
     chance = torch.cat(scores).double().clamp(1e-7, 1 - 1e-7).numpy()
-    return {
-        "auc": float(roc_auc_score(rows.labels, chance)),
-        "log_loss": float(log_loss(rows.labels, chance)),
-    }
+    losses = -np.log(np.where(rows.labels > 0, chance, 1 - chance))
+    measures = {"auc": float(roc_auc_score(rows.labels, chance)), "log_loss": float(losses.mean())}
+    return measures, [round(float(part.mean()), 6) for part in np.array_split(losses, BLOCKS)]
 
 
 def run_clicks(settings: Mapping[str, Any], seed: int, source: Any, run: Run) -> Outcome:
@@ -174,14 +179,18 @@ def run_clicks(settings: Mapping[str, Any], seed: int, source: Any, run: Run) ->
             table.scale_initial_rows(settings["init_std"])
         model, report = ClickModel(settings["model"], tables), None
         train(model, data.train, settings, run)
+        if settings.get("again_all"):
+            train_again(model, data, settings, run)
     run.work.mkdir(parents=True, exist_ok=True)
     path = Path(run.work) / f"{run.row or method}.safetensors"
     model.tables.pack(**how).save(path)
     packed = fb.PackedCollection.load(path)
-    measures = evaluate(model, packed.__getitem__, data.test)
+    measures, losses = evaluate(model, packed.__getitem__, data.test)
     size = path.stat().st_size
     measures |= {"bytes": float(size), "ratio": 4 * DIM * sum(data.sizes) / size}
-    details = {} if report is None else {"bits": report.bits, "curve": report.curve}
+    details: dict[str, Any] = {"losses": losses}
+    if report is not None:
+        details |= {"bits": report.bits, "curve": report.curve}
     return Outcome(measures, [], details)
 
 
@@ -220,7 +229,17 @@ def low_bits(
         model.tables.all_tables()[0].weight.detach(), dims=[min(width, DIM - 1)]
     )
     model.tables = fb.Collection([table], data.columns())
+    if settings.get("again_all"):
+        train_again(model, data, settings, run)
     return model, {"values": "int4", "dictionary": "float16"}, None
+
+
+def train_again(model: ClickModel, data: Any, settings: Mapping[str, Any], run: Run) -> None:
+    """Train on the last part of the log once more, at lower learning rates."""
+    again = int(settings["again"] * len(data.train.labels))
+    if again:
+        softly = {**settings, "table_lr": 0.3 * settings["table_lr"], "lr": 0.3 * settings["lr"]}
+        train(model, data.train[slice(len(data.train.labels) - again, None)], softly, run)
 
 
 def graded(
@@ -235,10 +254,7 @@ def graded(
     by_counts = {str(c): torch.from_numpy(n).double() for c, n in enumerate(data.counts)}
     model.tables = model.tables.compress(budget, importance or by_counts)
     report = model.tables.report
-    again = int(settings["again"] * len(data.train.labels))
-    if again:
-        softly = {**settings, "table_lr": 0.3 * settings["table_lr"], "lr": 0.3 * settings["lr"]}
-        train(model, data.train[slice(len(data.train.labels) - again, None)], softly, run)
+    train_again(model, data, settings, run)
     return model, {}, report
 
 
@@ -297,13 +313,13 @@ def hot_and_tail(data: Any, budget: int) -> Any:
 
 
 def mixed_dimensions(data: Any, budget: int) -> Any:
-    """Return 16, 4 and 1 numbers for popular, less popular and rare ids: int8 rows, then int4."""
+    """Return 16 numbers of int8 for popular ids and 2 numbers of int4 for all others."""
     total = sum(data.sizes)
-    left = budget - HEADER - total // 3 - total // 2  # a number of 4 bits for every id, and places
+    left = budget - HEADER - total - total // 7  # a byte for every id, and which are popular
     if left < 1000:
         raise fb.ArgumentError("the budget holds no number for every id: mixed dimensions cannot")
-    wide, middle = (min(total // 3, int(0.5 * left / size)) for size in (DIM, 1.5))
-    spec = {"dims": [DIM, 4, 1], "blocks": [wide, middle, total - wide - middle], "sparse": True}
+    wide = min(total // 3, left // (DIM - 1))
+    spec = {"dims": [DIM, 2], "blocks": [wide, total - wide], "sparse": True}
     return spec, {"values": "int4", "dictionary": "int8"}
 
 

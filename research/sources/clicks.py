@@ -87,7 +87,14 @@ class GeneratedClicks:
         self.pairs = pairs[: columns // 2]
         self.pair_strengths = rng.lognormal(0.0, 0.5, len(self.pairs))
         self.slopes = rng.normal(size=NUMBERS)
-        self.centres = rng.normal(size=(columns, GROUPS, LATENT))
+        centres = rng.normal(size=(columns, GROUPS, LATENT))
+        self.effects, self.vectors = [], []  # of the ids of each column: [n, 2], [n, LATENT]
+        for column, count in enumerate(self.cardinalities):
+            own = np.arange(count) * 64 + column
+            drawn = np.stack([normals(own, seed, k) for k in range(1, 3 + LATENT)], axis=1)
+            group = mixed(own + 7919 * (seed + 1)) % GROUPS
+            self.effects.append(drawn[:, :2])
+            self.vectors.append(centres[column, group] + 0.5 * drawn[:, 2:])
         self.shift, self.scale = 0.0, 1.0
         sample = self._scores(
             *self._draw(np.random.default_rng([seed, 2]), np.linspace(0, 1, 20_000))
@@ -109,9 +116,18 @@ class GeneratedClicks:
 
     def read(self, start: int, stop: int) -> ClickRows:
         """Return the rows from ``start`` to ``stop``."""
-        parts = list(self.chunks(start, stop))
-        ids, numbers, labels = zip(*((c.ids, c.numbers, c.labels) for c in parts), strict=True)
-        return ClickRows(np.concatenate(ids), np.concatenate(numbers), np.concatenate(labels))
+        count, columns, at = stop - start, len(self.cardinalities), 0
+        found = ClickRows(
+            np.empty((count, columns), dtype=np.int64),
+            np.empty((count, NUMBERS), dtype=np.float32),
+            np.empty(count, dtype=np.float32),
+        )
+        for part in self.chunks(start, stop):
+            own = slice(at, at + len(part))
+            found.ids[own], found.numbers[own] = part.ids, part.numbers
+            found.labels[own] = part.labels
+            at += len(part)
+        return found
 
     def chances(self, start: int, stop: int) -> Floats:
         """Return the click probabilities of rows: no model can know more."""
@@ -140,12 +156,9 @@ class GeneratedClicks:
         total = np.log1p(numbers) @ self.slopes * 0.3
         vectors = []
         for column in range(ids.shape[1]):
-            own = ids[:, column] * 64 + column
-            effect = normals(own, self.seed, 1) + 0.5 * times * normals(own, self.seed, 2)
-            total += 0.6 * self.strengths[column] * effect
-            group = mixed(own + 7919 * (self.seed + 1)) % GROUPS
-            noise = [normals(own, self.seed, 3 + k) for k in range(LATENT)]
-            vectors.append(self.centres[column, group] + 0.5 * np.stack(noise, 1))
+            effect = self.effects[column][ids[:, column]]
+            total += 0.6 * self.strengths[column] * (effect[:, 0] + 0.5 * times * effect[:, 1])
+            vectors.append(self.vectors[column][ids[:, column]])
         for (a, b), strength in zip(self.pairs, self.pair_strengths, strict=True):
             total += 0.5 * strength * (vectors[a] * vectors[b]).sum(1)
         return self.shift + self.scale * total
@@ -231,18 +244,25 @@ class ClickSource:
         """Return the data of a run: 80 % of the log for training, the last tenth for the test."""
         real = bool(settings.get("criteo")) and not self.quick
         rows, ids = settings.get("rows", 8000), settings.get("ids", 3000)
-        key = (real, rows, ids, seed)
+        validation = bool(settings.get("validation"))
+        key = (real, rows, ids, seed, validation)
         if self._opened is None or self._opened[0] != key:
             self._opened = None  # two logs may not fit into memory
-            self._opened = key, self.open_criteo() if real else self._generated(rows, ids, seed)
+            data = (
+                self.open_criteo(validation)
+                if real
+                else self._generated(rows, ids, seed, validation)
+            )
+            self._opened = key, data
         return self._opened[1]
 
-    def _generated(self, rows: int, ids: int, seed: int) -> ClickData:
+    def _generated(self, rows: int, ids: int, seed: int, validation: bool) -> ClickData:
         log = GeneratedClicks(rows, scaled_cardinalities(ids), seed)
-        return ClickData(log.read(0, int(0.8 * rows)), log.read(int(0.9 * rows), rows))
+        ends = (int(0.8 * rows), int(0.9 * rows)) if validation else (int(0.9 * rows), rows)
+        return ClickData(log.read(0, int(0.8 * rows)), log.read(*ends))
 
-    def open_criteo(self) -> ClickData:
-        """Return the sample of Criteo's rows: train and dev for training, test."""
+    def open_criteo(self, validation: bool = False) -> ClickData:
+        """Return the sample of Criteo's rows: train and dev for training, test; or train, dev."""
         folder = find_data("ctr-samples") if self.data is None else Path(self.data) / "ctr-samples"
         parts = [read_criteo(folder / f"criteo_{n}.csv.gz") for n in ("train", "dev", "test")]
         words = {word for part in parts for row in part[0] for word in row}
@@ -251,6 +271,8 @@ class ClickSource:
             ClickRows(np.array([[number[w] for w in row] for row in texts]), numbers, labels)
             for texts, numbers, labels in parts
         ]
+        if validation:
+            return ClickData(found[0], found[1])
         joined = ClickRows(
             *(
                 np.concatenate([getattr(part, n) for part in found[:2]])

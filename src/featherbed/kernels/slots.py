@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import Job, compiled
-from featherbed.kernels.lookup import addresses8, weigh
+from featherbed.kernels.lookup import weigh
 from featherbed.kernels.memory import matrix, vector, words
 from featherbed.kernels.train import AHEAD
-from featherbed.kernels.vectors import copy, eight_slots, prefetch, row_sum
+from featherbed.kernels.vectors import by_atom, copy, prefetch
 
 LANES = 16  # minima kept side by side
+FEWEST = 512  # rows of a block
 
 
 @compiled
@@ -101,58 +102,6 @@ def pool(address: Any, start: Any, stop: Any) -> Any:
     return np.int64(1)
 
 
-_add8, _add1, _set1 = row_sum(8, add=True), row_sum(1, add=True), row_sum(1, add=False)
-_ONES = (np.float32(1),) * 8
-
-
-@compiled
-def _place(gradient: Any, order: Any, owner: Any, i: Any) -> Any:
-    """Return the address of the gradient that belongs to place i of the order."""
-    row = owner[order[i]] if len(owner) > 0 else np.int64(order[i])
-    return np.uint64(gradient.ctypes.data) + np.uint64(row) * np.uint64(4 * gradient.shape[1])
-
-
-@compiled
-def _prefetch_row(gradient: Any, order: Any, owner: Any, i: Any, last: Any) -> None:
-    """Prefetch four cache lines of the gradient that belongs to a place of the order."""
-    if i < last:
-        soon = _place(gradient, order, owner, i)
-        for line in range(min(4, (4 * gradient.shape[1] + 63) // 64)):
-            prefetch(soon + np.uint64(64 * line))
-
-
-@compiled
-def _gathered(
-    gradient: Any, order: Any, owner: Any, weights: Any, first: Any, last: Any, out: Any
-) -> None:
-    """out = Σ weights[i] * gradient[owner[i]] over the places of one row."""
-    weighted, width, to = len(weights) > 0, gradient.shape[1], np.uint64(out.ctypes.data)
-    _set1(
-        to,
-        (_place(gradient, order, owner, first),),
-        (weights[order[first]] if weighted else np.float32(1),),
-        width,
-    )
-    i = first + 1
-    while not weighted and i + 8 <= last:
-        for k in range(i + AHEAD, i + AHEAD + 8):
-            _prefetch_row(gradient, order, owner, k, last)
-        a0, a1 = _place(gradient, order, owner, i), _place(gradient, order, owner, i + 1)
-        a2, a3 = _place(gradient, order, owner, i + 2), _place(gradient, order, owner, i + 3)
-        a4, a5 = _place(gradient, order, owner, i + 4), _place(gradient, order, owner, i + 5)
-        a6, a7 = _place(gradient, order, owner, i + 6), _place(gradient, order, owner, i + 7)
-        _add8(to, (a0, a1, a2, a3, a4, a5, a6, a7), _ONES, width)
-        i += 8
-    while i < last:
-        _add1(
-            to,
-            (_place(gradient, order, owner, i),),
-            (weights[order[i]] if weighted else np.float32(1),),
-            width,
-        )
-        i += 1
-
-
 @compiled
 def _dot(a: Any, b: Any, first: Any) -> Any:
     total = np.float32(0)
@@ -162,69 +111,70 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 
 
 @compiled
-def _four(values: Any, at: Any) -> Any:
-    return values[at], values[at + 1], values[at + 2], values[at + 3]
-
-
-@compiled
-def _by_slots(one: Any, atoms: Any, sums: Any, parts: Any, values: Any, at: Any, out: Any) -> None:
-    """out[j] = one . atoms[k] and sums[k] += values[j] * one for the atoms k = parts[j] of a row.
-
-    Its slots j begin at place ``at``; eight of them in one loop over the row.
-    """
-    width, slots, j = atoms.shape[1], len(out), 0
-    base, into = np.uint64(atoms.ctypes.data), np.uint64(sums.ctypes.data)
-    row, size, to = np.uint64(one.ctypes.data), np.uint64(4 * width), np.uint64(out.ctypes.data)
-    while j + 8 <= slots:
-        atoms8, sums8 = addresses8(base, size, parts, at + j), addresses8(into, size, parts, at + j)
-        values8 = _four(values, at + j) + _four(values, at + j + 4)
-        done = eight_slots(to + np.uint64(4 * j), row, atoms8, sums8, values8, width)
-        if done < width:
-            for k in range(j, j + 8):
-                out[k] += _dot(one, atoms[parts[at + k]], done)
-                _add(one, values[at + k], sums[parts[at + k]], done)
-        j += 8
-    while j < slots:
-        out[j] = _dot(one, atoms[parts[at + j]], 0)
-        _add(one, values[at + j], sums[parts[at + j]], 0)
-        j += 1
-
-
-@compiled
-def _add(row: Any, factor: Any, out: Any, first: Any) -> None:
-    for k in range(first, len(row)):
-        out[k] += factor * row[k]
+def _sort(parts: Any, slots: Any, starts: Any, places: Any, pairs: Any) -> None:
+    """Sort the pairs of a row and an atom by atom, stably; starts[k] is the end of those of atom k."""
+    starts[:] = 0
+    for pair in range(len(parts)):
+        starts[np.uint64(parts[pair]) + np.uint64(1)] += np.int32(1)
+    for k in range(1, len(starts)):
+        starts[k] += starts[k - 1]
+    pair = np.int32(0)
+    for row in range(len(parts) // slots):
+        for _ in range(slots):
+            k = np.uint64(parts[pair])
+            at = np.uint64(starts[k])
+            starts[k] += np.int32(1)
+            places[at], pairs[at] = row, pair
+            pair += np.int32(1)
 
 
 @Job
 def gradients(address: Any, start: Any, stop: Any) -> Any:
-    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from that of pooled
-    rows.
+    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from those of rows [U, d].
 
-    A piece is a range of rows, borders[piece] .. borders[piece + 1]; the gradient of each row is
-    kept in ``total`` [U, d] unless that is empty.
+    Rows are taken in blocks that stay in the L2 cache, and the pairs of a block atom by atom.
     """
     block = words(address)
     support, values = matrix(block, 0, np.int32), matrix(block, 3, np.float32)
-    atoms, gradient = matrix(block, 6, np.float32), matrix(block, 9, np.float32)
-    order, starts = vector(block, 12, np.int32), vector(block, 14, np.int32)
-    owner, weights = vector(block, 16, np.int64), vector(block, 18, np.float32)
-    to_values, to_atoms = matrix(block, 20, np.float32), matrix(block, 23, np.float32)
-    total, borders = matrix(block, 26, np.float32), vector(block, 29, np.int64)
-    keep, anchors, width, slots = len(total) > 0, atoms.shape[0], atoms.shape[1], support.shape[1]
-    local, plain = np.empty(width, np.float32), not keep and len(owner) == 0
-    parts, flat = support.reshape(-1), values.reshape(-1)
+    atoms, total = matrix(block, 6, np.float32), matrix(block, 9, np.float32)
+    to_values, to_atoms = matrix(block, 12, np.float32), matrix(block, 15, np.float32)
+    anchors, slots, width, count = atoms.shape[0], support.shape[1], atoms.shape[1], len(total)
+    pieces, many = len(to_atoms) // anchors, max(FEWEST, anchors // slots)  # rows of a block
+    starts, places = np.empty(anchors + 1, np.int32), np.empty(many * slots, np.int32)
+    pairs, size = np.empty_like(places), np.uint64(4 * width)
     for piece in range(start, stop):
-        part = to_atoms[piece * anchors : (piece + 1) * anchors]
-        for u in range(borders[piece], borders[piece + 1]):
-            for i in range(starts[u], min(starts[u + 1], starts[u] + AHEAD)):
-                _prefetch_row(gradient, order, owner, i + AHEAD, starts[borders[piece + 1]])
-            one = total[u] if keep else local
-            if starts[u + 1] - starts[u] == 1 and plain:
-                one = gradient[order[starts[u]]]
-            else:
-                _gathered(gradient, order, owner, weights, starts[u], starts[u + 1], one)
-            _by_slots(one, atoms, part, parts, flat, u * slots, to_values[u])
+        sums = np.uint64(to_atoms.ctypes.data) + np.uint64(piece * anchors) * size
+        end = count * (piece + 1) // pieces
+        for first in range(count * piece // pieces, end, many):
+            last = min(first + many, end)
+            rows = total[first:last]
+            parts = support[first:last].reshape(-1)
+            own, found = values[first:last].reshape(-1), to_values[first:last].reshape(-1)
+            found[:] = 0
+            _sort(parts, slots, starts, places, pairs)
+            begin = np.int64(0)
+            for k in range(anchors):
+                ends, many_pairs = np.int64(starts[k]), np.int64(starts[k]) - begin
+                if many_pairs > 0:
+                    done = by_atom(
+                        np.uint64(atoms.ctypes.data) + np.uint64(k) * size,
+                        sums + np.uint64(k) * size,
+                        np.uint64(rows.ctypes.data),
+                        np.uint64(places.ctypes.data) + np.uint64(4 * begin),
+                        np.uint64(pairs.ctypes.data) + np.uint64(4 * begin),
+                        many_pairs,
+                        np.uint64(own.ctypes.data),
+                        np.uint64(found.ctypes.data),
+                        width,
+                    )
+                    if done < width:
+                        into = to_atoms[piece * anchors + k]
+                        for i in range(begin, ends):
+                            row, pair = rows[places[i]], pairs[i]
+                            found[pair] += _dot(row, atoms[k], done)
+                            for column in range(done, width):
+                                into[column] += own[pair] * row[column]
+                begin = ends
     return np.int64(1)
 
 

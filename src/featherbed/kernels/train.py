@@ -25,9 +25,11 @@ from featherbed.kernels.arithmetic import (
 )
 from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import matrix, vector, words
-from featherbed.kernels.vectors import prefetch
+from featherbed.kernels.vectors import prefetch, row_sum
 
 AHEAD = 16  # rows between the prefetch of a row and its use
+STRIP = 16  # columns, a cache line
+_set1, _add1 = row_sum(1, add=False), row_sum(1, add=True)
 DECAY, MOVE, THRESHOLD, DEBT, FALL, TAIL, ODD = range(7)  # columns of a history
 
 
@@ -59,25 +61,6 @@ def find_distinct(ids: Any, room: Any, distinct: Any, index: Any) -> Any:
                 break
             at += np.uint64(1)
     return found
-
-
-@compiled
-def group(index: Any, starts: Any, order: Any) -> None:
-    """Sort places by number, stably: order[starts[u] : starts[u + 1]] are the i with index[i] =
-    u."""
-    for u in range(len(starts)):
-        starts[u] = 0
-    for i in range(len(index)):
-        starts[index[i] + 1] += 1
-    for u in range(1, len(starts)):
-        starts[u] += starts[u - 1]
-    for i in range(len(index)):
-        u = index[i]
-        order[starts[u]] = i
-        starts[u] += 1
-    for u in range(len(starts) - 1, 0, -1):
-        starts[u] = starts[u - 1]
-    starts[0] = 0
 
 
 @compiled
@@ -290,24 +273,36 @@ def update(variant: Variant) -> Job:
     return rows
 
 
-@compiled
-def _add_group(rows: Any, order: Any, first: Any, last: Any, out: Any) -> None:
-    one = rows[order[first]]
-    for k in range(len(out)):
-        out[k] = one[k]
-    for i in range(first + 1, last):
-        one = rows[order[i]]
-        for k in range(len(out)):
-            out[k] += one[k]
-
-
 @Job
-def sum_groups(address: Any, start: Any, stop: Any) -> Any:
-    """out[u] = Σ of the rows of its group, in order."""
+def sum_rows(address: Any, start: Any, stop: Any) -> Any:
+    """out[index[i]] = Σ weights[i] * rows[owner[i]], in order; each row is read once, one after
+    the other, while those of ``index`` in order of appearance are written likewise.
+
+    Strips ``start`` to ``stop`` of ``STRIP`` columns. Without ``weights`` these are 1, without
+    ``owner`` the rows are those of i.
+    """
     block = words(address)
-    rows, order = matrix(block, 0, np.float32), vector(block, 3, np.int32)
-    starts = vector(block, 5, np.int32)
-    out = matrix(block, 7, np.float32)
-    for u in range(start, stop):
-        _add_group(rows, order, starts[u], starts[u + 1], out[u])
+    rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)
+    owner, weights = vector(block, 5, np.int64), vector(block, 7, np.float32)
+    out = matrix(block, 9, np.float32)
+    size, skipped = np.uint64(4 * rows.shape[1]), np.uint64(4 * STRIP * start)
+    width = min(STRIP * stop, rows.shape[1]) - STRIP * start
+    source, target = np.uint64(rows.ctypes.data) + skipped, np.uint64(out.ctypes.data) + skipped
+    newest, factor, lines = np.int64(-1), np.float32(1), min(4, (4 * width + 63) // 64)
+    for i in range(len(index)):
+        if i + AHEAD < len(index):
+            soon = target + np.uint64(index[i + AHEAD]) * size
+            for line in range(lines):
+                prefetch(soon + np.uint64(64 * line))
+        u, row = np.int64(index[i]), np.int64(owner[i]) if len(owner) > 0 else np.int64(i)
+        if len(weights) > 0:
+            factor = weights[i]
+        here, there = (source + np.uint64(row) * size,), target + np.uint64(u) * size
+        if u > newest:
+            for hole in range(newest + 1, u):  # written later
+                _set1(target + np.uint64(hole) * size, here, (np.float32(0),), width)
+            newest = u
+            _set1(there, here, (factor,), width)
+        else:
+            _add1(there, here, (factor,), width)
     return np.int64(1)

@@ -108,56 +108,76 @@ def row_sum(count: int, add: bool) -> Callable[..., None]:
     return made
 
 
-# pairwise sums of two vectors: lanes of the first summand, and of the second
-_FOLDS = (([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
-          ([0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]),
-          ([0, 2, 4, 6, 8, 10, 12, 14], [1, 3, 5, 7, 9, 11, 13, 15]))  # fmt: skip
+def _sum_of(builder: Any, vector: Any) -> Any:
+    """Emit the sum of the elements of a vector: halves are added until one is left."""
+    while isinstance(vector.type, ir.VectorType):
+        count = vector.type.count // 2
+        if count > 1:
+            low, high = [*range(count)], [*range(count, 2 * count)]
+            halves = [shuffle(builder, vector, vector, half) for half in (low, high)]
+        else:
+            halves = [builder.extract_element(vector, ir.Constant(I32, k)) for k in (0, 1)]
+        vector = builder.fadd(*halves)
+    return vector
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def eight_slots(
-    typing_context: Any, out: Any, row: Any, atoms: Any, sums: Any, weights: Any, width: Any
+def by_atom(
+    typing_context: Any,
+    atom: Any,
+    total: Any,
+    rows: Any,
+    places: Any,
+    pairs: Any,
+    count: Any,
+    weights: Any,
+    dots: Any,
+    width: Any,
 ) -> Any:
-    """out[j] = row . atoms[j] and sums[j] += weights[j] * row for eight slots, in one pass.
+    """total += Σ_i weights[pairs[i]] * rows[places[i]], dots[pairs[i]] += atom . rows[places[i]].
 
-    All are float32 rows given by address. Returns the number of elements processed, a multiple of
-    eight: the caller adds the others. Dot products are added lane by lane, then across lanes: a
-    fixed order, but not that of numpy.
+    For the ``count`` > 0 pairs of a row and one atom, which stays in registers with its sum. All but
+    ``count`` and ``width`` are addresses, places and pairs int32. Products and sums of ``total`` are
+    rounded one by one, in order. Returns the number of elements processed, a multiple of eight: the
+    caller adds the others.
     """
-    rows, factors = (types.UniTuple(kind, 8) for kind in (types.uintp, types.float32))
-    signature = types.intp(types.uintp, types.uintp, rows, rows, factors, types.intp)
+    address = types.uintp
+    signature = types.intp(*[address] * 5, types.intp, address, address, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, row_address, *tuples, length = arguments
-        slots = [*zip(*(cgutils.unpack_tuple(builder, part, 8) for part in tuples), strict=True)]
-        done, fused, totals = counter(builder, length), ("contract",), []
-        for lanes in (16, 8):
-            zero = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
-            places = [cgutils.alloca_once_value(builder, zero) for _ in slots]
-            factors = [splat(builder, factor, lanes) for _, _, factor in slots]
+        atom, total, rows, places, pairs, count, weights, dots, length = arguments
+        done, size = counter(builder, length), floats_at(builder, ir.Constant(I64, 0), length)
+
+        def integer_at(start: Any, number: Any) -> Any:
+            place = builder.inttoptr(floats_at(builder, start, number), I32.as_pointer())
+            return builder.zext(builder.load(place), I64)
+
+        for lanes in (64, 16, 8):
             with lanes_left(builder, lanes, length, done) as start:
-                mine = load(builder, floats_at(builder, row_address, start), lanes)
-                for (atom, into, _), place, factor in zip(slots, places, factors, strict=True):
-                    one = load(builder, floats_at(builder, atom, start), lanes)
-                    product = builder.fmul(mine, one, flags=fused)
-                    builder.store(builder.fadd(builder.load(place), product, flags=fused), place)
-                    there = floats_at(builder, into, start)
-                    added = builder.fmul(factor, mine)
-                    store(builder, builder.fadd(load(builder, there, lanes), added), there)
-            totals.append([builder.load(place) for place in places])
-        halves = ([*range(8)], [*range(8, 16)])
-        parts = [
-            builder.fadd(
-                builder.fadd(*(shuffle(builder, wide, wide, half) for half in halves)), one
-            )
-            for wide, one in zip(*totals, strict=True)
-        ]
-        for orders in _FOLDS:
-            parts = [
-                builder.fadd(*(shuffle(builder, one, other, order) for order in orders))
-                for one, other in zip(parts[::2], parts[1::2], strict=True)
-            ]
-        store(builder, parts[0], target)
+                mine = load(builder, floats_at(builder, atom, start), lanes)
+                there, first = floats_at(builder, total, start), floats_at(builder, rows, start)
+                begin, before = load(builder, there, lanes), builder.block
+                loop, leave = (builder.append_basic_block(name) for name in ("pairs", "sum"))
+                builder.branch(loop)
+                builder.position_at_end(loop)
+                number, so_far = builder.phi(I64), builder.phi(begin.type)
+                number.add_incoming(ir.Constant(I64, 0), before)
+                so_far.add_incoming(begin, before)
+                pair, place = integer_at(pairs, number), integer_at(places, number)
+                row = load(builder, builder.add(first, builder.mul(place, size)), lanes)
+                weight, dot = (
+                    builder.inttoptr(floats_at(builder, start, pair), F32.as_pointer())
+                    for start in (weights, dots)
+                )
+                part = builder.fmul(splat(builder, builder.load(weight), lanes), row)
+                added, following = builder.fadd(so_far, part), builder.add(number, I64(1))
+                product = _sum_of(builder, builder.fmul(mine, row))
+                builder.store(builder.fadd(builder.load(dot), product), dot)
+                number.add_incoming(following, loop)
+                so_far.add_incoming(added, loop)
+                builder.cbranch(builder.icmp_signed("<", following, count), loop, leave)
+                builder.position_at_end(leave)
+                store(builder, added, there)
         return builder.load(done)
 
     return signature, generate

@@ -162,6 +162,10 @@ def save(
             "such as fb.DenseTable.from_dense(old.weight.detach())"
         )
     packed = table if isinstance(table, PackedTable) else table.pack()
+    if not isinstance(packed, PackedTable):  # type: ignore[redundant-expr]
+        raise ArgumentError(
+            f"{type(table).__name__} holds the tables of many columns: store it with its own .save"
+        )
     if isinstance(keys, str) and keys in FORMS:
         if packed.keys is None:
             raise ArgumentError(

@@ -185,7 +185,15 @@ class Collection(nn.Module):
         """Return the checked ids of a batch as rows of the tables."""
         if isinstance(ids, Mapping):
             self.layout.check_names(ids)
-            ids = torch.stack([ids[name] for name in self.names], dim=1)
+            parts = [ids[name] for name in self.names]
+            lengths = [p.shape[0] if isinstance(p, Tensor) and p.dim() == 1 else -1 for p in parts]
+            if min(lengths) < 0 or min(lengths) < max(lengths):
+                given = ", ".join(f"{n} {k}" for n, k in zip(self.names, lengths, strict=True))
+                raise ArgumentError(
+                    f"ids by name have the lengths {given[:200]} (-1: no tensor [B]): give a tensor "
+                    "[B] for every column"
+                )
+            ids = torch.stack(parts, dim=1)
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] != len(self.dims):
             shape = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
             raise ArgumentError(f"ids are {shape}: give a tensor [B, {len(self.dims)}]")

@@ -6,17 +6,21 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, overload
 
 from torch import Tensor, nn
 
 from featherbed.errors import ArgumentError, FeatherbedWarning
 from featherbed.optim.lazy.rows import SparseGradient
 from featherbed.tables.bag import Bag
+from featherbed.tables.collection import Collection
 from featherbed.tables.sizes import Sizes
 from featherbed.tables.spec import parse_spec, table_from_dense
 from featherbed.tables.table import Table
 
 Embedding = nn.Embedding | nn.EmbeddingBag
+Spec = str | Callable[[Tensor, int | None], Table]
+Where = Callable[[str, nn.Module], bool]
 HEADER = 1024  # bytes, about, of the header of a packed file: few rows are no loss for it
 
 
@@ -35,18 +39,30 @@ class Swap:
         return f"{self.name}: {rows:,} x {dim}, {sizes} ({type(self.table).__name__})"
 
 
+@overload
 def replace_embeddings(
-    model: nn.Module,
-    spec: str | Callable[[Tensor, int | None], Table],
-    where: Callable[[str, nn.Module], bool] | None = None,
-) -> list[Swap]:
+    model: nn.Module, spec: Spec, where: Where | None = None, *, collect: Literal[False] = False
+) -> list[Swap]: ...
+
+
+@overload
+def replace_embeddings(
+    model: nn.Module, spec: Spec, where: Where | None = None, *, collect: Literal[True]
+) -> Collection: ...
+
+
+def replace_embeddings(
+    model: nn.Module, spec: Spec, where: Where | None = None, *, collect: bool = False
+) -> list[Swap] | Collection:
     """Replace nn.Embedding and nn.EmbeddingBag modules in place; return a list of the swaps.
 
     ``spec`` is a short spec (see ``featherbed.tables.spec``) or a callable from the old weight [V,
     d] and padding_idx to a table. New tables are fitted to the old rows and keep padding_idx and
     dtype; shared embeddings stay shared, and a weight tied to another module raises an error.
-    ``where(name, module)`` selects modules, all by default. A ``FeatherbedWarning`` names tables
-    whose file is larger than the weight they replace.
+    ``where(name, module)`` selects modules, all by default. ``collect``: return an
+    ``fb.Collection`` of the new tables instead, a column for each module by its name, which stores
+    all of them in one file. A ``FeatherbedWarning`` names tables whose file is larger than the
+    weight they replace.
 
     >>> import torch, featherbed as fb
     >>> model = nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 2))
@@ -54,6 +70,9 @@ def replace_embeddings(
     ['0']
     >>> model(torch.tensor([3, 17])).shape
     torch.Size([2, 2])
+    >>> model = nn.ModuleDict({"user": nn.Embedding(90, 8), "item": nn.Embedding(50, 8)})
+    >>> fb.replace_embeddings(model, "quantized:bits=4", collect=True)
+    Collection(2 columns, 140 rows: user 90 x 8, item 50 x 8)
     """
     if isinstance(model, Embedding):
         raise ArgumentError(
@@ -85,7 +104,12 @@ def replace_embeddings(
         setattr(model.get_submodule(parent), leaf, new[id(module)])
     for swap in tables.values():
         _warn_if_larger(swap)
-    return list(tables.values())
+    if not collect:
+        return list(tables.values())
+    if not chosen:
+        raise ArgumentError("the model has no embeddings to collect: look at where=")
+    weights = {name: (id(module.weight), module.padding_idx) for name, module in chosen.items()}
+    return Collection.from_tables({name: tables[own].table for name, own in weights.items()})
 
 
 def _warn_if_larger(swap: Swap) -> None:
@@ -124,7 +148,7 @@ def _refuse(name: str, module: nn.Module, model: nn.Module) -> None:
             )
 
 
-def _make(name: str, module: Embedding, spec: str | Callable[[Tensor, int | None], Table]) -> Swap:
+def _make(name: str, module: Embedding, spec: Spec) -> Swap:
     weight, padding = module.weight.detach(), module.padding_idx
     try:
         fitted = partial(table_from_dense, spec) if isinstance(spec, str) else spec

@@ -117,11 +117,18 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor, int]:  # int64 [n] -> int64 [
     return found, index, train.find_distinct(*arrays)
 
 
-def _groups(index: Tensor, count: int) -> tuple[Tensor, Tensor]:  # int32 [n]
-    """Return the places of each number one after the other, [n], and their starts [count + 1]."""
-    order, starts = torch.empty_like(index), index.new_empty(count + 1)
-    train.group(index.numpy(), starts.numpy(), order.numpy())
-    return order, starts
+def _sum_rows(
+    index: Tensor,  # int32 [n]
+    rows: Tensor,  # [n or bags, s]
+    out: Tensor,  # [U, s]
+    owner: Tensor | None = None,  # int64 [n]
+    weights: Tensor | None = None,  # [n]
+) -> None:
+    """Fill ``out`` by the sums of the rows of each number; see ``kernels.train.sum_rows``."""
+    places = (NO_VECTOR if owner is None else owner, NO_VECTOR if weights is None else weights)
+    strips = -(-rows.shape[1] // train.STRIP)
+    grain = -(-strips // pool.thread_count())
+    _run(train.sum_rows, strips, rows, index, *places, out, grain=grain)
 
 
 def summed(
@@ -139,9 +146,8 @@ def summed(
     found, index, count = distinct(ids.contiguous())
     if count == len(ids):
         return found, rows
-    order, starts = _groups(index, count)
     out = rows.new_empty(count, rows.shape[1])
-    _run(train.sum_groups, count, rows, order, starts, out)
+    _sum_rows(index, rows, out)
     return found[:count], out
 
 
@@ -260,16 +266,13 @@ def slot_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:  # [U, s], [K, d], [U, d]
     """Return the gradients of values and atoms and, if ``keep``, those of the distinct rows."""
     count, threads = len(values), pool.thread_count()
-    order, starts = _groups(index, count)
-    pieces = PIECES * threads if threads > 1 else 1
-    borders = np.searchsorted(starts.numpy(), np.linspace(0, len(order), pieces + 1))
-    borders[0], borders[-1] = 0, count
+    pieces, width = PIECES * threads if threads > 1 else 1, atoms.shape[1]
+    size = count * width
+    total = (torch.empty(size) if keep else _buffer("rows", size, values.dtype)).view(-1, width)
+    _sum_rows(index, gradient, total, owner, weights)
     to_values = torch.empty(values.shape)
-    to_atoms = torch.zeros(pieces * len(atoms), atoms.shape[1])
-    total = torch.empty(count if keep else 0, atoms.shape[1])
-    places = (NO_VECTOR if owner is None else owner, NO_VECTOR if weights is None else weights)
-    inputs = (support, values, atoms, gradient, order, starts, *places)
-    _run(slots.gradients, pieces, *inputs, to_values, to_atoms, total, borders, grain=1)
+    to_atoms = torch.zeros(pieces * len(atoms), width)
+    _run(slots.gradients, pieces, support, values, atoms, total, to_values, to_atoms, grain=1)
     return to_values, to_atoms.view(pieces, *atoms.shape).sum(0), total
 
 
