@@ -155,6 +155,11 @@ class LayeredCodec(Codec):
         """Compress the matrix."""
         return LayeredFit(job, settings)
 
+    def grow(self, start: Fit, job: CodecJob, **settings: Any) -> Fit:
+        """Compress the matrix with the dictionaries of a fit to a sample, which are then refined."""
+        assert isinstance(start, LayeredFit)
+        return LayeredFit(job, settings, start)
+
 
 def block_layers(rank: int) -> list[Settings]:
     """Return the possible second layers, the most precise first and none last."""
@@ -232,11 +237,11 @@ class LayeredFit(Fit):
 
     refinable = True
 
-    def __init__(self, job: CodecJob, settings: Settings) -> None:
+    def __init__(self, job: CodecJob, settings: Settings, start: LayeredFit | None = None) -> None:
         self.job, self.settings = job, settings
         self.parts, self.bits = settings["codes"], settings["bits"]
         self.blocks = settings.get("blocks", 0)
-        self.basis = self.choose_basis()
+        self.basis = self.choose_basis() if start is None else start.basis
         self.sample = self.basis.down(job.rows.take(job.training))
         self.weights = job.importance[job.training]
         self.tail: Floats = np.zeros_like(self.sample[:1])
@@ -245,7 +250,12 @@ class LayeredFit(Fit):
         self.refined = False
         self.promise = 1 - min(0.06, 0.01 * (self.parts - 1))
         job.progress("initial dictionaries", 0.0)
-        self.initial_codes()
+        if start is None:
+            self.initial_codes()
+        else:
+            self.dictionary, self.atoms, self.shared = start.dictionary, start.atoms, start.shared
+            self.codes: Codes = AdditiveEncoder(self.atoms)(self.sample, seed=job.seed())
+            self._alternate(0, 1 if self.blocks else 0)
 
     def choose_basis(self) -> Basis:
         """Return the basis."""
@@ -256,7 +266,7 @@ class LayeredFit(Fit):
         stages = self.job.stages(self.bits).atoms(self.parts)
         assert self.basis.weight is not None
         self.store_atoms(np.dot(stages, self.basis.weight.T))
-        self.codes: Codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
+        self.codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
         self._alternate(ROUNDS, 1 if self.blocks else 0)
 
     def store_atoms(self, atoms: Floats) -> None:  # [M, K, width]
