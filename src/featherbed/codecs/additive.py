@@ -42,11 +42,11 @@ BEAM = 16
 ITERATIONS = 25
 MOST_LOCAL = 16  # codes above which a fit by local search takes too long
 ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers follows
-ENOUGH = 0.003  # share of the error: a round that gains less is the last
+ENOUGH = 0.0015  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
 USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
-GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
+GAIN, MOST_GAIN = 0.05, 0.25  # of local search over stages, in log2 of the error: a code, all codes
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 

@@ -63,8 +63,9 @@ class CodecJob:
     def expected_error(self, seen: float, unseen: float) -> float:
         """Return the error expected of the whole matrix, from errors of a sample.
 
-        Errors of training rows and of others differ from their mean by parameters / training rows,
-        about, down and up. ``bias`` is the part of it that a fit to the whole matrix has.
+        Errors of training rows and of others differ from their mean, down and up: dictionaries were
+        fitted to the former, and their codes were searched in every round. ``bias`` is the part of
+        the difference that a fit to the whole matrix has.
         """
         if self.bias is None:
             return seen

@@ -35,11 +35,11 @@ from featherbed.packed.band import Band
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
-SAMPLE_ROWS = 5 << 12  # rows on which candidates are compared, at most
+SAMPLE_ROWS = 1 << 14  # rows on which candidates are compared, at most
 SAMPLE_NUMBERS = 10 << 20  # and numbers in them
 SAMPLE_QUERIES = 1000
 ERROR_ROWS = 1 << 14  # rows whose errors are measured, at most
-TRAINING_SHARE = 4 / 5  # of the sample: the other rows measure how a dictionary generalizes
+UNSEEN = 1 / 4  # further rows of a sample, for each training row, if fits will not see all rows
 # initial estimates of the pace: seconds, and the work done in them (two busy cores)
 PACES = defaultdict(
     lambda: (1.0, 2e10), measuring=(0.5, 1e8), compiling=(1.0, 1.0), predicting=(1.0, 1.0)
@@ -61,8 +61,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(shapes=2, rounds=6, finalists=1, named=1, work=1e9, close=1.0),
-    "normal": Effort(shapes=4, rounds=16, finalists=1, named=3, work=2e9, close=1.12),
+    "quick": Effort(shapes=3, rounds=5, finalists=1, named=1, work=1e9, close=1.0),
+    "normal": Effort(shapes=5, rounds=24, finalists=1, named=3, work=2e9, close=1.12),
     "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12),
 }
 
@@ -204,25 +204,32 @@ class Trial:
         job.progress, job.deadline = self.meter.report_share, started + seconds
         self.job, self.measure, self.effort = job, measure, effort
         rows, dim = job.rows.count, job.rows.dim
-        self.sample = self._spread(max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim)))
-        self.whole = self.sample is job
         self.fitted_rows = min(rows, job.training_rows)
+        most = max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim))
+        self.sample = self._spread(min(most, self.fitted_rows))
+        self.whole = self.sample is job
         self.curve: list[dict[str, Any]] = []
         self._evaluator: QualityEvaluator | None = None
         self._sample_evaluator: QualityEvaluator | None = None
 
     def _spread(self, count: int) -> CodecJob:
-        """Return the job of ``count`` rows; four fifths of them train dictionaries."""
-        job = self.job
+        """Return the job of ``count`` training rows, and of others if fits will not see all rows."""
+        job, fitted = self.job, self.fitted_rows
         if count >= job.rows.count:
             return job
-        rows = job.rows.spread(count)
+        all_seen = fitted == job.rows.count
+        rows = job.rows.spread(count if all_seen else int(count * (1 + UNSEEN)))
         weights = importance(rows, rows.lengths(), self.measure)
         part = job.of_rows(rows, weights)
-        part.training_rows = int(rows.count * TRAINING_SHARE)
-        fitted = min(job.rows.count, job.training_rows)  # rows of the final fit
-        part.bias = part.training_rows / fitted * (1 - 2 * fitted / job.rows.count)
+        part.training_rows = count
+        if not all_seen:  # half of the bias of a sample is search, the other falls with its rows
+            part.bias = (1 + count / fitted) / 2 * (1 - 2 * fitted / job.rows.count)
         return part
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of refinement, at most: half of them if further rows must be coded after it."""
+        return self.effort.rounds // (1 if self.fitted_rows == self.job.rows.count else 2)
 
     @property
     def evaluator(self) -> QualityEvaluator:
@@ -286,7 +293,7 @@ class Trial:
             coding = self._coding_work(candidate, self.sample)
             left[candidate.method.name] += self.work(candidate) + coding
         for candidate in finalists:
-            fitting = ROUND * self.effort.rounds + (not self.whole)
+            fitting = ROUND * self.rounds + (not self.whole)
             fitting *= self._work_of(candidate, self.fitted_rows)
             left[candidate.method.name] += fitting + self._coding_work(candidate, self.job)
         self.meter.left = left
@@ -335,7 +342,7 @@ class Trial:
 
     def refine(self, candidate: Candidate, fit: Fit) -> None:
         """Refine a fit of the whole matrix."""
-        name, rounds = candidate.method.name, self.effort.rounds
+        name, rounds = candidate.method.name, self.rounds
         work = ROUND * rounds * self._work_of(candidate, self.fitted_rows)
         step = self.meter.step(f"refining {name}", name, work, reports=True)
         with single_blas_thread(), step:
@@ -361,6 +368,10 @@ class Trial:
         measured = error = error_of(np.arange(job.rows.count))
         if len(job.unseen):
             error = job.expected_error(error_of(job.training), error_of(job.unseen))
+        else:  # each atom lowers the error of n rows to which it is fitted by 1 / n, about
+            known = [band.dictionary.shape for band in bands if band.dictionary is not None]
+            atoms = sum(math.prod(shape) for shape in known) / job.rows.dim
+            error *= 1 + atoms * (1 / len(job.training) - 1 / self.fitted_rows)
         point = {"method": name, "settings": candidate.settings, "bytes": candidate.bytes}
         point |= {"error": error, "stage": stage, "chosen": False}
         self.curve.append(point)
