@@ -337,8 +337,11 @@ def matrices(folder):
     yield "MiniLM tokens 4,000 x 384", lambda: tokens()[2000:26000:6], (8, 32)
 
 
-def rules(folder):
-    """Compare auto with a full search: every method by name, layered codes at the best effort."""
+def rules(folder, half):
+    """Compare auto with a full search: every method by name, layered codes at the best effort.
+
+    The table has the matrices and ratios for which every point is known.
+    """
     import featherbed as fb
 
     methods = ("int8", "int4", "int3", "int2", "lowrank", "clusters", "pq", "opq", "rq", "ksvd")
@@ -347,6 +350,8 @@ def rules(folder):
         "| matrix | ratio | auto chose | recall | best by full search | recall | difference |",
         "|---|---|---|---|---|---|---|",
     ]
+    ours = [("auto", "normal"), ("layered", "best")] if half != "baselines" else []
+    others = [(method, "normal") for method in methods] if half != "auto" else []
     for name, make, ratios in matrices(folder):
         matrix = np.ascontiguousarray(make(), dtype=np.float32)
         queries = np.arange(len(matrix))[:: -(-len(matrix) // QUERIES)]
@@ -366,15 +371,19 @@ def rules(folder):
             } | table.made_by
 
         for ratio in ratios:
-            found = {}
-            runs = [("auto", "normal"), *((m, "normal") for m in methods), ("layered", "best")]
-            for method, effort in runs:
-                point = kept.get(
-                    f"{name}, {ratio}x, {method} {effort}",
+            found, title = {}, f"{name}, {ratio}x"
+            if half == "auto" and not all(f"{title}, {m} normal" in kept.points for m in methods):
+                continue
+            for method, effort in [*others, *ours]:
+                kept.get(
+                    f"{title}, {method} {effort}",
                     lambda r=ratio, m=method, e=effort, run=run: run(r, m, e),
                 )
-                if point["recall"] is not None:
-                    found[method] = point
+            for key, point in kept.points.items():
+                if key.startswith(f"{title}, ") and point["recall"] is not None:
+                    found[key.removeprefix(f"{title}, ").split()[0]] = point
+            if "auto" not in found or f"{title}, layered best" not in kept.points:
+                continue
             auto = found.pop("auto")
             best = max(found, key=lambda method: found[method]["recall"])
             gap = auto["recall"] - found[best]["recall"]
@@ -509,7 +518,7 @@ if __name__ == "__main__":
     if given.what == "glove":
         glove(given.folder, given.ratio, given.only)
     elif given.what == "rules":
-        rules(given.folder)
+        rules(given.folder, given.only)
     elif given.what == "times":
         times(given.folder, given.ratio)
     else:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -303,11 +304,11 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
 
 @pytest.mark.parametrize("finalists", [1, 2])
 def test_a_sample_stands_for_a_large_matrix(monkeypatch, finalists):
-    monkeypatch.setattr(trial, "TRAINING_ROWS", 1000)
+    monkeypatch.setattr(trial, "CodecJob", partial(CodecJob, training_rows=3000))
     monkeypatch.setitem(trial.EFFORTS, "normal", Effort(2, 4, finalists, 2, 2e9, 1.12))
     monkeypatch.setattr(
         trial, "SAMPLE_NUMBERS", 1
-    )  # the sample is then the 6,000 rows that are compared at least
+    )  # the sample has the 3,000 rows to which dictionaries are fitted, and others
     matrix = clustered(7000)
     told = []
     small = fb.compress(

@@ -42,11 +42,11 @@ BEAM = 16
 ITERATIONS = 25
 MOST_LOCAL = 16  # codes above which a fit by local search takes too long
 ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers follows
-ENOUGH = 0.003  # share of the error: a round that gains less is the last
+ENOUGH = 0.0015  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
 USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
-GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
+GAIN, MOST_GAIN = 0.05, 0.25  # of local search over stages, in log2 of the error: a code, all codes
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
@@ -156,6 +156,11 @@ class LayeredCodec(Codec):
         """Compress the matrix."""
         return LayeredFit(job, settings)
 
+    def grow(self, start: Fit, job: CodecJob, **settings: Any) -> Fit:
+        """Compress the matrix with the dictionaries of a fit to a sample, which are then refined."""
+        assert isinstance(start, LayeredFit)
+        return LayeredFit(job, settings, start)
+
 
 def block_layers(rank: int) -> list[Settings]:
     """Return the possible second layers, the most precise first and none last."""
@@ -235,11 +240,11 @@ class LayeredFit(Fit):
 
     refinable = True
 
-    def __init__(self, job: CodecJob, settings: Settings) -> None:
+    def __init__(self, job: CodecJob, settings: Settings, start: LayeredFit | None = None) -> None:
         self.job, self.settings = job, settings
         self.parts, self.bits = settings["codes"], settings["bits"]
         self.blocks = settings.get("blocks", 0)
-        self.basis = self.choose_basis()
+        self.basis = self.choose_basis() if start is None else start.basis
         self.sample = self.basis.down(job.rows.take(job.training))
         self.weights = job.importance[job.training]
         self.tail: Floats = np.zeros_like(self.sample[:1])
@@ -248,7 +253,12 @@ class LayeredFit(Fit):
         self.refined = False
         self.promise = 1 - min(0.06, 0.01 * (self.parts - 1))
         job.progress("initial dictionaries", 0.0)
-        self.initial_codes()
+        if start is None:
+            self.initial_codes()
+        else:
+            self.dictionary, self.atoms, self.shared = start.dictionary, start.atoms, start.shared
+            self.codes: Codes = AdditiveEncoder(self.atoms)(self.sample, seed=job.seed())
+            self._alternate(0, 1 if self.blocks else 0)
 
     def choose_basis(self) -> Basis:
         """Return the basis."""
@@ -259,7 +269,7 @@ class LayeredFit(Fit):
         stages = self.job.stages(self.bits).atoms(self.parts)
         assert self.basis.weight is not None
         self.store_atoms(np.dot(stages, self.basis.weight.T))
-        self.codes: Codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
+        self.codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
         self._alternate(ROUNDS, 1 if self.blocks else 0)
 
     def store_atoms(self, atoms: Floats) -> None:  # [M, K, width]

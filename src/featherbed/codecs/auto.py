@@ -24,7 +24,10 @@ RATIOS = (96, 64, 48, 40, 32, 24, 20, 16, 12, 10, 8, 7, 6, 5, 4.5, 4, 3.7)
 COMPARED = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 2, "clusters": 1, "pq": 1}
 COMPARED |= {"opq": 1, "rq": 1, "ksvd": 1}
 SMALLEST = ("layered", "pq", "clusters", "int2", "lowrank")  # codecs of the smallest tables
-CLOSE_FITS = 3  # candidates of close errors that are told apart by recall, at most
+KEPT_FITS = 4  # of the least errors: a fit to the whole matrix starts from the one chosen
+OTHER = (
+    2.0  # errors of different codecs that differ by less than this factor are told apart by recall
+)
 HOT = HotCodec(CODECS["layered"])
 Request = tuple[Codec, Settings] | None  # the codec and settings asked for; None: compare all
 
@@ -175,6 +178,9 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
     for name, count in COMPARED.items():
         listed = trial.candidates(CODECS[name], trial.settings(CODECS[name], budget)[:count])
         found += [candidate for candidate in listed if trial.work(candidate) < trial.effort.work]
+    if not trial.whole:  # clusters of few rows of a sample say nothing of the matrix
+        most = trial.sample.training_rows // 4
+        found = [candidate for candidate in found if candidate.settings.get("clusters", 0) <= most]
     for method in (CODECS["layered"], *([HOT] if trial.job.rows.weighted else [])):
         likely = trial.order(method, trial.settings(method, budget))
         found += trial.candidates(method, likely[: trial.effort.shapes])
@@ -182,23 +188,28 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
 
 
 def _rank(trial: Trial, listed: list[Candidate]) -> list[MeasuredCandidate]:
-    """Compare candidates, the best first: by error, close ones by recall if neighbors count."""
+    """Compare candidates, the best first: by error, and by recall if neighbors count.
+
+    Recall tells apart candidates of close errors and the best of each codec: equal errors of
+    different codecs (directions left out, or noise in all of them) cost neighbors unequally.
+    """
     ranked: list[MeasuredCandidate] = []
     for candidate in listed:
         if ranked and trial.job.late():
             break
         ranked = sorted([*ranked, trial.compare(candidate)], key=lambda found: found.expected)
-        for found in ranked[max(trial.effort.finalists, CLOSE_FITS) :]:
-            found.fit, found.bands = None, []  # they would fill the memory
+        for found in ranked[KEPT_FITS:]:
+            found.fit = None  # they would fill the memory
+    first = {found.candidate.method.name: found for found in reversed(ranked)}
     close = [
         found
         for found in ranked
-        if found.bands and found.expected < trial.effort.close * ranked[0].expected
+        if found.expected <= trial.effort.close * ranked[0].expected
+        or (found in first.values() and found.expected < OTHER * ranked[0].expected)
     ]
-    if trial.measure == "recall" and len(close) > 1 and close[0] is ranked[0]:
-        recalls = [trial.expected_recall(found) for found in close]
-        order = sorted(range(len(close)), key=lambda i: -recalls[i])
-        ranked = [close[i] for i in order] + [found for found in ranked if found not in close]
+    if trial.measure == "recall" and len(close) > 1:
+        recalls = {id(found): trial.expected_recall(found) for found in close}
+        ranked.sort(key=lambda found: -recalls.get(id(found), 0.0))
     return ranked
 
 
@@ -207,21 +218,21 @@ def _rank(trial: Trial, listed: list[Candidate]) -> list[MeasuredCandidate]:
 
 def _finish(trial: Trial, finalists: list[MeasuredCandidate]) -> MeasuredCandidate:
     """Fit finalists to the whole matrix and refine them; return the best of all fits."""
-    best: MeasuredCandidate | None = None
+    found: list[MeasuredCandidate] = []
     trial.plan_work([], [found.candidate for found in finalists])
     for finalist in finalists:
         candidate, fit = finalist.candidate, finalist.fit
-        if fit is None:
-            fit = trial.fit(candidate)
-        elif best is None or finalist.error < best.error:
-            best = replace(finalist)
+        if fit is None or not trial.whole:
+            fit = trial.fit(candidate, fit)
+        else:
+            found.append(replace(finalist))
         if fit.refinable:
             trial.refine(candidate, fit)
-        elif best is not None and best.fit is fit:
+        elif trial.whole and finalist.fit is fit:
             continue
-        found = trial.measure_error(candidate, "refined", fit, trial.job)
-        best = found if best is None or found.error < best.error else best
-    assert best is not None
+        found.append(trial.measure_error(candidate, "refined", fit, trial.job))
+    several = len({one.candidate for one in found}) > 1 and trial.measure == "recall"
+    best = min(found, key=lambda one: -trial.recall(one) if several else one.error)
     best.point["chosen"] = True
     return best
 

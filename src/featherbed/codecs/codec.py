@@ -41,6 +41,7 @@ class CodecJob:
     training_rows: int = TRAINING_ROWS  # rows to which dictionaries are fitted, at most
     factor: float = 1.0  # of the rows of the finished bands
     deadline: float = math.inf  # of time.perf_counter, after which refinements end
+    bias: float | None = None  # of a sample: see ``expected_error``
 
     @cached_property
     def moments(self) -> tuple[Square, Square]:
@@ -53,15 +54,36 @@ class CodecJob:
         return self.rows.draw(self.training_rows, self.generator)
 
     @cached_property
+    def unseen(self) -> Ids:
+        """The rows of a sample to which no dictionary is fitted."""
+        seen = np.full(self.rows.count, self.bias is None)
+        seen[self.training] = True
+        return np.flatnonzero(~seen)
+
+    def expected_error(self, seen: float, unseen: float) -> float:
+        """Return the error expected of the whole matrix, from errors of a sample.
+
+        Errors of training rows and of others differ from their mean, down and up: dictionaries were
+        fitted to the former, and their codes were searched in every round. ``bias`` is the part of
+        the difference that a fit to the whole matrix has.
+        """
+        if self.bias is None:
+            return seen
+        return max(0.0, (seen + unseen) / 2 + self.bias * (unseen - seen) / 2)
+
+    @cached_property
     def _stages(self) -> dict[int, ResidualStages]:
         return {}
 
     def stages(self, bits: int) -> ResidualStages:
         """Return the dictionaries of ``bits`` bits fitted to residuals, which all fits share."""
         if bits not in self._stages:
-            rows = self.rows.take(self.training) - self.moments[0].astype(np.float32)
-            weights = self.importance[self.training]
-            self._stages[bits] = ResidualStages(rows, weights, 1 << bits, self.seed())
+            ids = np.concatenate([self.training, self.unseen])
+            rows = self.rows.take(ids) - self.moments[0].astype(np.float32)
+            seen, seed = len(self.training), self.seed()
+            self._stages[bits] = ResidualStages(
+                rows, self.importance[ids], 1 << bits, seed, seen, self.expected_error
+            )
         return self._stages[bits]
 
     def late(self) -> bool:
@@ -141,6 +163,10 @@ class Codec(ABC):
     @abstractmethod
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
         """Compress the matrix."""
+
+    def grow(self, start: Fit, job: CodecJob, **settings: Any) -> Fit:  # noqa: ARG002
+        """Compress the matrix, starting from a fit to a sample of it where that helps."""
+        return self.fit(job, **settings)
 
     def predict(self, job: CodecJob, **settings: Any) -> float:  # noqa: ARG002
         """Return the expected share of the weighted squares that is lost; NaN if unknown."""

@@ -160,11 +160,21 @@ class ResidualStages:
     """Dictionaries fitted stage by stage, each by k-means to the residual of those before.
 
     They start the fits of additive codes; ``errors`` [stages + 1] is the residual after each stage,
-    as a share of the weighted squares of the rows.
+    as a share of the weighted squares of the rows: ``expected`` of the errors of the first ``seen``
+    rows, to which dictionaries are fitted, and of the others.
     """
 
-    def __init__(self, rows: Floats, weights: Floats, choices: int, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Floats,
+        weights: Floats,
+        choices: int,
+        seed: int,
+        seen: int,
+        expected: Callable[[float, float], float],
+    ) -> None:
         self.left, self.weights, self.choices, self.seed = rows, weights, choices, seed
+        self.seen, self.expected = seen, expected
         self.whole = mean_square(rows, weights)
         self.stages: list[Floats] = []
         self.errors = [1.0]
@@ -174,10 +184,14 @@ class ResidualStages:
         while len(self.stages) < count:
             rounds, most = (10, 256) if self.choices <= 256 else (6, 64)
             seed = self.seed + len(self.stages)
-            atoms = kmeans(self.left, self.choices, seed, rounds, most=most)
+            atoms = kmeans(self.left[: self.seen], self.choices, seed, rounds, most=most)
             self.left = self.left - atoms[nearest(self.left, atoms)]
             self.stages.append(atoms)
-            self.errors.append(mean_square(self.left, self.weights) / max(self.whole, 1e-30))
+            seen, unseen = (
+                mean_square(self.left[part], self.weights[part]) / max(self.whole, 1e-30)
+                for part in (slice(self.seen), slice(self.seen, None))
+            )
+            self.errors.append(self.expected(seen, unseen))
         return np.stack(self.stages[:count])
 
 
@@ -200,7 +214,7 @@ def fit_additive(
     True
     """
     known = np.ones(len(rows), dtype=np.float32) if weights is None else weights
-    atoms = ResidualStages(rows, known, choices, seed).atoms(parts)
+    atoms = ResidualStages(rows, known, choices, seed, len(rows), max).atoms(parts)
     codes = AdditiveEncoder(atoms)(rows, seed=seed)
     for number in range(rounds):
         atoms = least_squares(codes, rows, known, choices)

@@ -89,7 +89,12 @@ class HotCodec(WrappingCodec):
         """Return settings with the same share of hot rows."""
         return settings | {"hot": max(1, round(settings["hot"] * share))}
 
-    def fit(self, job: CodecJob, **settings: Any) -> Fit:
+    def grow(self, start: Fit, job: CodecJob, **settings: Any) -> Fit:
+        """Compress the tail from a fit to a sample of it, then store the hot rows."""
+        assert isinstance(start, HotFit)
+        return self.fit(job, start.inner, **settings)
+
+    def fit(self, job: CodecJob, start: Fit | None = None, **settings: Any) -> Fit:
         """Compress the tail, then store the hot rows."""
         if settings["hot"] >= job.rows.count:
             raise ArgumentError(
@@ -102,7 +107,13 @@ class HotCodec(WrappingCodec):
         weighted = job.rows.weighted and weights.sum() > 0
         rows = WeightedRows(RowSubset(job.rows, tail), weights if weighted else None)
         tail_job = job.of_rows(rows, job.importance[tail])
-        inner = self.inner.fit(tail_job, **self.inner_settings(settings))
+        tail_job.training = np.flatnonzero(np.isin(tail, job.training))
+        inner_settings = self.inner_settings(settings)
+        inner = (
+            self.inner.fit(tail_job, **inner_settings)
+            if start is None
+            else self.inner.grow(start, tail_job, **inner_settings)
+        )
         hot_rows = WeightedRows(RowSubset(job.rows, hot))
         values = level_rows(job, hot_rows, settings["hot_kind"], "row")
         members = Members.of(hot, job.rows.count)

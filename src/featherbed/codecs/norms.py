@@ -58,6 +58,7 @@ class NormsCodec(WrappingCodec):
         weights = job.rows.weights if job.rows.weighted else None
         rows = WeightedRows(UnitRows(job.rows, norms), weights)
         unit_job = replace(job, rows=rows, importance=job.importance * norms**2)
+        unit_job.training = job.training
         inner = self.inner.fit(unit_job, **settings)
         return NormsFit(inner, Matrix.encode(norms[:, None], "int8", "column"))
 

@@ -44,9 +44,8 @@ class ProductCodec(Codec):
         return sorted(found, key=lambda s: -s["parts"] * s["bits"])
 
     def work(self, dim: int, **settings: Any) -> float:
-        """Return the work of a fit for each row: "opq" fits dictionaries again for every
-        rotation."""
-        return float((50 if self.name == "opq" else 10) * dim << settings["bits"])
+        """Return the work of a fit per row: "opq" fits dictionaries again for every rotation."""
+        return float((200 if self.name == "opq" else 25) * dim << settings["bits"])
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with the total width of the parts."""

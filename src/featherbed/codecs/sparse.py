@@ -95,7 +95,8 @@ class SparseFit(Fit):
     ) -> None:
         self.job, self.name, self.anchors, self.per_row = job, name, anchors, codes
         self.kind, self.value_kind = kind, values
-        self.ids = job.rows.draw(min(TRAINING_ROWS, job.training_rows), job.generator)
+        few = job.training_rows <= TRAINING_ROWS
+        self.ids = job.training if few else job.rows.draw(TRAINING_ROWS, job.generator)
         self.mean: Floats | None = job.moments[0].astype(np.float32) if centered else None
         self.sample, self.weights = self._center(job.rows.take(self.ids)), job.importance[self.ids]
         job.progress("initial dictionary", 0.0)

@@ -7,13 +7,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from featherbed.codecs.codec import (
-    TRAINING_ROWS,
     Codec,
     CodecJob,
     Fit,
@@ -29,18 +28,18 @@ from featherbed.codecs.coding import (
 )
 from featherbed.codecs.principal import effective_rank
 from featherbed.codecs.quality import QUERIES, QualityEvaluator
-from featherbed.codecs.rows import WeightedRows, refuse_zeros
+from featherbed.codecs.rows import Ids, WeightedRows, refuse_zeros
 from featherbed.codecs.scale import factor_of, scale_bands, scale_rows
 from featherbed.errors import ArgumentError
 from featherbed.packed.band import Band
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
-SAMPLE_ROWS = 5 * TRAINING_ROWS // 4  # rows on which candidates are compared, at most
-SAMPLE_NUMBERS = SAMPLE_ROWS * 128  # and numbers in them
+SAMPLE_ROWS = 1 << 14  # rows on which candidates are compared, at most
+SAMPLE_NUMBERS = 10 << 20  # and numbers in them
 SAMPLE_QUERIES = 1000
-FEW_ROWS = 1 << 14  # rows on which codecs without dictionaries are compared
-TRAINING_SHARE = 4 / 5  # of the sample: the other rows measure how a dictionary generalizes
+ERROR_ROWS = 1 << 14  # rows whose errors are measured, at most
+UNSEEN = 1 / 4  # further rows of a sample, for each training row, if fits will not see all rows
 # initial estimates of the pace: seconds, and the work done in them (two busy cores)
 PACES = defaultdict(
     lambda: (1.0, 2e10), measuring=(0.5, 1e8), compiling=(1.0, 1.0), predicting=(1.0, 1.0)
@@ -62,8 +61,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(shapes=2, rounds=6, finalists=1, named=1, work=1e9, close=1.0),
-    "normal": Effort(shapes=4, rounds=16, finalists=1, named=3, work=2e9, close=1.12),
+    "quick": Effort(shapes=3, rounds=5, finalists=1, named=1, work=1e9, close=1.0),
+    "normal": Effort(shapes=5, rounds=24, finalists=1, named=3, work=2e9, close=1.12),
     "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12),
 }
 
@@ -151,8 +150,9 @@ class MeasuredCandidate:
     """A candidate, its weighted error, its point of the curve, and its fit if kept."""
 
     candidate: Candidate
-    error: float = math.inf
+    error: float = math.inf  # of the whole matrix, as expected from a sample
     expected: float = math.inf  # the error after a refinement
+    measured: float = math.inf  # of the rows compared
     point: dict[str, Any] = field(default_factory=dict)
     fit: Fit | None = None
     bands: list[Band] = field(default_factory=list)
@@ -204,24 +204,32 @@ class Trial:
         job.progress, job.deadline = self.meter.report_share, started + seconds
         self.job, self.measure, self.effort = job, measure, effort
         rows, dim = job.rows.count, job.rows.dim
-        self.whole = rows <= TRAINING_ROWS and rows * dim <= SAMPLE_NUMBERS
-        most = rows if self.whole else max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim))
-        self.sample = self._spread(most)
-        self.few = self._spread(min(FEW_ROWS, most))
+        self.fitted_rows = min(rows, job.training_rows)
+        most = max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim))
+        self.sample = self._spread(min(most, self.fitted_rows))
+        self.whole = self.sample is job
         self.curve: list[dict[str, Any]] = []
         self._evaluator: QualityEvaluator | None = None
         self._sample_evaluator: QualityEvaluator | None = None
 
     def _spread(self, count: int) -> CodecJob:
-        """Return the job of ``count`` rows; four fifths of them train dictionaries."""
-        job = self.job
+        """Return the job of ``count`` training rows, and of others if fits will not see all rows."""
+        job, fitted = self.job, self.fitted_rows
         if count >= job.rows.count:
             return job
-        rows = job.rows.spread(count)
+        all_seen = fitted == job.rows.count
+        rows = job.rows.spread(count if all_seen else int(count * (1 + UNSEEN)))
         weights = importance(rows, rows.lengths(), self.measure)
         part = job.of_rows(rows, weights)
-        part.training_rows = int(rows.count * TRAINING_SHARE)
+        part.training_rows = count
+        if not all_seen:  # half of the bias of a sample is search, the other falls with its rows
+            part.bias = (1 + count / fitted) / 2 * (1 - 2 * fitted / job.rows.count)
         return part
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of refinement, at most: half of them if further rows must be coded after it."""
+        return self.effort.rounds // (1 if self.fitted_rows == self.job.rows.count else 2)
 
     @property
     def evaluator(self) -> QualityEvaluator:
@@ -235,7 +243,8 @@ class Trial:
 
     def _measuring_threads(self) -> AbstractContextManager[None]:
         """Return the limit of threads of a measurement: products of small matrices need none."""
-        return single_blas_thread() if self.whole else nullcontext()
+        small = self.fitted_rows * self.job.rows.dim <= SAMPLE_NUMBERS
+        return single_blas_thread() if small else nullcontext()
 
     def compile(self) -> None:
         """Compile the kernels, or load them."""
@@ -247,7 +256,11 @@ class Trial:
     def order(self, method: Codec, listed: list[Settings]) -> list[Settings]:
         """Return settings in the order of their predicted errors, the best first."""
         with single_blas_thread(), self.meter.step("predicting errors", "predicting", 1.0):
-            return method.order(self.job, listed)
+            share = self.sample.rows.count / self.job.rows.count
+            scaled = [method.for_sample(one, share) for one in listed]
+            of = {id(mine): one for mine, one in zip(scaled, listed, strict=True)}
+            ordered = method.order(self.sample, scaled)
+            return [of[id(mine)] for mine in ordered]
 
     def candidates(self, method: Codec, listed: list[Settings]) -> list[Candidate]:
         """Return the candidates of one method."""
@@ -261,14 +274,16 @@ class Trial:
     # --- work: how long the steps take -----------------------------------------------------------
 
     def work(self, candidate: Candidate) -> float:
-        """Return the work of a fit to the training rows."""
-        each = candidate.method.work(self.job.rows.dim, **candidate.settings)
-        return each * min(self.sample.training_rows, self.job.rows.count)
+        """Return the work of a fit to the sample."""
+        return self._work_of(candidate, min(self.sample.training_rows, self.job.rows.count))
+
+    def _work_of(self, candidate: Candidate, rows: int) -> float:
+        return rows * candidate.method.work(self.job.rows.dim, **candidate.settings)
 
     def _coding_work(self, candidate: Candidate, job: CodecJob) -> float:
         """Return the work of coding the rows that a fit has not been trained on."""
-        each = candidate.method.work(job.rows.dim, **candidate.settings)
-        return CODING * each * job.rows.count if job.rows.count > job.training_rows else 0.0
+        all_trained = job.rows.count <= job.training_rows
+        return 0.0 if all_trained else CODING * self._work_of(candidate, job.rows.count)
 
     def plan_work(self, listed: list[Candidate], finalists: list[Candidate]) -> None:
         """Plan comparing candidates, finishing finalists, and measuring the best."""
@@ -278,7 +293,8 @@ class Trial:
             coding = self._coding_work(candidate, self.sample)
             left[candidate.method.name] += self.work(candidate) + coding
         for candidate in finalists:
-            fitting = self.work(candidate) * (ROUND * self.effort.rounds + (not self.whole))
+            fitting = ROUND * self.rounds + (not self.whole)
+            fitting *= self._work_of(candidate, self.fitted_rows)
             left[candidate.method.name] += fitting + self._coding_work(candidate, self.job)
         self.meter.left = left
 
@@ -286,18 +302,12 @@ class Trial:
 
     def compare(self, candidate: Candidate) -> MeasuredCandidate:
         """Fit a candidate to the sample and measure its error there."""
-        method, work = candidate.method, self.work(candidate)
-        job = self.sample if work else self.few
+        method, job = candidate.method, self.sample
         settings = method.for_sample(candidate.settings, job.rows.count / self.job.rows.count)
-        step = self.meter.step(f"comparing: {method.name}", method.name, work)
+        step = self.meter.step(f"comparing: {method.name}", method.name, self.work(candidate))
         with single_blas_thread(), step:
             fit = method.fit(job, **settings)
-        found = self.measure_error(candidate, "sample", fit, job)
-        return (
-            found
-            if job is self.job
-            else replace(found, fit=None, bands=found.bands if work else [])
-        )
+        return self.measure_error(candidate, "sample", fit, job)
 
     def expected_recall(self, found: MeasuredCandidate) -> float:
         """Return the recall of a candidate on the sample, and what its refinement may add."""
@@ -312,19 +322,28 @@ class Trial:
         with self._measuring_threads(), step:
             recall = evaluator.recall(lambda ids: table[ids])
         # recall follows the logarithm of the error, about as a logistic function
-        return recall + recall * (1 - recall) * (1 - found.expected / max(found.error, 1e-30))
+        return recall + recall * (1 - recall) * (1 - found.expected / max(found.measured, 1e-30))
 
-    def fit(self, candidate: Candidate) -> Fit:
-        """Fit a candidate to the whole matrix."""
-        name = candidate.method.name
-        step = self.meter.step(f"fitting {name}", name, self.work(candidate))
+    def recall(self, found: MeasuredCandidate) -> float:
+        """Return the recall of a candidate on the whole matrix."""
+        evaluator, table = self.evaluator, PackedTable(found.bands, self.job.rows.dim)
+        with self._measuring_threads():
+            return evaluator.recall(lambda ids: table[ids])
+
+    def fit(self, candidate: Candidate, start: Fit | None) -> Fit:
+        """Fit a candidate to the whole matrix, from its fit to the sample if there is one."""
+        method, settings = candidate.method, candidate.settings
+        work = self._work_of(candidate, self.fitted_rows)
+        step = self.meter.step(f"fitting {method.name}", method.name, work)
         with single_blas_thread(), step:
-            return candidate.method.fit(self.job, **candidate.settings)
+            if start is None:
+                return method.fit(self.job, **settings)
+            return method.grow(start, self.job, **settings)
 
     def refine(self, candidate: Candidate, fit: Fit) -> None:
         """Refine a fit of the whole matrix."""
-        name, rounds = candidate.method.name, self.effort.rounds
-        work = ROUND * rounds * self.work(candidate)
+        name, rounds = candidate.method.name, self.rounds
+        work = ROUND * rounds * self._work_of(candidate, self.fitted_rows)
         step = self.meter.step(f"refining {name}", name, work, reports=True)
         with single_blas_thread(), step:
             fit.refine(rounds)
@@ -339,22 +358,25 @@ class Trial:
         with single_blas_thread(), step:
             bands = fit.bands()
         table = PackedTable(bands, self.job.rows.dim)
-        ids = np.arange(job.rows.count)
-        if len(ids) > FEW_ROWS:
-            ids = ids[:: -(-len(ids) // FEW_ROWS)] if job is self.job else self._unseen(job)
-        before, weights = job.rows.take(ids), job.importance[ids]
-        whole = mean_square(before, weights)
-        error = mean_square(before - table[ids], weights) / whole if whole else 0.0
+
+        def error_of(ids: Ids) -> float:
+            ids = ids[:: -(-len(ids) // ERROR_ROWS)]
+            before, weights = job.rows.take(ids), job.importance[ids]
+            whole = mean_square(before, weights)
+            return mean_square(before - table[ids], weights) / whole if whole else 0.0
+
+        measured = error = error_of(np.arange(job.rows.count))
+        if len(job.unseen):
+            error = job.expected_error(error_of(job.training), error_of(job.unseen))
+        else:  # each atom lowers the error of n rows to which it is fitted by 1 / n, about
+            known = [band.dictionary.shape for band in bands if band.dictionary is not None]
+            atoms = sum(math.prod(shape) for shape in known) / job.rows.dim
+            error *= 1 + atoms * (1 / len(job.training) - 1 / self.fitted_rows)
         point = {"method": name, "settings": candidate.settings, "bytes": candidate.bytes}
         point |= {"error": error, "stage": stage, "chosen": False}
         self.curve.append(point)
-        return MeasuredCandidate(candidate, error, error * fit.promise, point, fit, bands)
-
-    def _unseen(self, job: CodecJob) -> Any:
-        """Return the rows of a sample to which no dictionary was fitted."""
-        seen = np.zeros(job.rows.count, dtype=bool)
-        seen[job.training] = True
-        return np.flatnonzero(~seen)
+        expected = error * fit.promise
+        return MeasuredCandidate(candidate, error, expected, measured, point, fit, bands)
 
     def table(
         self, choice: MeasuredCandidate, padding: int | None = None, keys: Keys | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.kernels.compiled import compiled
-from featherbed.kernels.vectors import bit_count, load_word
+from featherbed.kernels.vectors import bit_count, bit_fields, load_word
 
 STEP = 16  # rows between two entries of a ragged directory
 MOST_CODES = 4096  # of a row
@@ -18,6 +18,36 @@ NO_VALUES, LEVELS, FLOAT32, FLOAT16 = 0, 1, 2, 3  # kinds of values
 def field(source: Any, bit: Any, mask: Any) -> Any:
     """Return the bit field at ``bit`` of the stream at address ``source``."""
     return np.uint32((load_word(source + np.uint64(bit >> 3)) >> np.uint64(bit & 7)) & mask)
+
+
+_eight_by_two, _four_by_one = bit_fields(8, 2), bit_fields(4, 1)  # narrow fields
+_eight_by_four, _four_by_two = bit_fields(8, 4), bit_fields(4, 2)
+
+
+@compiled
+def fields(out: Any, at: Any, source: Any, bit: Any, stride: Any, bits: Any, count: Any) -> None:
+    """Write ``count`` bit fields into out[at:], eight or four at a time where a word holds several.
+
+    Field j begins at ``bit`` + j * ``stride`` of the stream at address ``source``.
+    """
+    place, mask, j = np.uint64(out.ctypes.data), np.uint64((1 << bits) - 1), 0
+    if 3 * stride + bits + 7 <= 64:
+        while j + 8 <= count:
+            _eight_by_two(place + np.uint64(4 * (at + j)), source, bit + j * stride, stride, mask)
+            j += 8
+        if j + 4 <= count:
+            _four_by_one(place + np.uint64(4 * (at + j)), source, bit + j * stride, stride, mask)
+            j += 4
+    elif stride + bits + 7 <= 64:
+        while j + 8 <= count:
+            _eight_by_four(place + np.uint64(4 * (at + j)), source, bit + j * stride, stride, mask)
+            j += 8
+        if j + 4 <= count:
+            _four_by_two(place + np.uint64(4 * (at + j)), source, bit + j * stride, stride, mask)
+            j += 4
+    while j < count:
+        out[at + j] = field(source, bit + j * stride, mask)
+        j += 1
 
 
 @compiled
@@ -40,6 +70,29 @@ def value(source: Any, bit: Any, value_bits: Any, kind: Any, levels: Any) -> Any
     if kind == FLOAT32:
         return np.uint32(raw).view(np.float32)
     return half(raw)
+
+
+@compiled
+def decode(values: Any, raw: Any, count: Any, kind: Any, levels: Any) -> None:
+    """Write the values of the first ``count`` stored numbers."""
+    if kind == LEVELS:
+        for j in range(count):
+            values[j] = levels[raw[j]]
+    elif kind == FLOAT32:
+        for j in range(count):
+            values[j] = np.uint32(raw[j]).view(np.float32)
+    elif kind != NO_VALUES:
+        for j in range(count):
+            values[j] = half(raw[j])
+
+
+@compiled
+def highest(numbers: Any, count: Any) -> Any:
+    """Return the highest of the first ``count`` uint32 numbers, 0 if there are none."""
+    found = np.uint32(0)
+    for j in range(count):
+        found = max(found, numbers[j])
+    return found
 
 
 @compiled

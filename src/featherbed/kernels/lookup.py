@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from featherbed.kernels.codes import NO_VALUES, STEP, field, half, low_bits, span, value
+from featherbed.kernels.codes import (
+    NO_VALUES,
+    STEP,
+    decode,
+    fields,
+    half,
+    highest,
+    low_bits,
+    span,
+)
 from featherbed.kernels.compiled import Job, compiled
 from featherbed.kernels.memory import floats, matrix, vector, words
 from featherbed.kernels.vectors import copy, half_row, level_row, prefetch, row_sum
@@ -98,8 +107,7 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
     Atoms of ``width`` floats are added, or stand side by side (``concat``).
     """
     record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
-    columns = width * (count if concat else 1)
-    mask, whole = np.uint64((1 << index_bits) - 1), record % 8 == 0
+    columns, whole = width * (count if concat else 1), record % 8 == 0
     last = np.uint64(max(record - 1, 0) // 8)
 
     @Job
@@ -111,25 +119,25 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
         limit, good = np.uint32(min(choices, 2**32 - 1)), True
         indices = np.empty(PIECE * count, np.uint32)
         values = np.ones(PIECE * count, np.float32)
+        raw = np.empty(PIECE * count if kind != NO_VALUES else 0, np.uint32)
         for row in range(start, min(start + PIECE, stop)):
             prefetch(source + np.uint64((positions[row] * record) >> 3))
         for first in range(start, stop, PIECE):
             end = min(first + PIECE, stop)
-            highest = np.uint32(0)
             for row in range(first, end):
                 bit, at = positions[row] * record, (row - first) * count
                 begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
-                for j in range(count):
-                    index = field(begin, rest + j * index_bits, mask)
-                    highest = max(highest, index)
-                    indices[at + j] = index + np.uint32(j * stride)
+                fields(indices, at, begin, rest, index_bits, index_bits, count)
                 if kind != NO_VALUES:
-                    for j in range(count):
-                        values[at + j] = value(
-                            begin, rest + values_at + j * value_bits, value_bits, kind, levels
-                        )
-            if highest >= limit:
+                    fields(raw, at, begin, rest + values_at, value_bits, value_bits, count)
+            total = (end - first) * count
+            if highest(indices, total) >= limit:
                 good, indices[:] = False, np.uint32(0)
+            decode(values, raw, total, kind, levels)
+            if stride > 0:
+                for at in range(0, total, count):
+                    for j in range(count):
+                        indices[at + j] += np.uint32(j * stride)
             for row in range(first, end):
                 if row + PIECE < stop:
                     soon = source + np.uint64((positions[row + PIECE] * record) >> 3)
@@ -154,7 +162,7 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
 @cache
 def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, width: int) -> Job:
     """Compile the job that composes rows of ``width`` floats from ragged codes of one shape."""
-    entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
+    entry = index_bits + value_bits
     whole = entry % 8 == 0
 
     @Job
@@ -168,6 +176,7 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
         good, limit = True, np.uint32(min(atoms, 2**32 - 1))
         firsts, counts = np.empty(PIECE, np.int64), np.empty(PIECE, np.int64)
         indices, values = np.empty(8 * PIECE, np.uint32), np.empty(8 * PIECE, np.float32)
+        raw = np.empty(8 * PIECE, np.uint32)
         for first in range(start, stop, PIECE):
             end, total = min(first + PIECE, stop), 0
             for row in range(first, end):
@@ -186,20 +195,17 @@ def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, wid
                 total += count
             if total > len(indices):
                 indices, values = np.empty(total, np.uint32), np.empty(total, np.float32)
-            at, highest = 0, np.uint32(0)
+                raw = np.empty(total, np.uint32)
+            at = 0
             for row in range(end - first):
-                bit = firsts[row]
+                bit, count = firsts[row], counts[row]
                 begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
-                for j in range(counts[row]):
-                    index = field(begin, rest + j * entry, mask)
-                    highest = max(highest, index)
-                    indices[at + j] = index
-                    values[at + j] = value(
-                        begin, rest + j * entry + index_bits, value_bits, kind, levels
-                    )
-                at += counts[row]
-            if total > 0 and highest >= limit:
+                fields(indices, at, begin, rest, entry, index_bits, count)
+                fields(raw, at, begin, rest + index_bits, entry, value_bits, count)
+                at += count
+            if total > 0 and highest(indices, total) >= limit:
                 good, indices[:] = False, np.uint32(0)
+            decode(values, raw, total, kind, levels)
             at = 0
             for row in range(first, end):
                 count, place = counts[row - first], target + np.uint64(4 * row * width)

@@ -22,7 +22,7 @@ def load(builder: Any, address: Any, lanes: int, kind: Any = F32) -> Any:
 
 
 def store(builder: Any, value: Any, address: Any) -> None:
-    """Emit the store of a float32 vector at an address."""
+    """Emit the store of a vector of four-byte elements at an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
 
 
@@ -318,6 +318,47 @@ def load_word(typing_context: Any, address: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], I64.as_pointer()), align=1)
 
     return types.uint64(types.uintp), generate
+
+
+def bit_fields(lanes: int, words: int) -> Callable[..., None]:
+    """Return ``f(out, source, bit, stride, mask)``: ``lanes`` bit fields, as uint32 at ``out``.
+
+    Field i begins at ``bit`` + i * ``stride`` of the stream at ``source``. They are read from
+    ``words`` words of eight bytes, each of which begins at the byte of its first field.
+    """
+    each = lanes // words
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def read(typing_context: Any, out: Any, source: Any, bit: Any, stride: Any, mask: Any) -> Any:
+        signature = types.void(types.uintp, types.uintp, types.int64, types.int64, types.uint64)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            target, packed, first, step, low = arguments
+            parts = []
+            for word in range(words):
+                start = builder.add(first, builder.mul(step, ir.Constant(I64, word * each)))
+                place = builder.add(packed, builder.lshr(start, ir.Constant(I64, 3)))
+                known = builder.load(builder.inttoptr(place, I64.as_pointer()), align=1)
+                offset = builder.and_(start, ir.Constant(I64, 7))
+                parts.append((splat(builder, known, each), splat(builder, offset, each)))
+            while len(parts) > 1:
+                order = [*range(2 * parts[0][0].type.count)]
+                parts = [
+                    tuple(shuffle(builder, *pair, order) for pair in zip(*two, strict=True))
+                    for two in zip(parts[::2], parts[1::2], strict=True)
+                ]
+            known, offsets = parts[0]
+            places = ir.Constant(known.type, [lane % each for lane in range(lanes)])
+            offsets = builder.add(offsets, builder.mul(splat(builder, step, lanes), places))
+            found = builder.and_(builder.lshr(known, offsets), splat(builder, low, lanes))
+            found = builder.trunc(found, ir.VectorType(I32, lanes))
+            store(builder, found, target)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    made: Callable[..., None] = read
+    return made
 
 
 @intrinsic  # type: ignore[untyped-decorator]
