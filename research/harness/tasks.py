@@ -45,6 +45,9 @@ TASKS = {
     "minilm": Task("runners.models:run_minilm", "sources.texts:open_sentences"),
     "search": Task("runners.recommenders:run_trial"),
     "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
+    "gcn": Task("models.gcn:run_gcn", "sources.citations:open_planetoid"),
+    "hashes": Task("models.hashes:run_hashes", "sources.neighbors:open_rows"),
+    "tagging": Task("models.tagging:run_tagging", "sources.tagging:open_tagged"),
     "final": Task("runners.recommenders:run_final", plan="runners.recommenders:plan_final"),
 }
 
