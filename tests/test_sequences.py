@@ -313,6 +313,20 @@ def test_bad_requests_end_with_one_line(trained, tmp_path):
         SequenceRecommender.open(tmp_path)
 
 
+def test_a_folder_of_another_kind_is_kept(plays, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "recommender.json").write_text("{}")
+    tiny = ("--dim", "8", "--length", "6", "--epochs", "1", "--quiet")
+    code, printed = run("train", "sequences", plays, "--out", out, *tiny)
+    assert code == 2
+    assert "holds a model of another kind (recommender.json)" in printed
+    assert [path.name for path in out.iterdir()] == ["recommender.json"]
+    assert run("train", "sequences", plays, "--out", out, *tiny, "--overwrite")[0] == 0
+    assert not (out / "recommender.json").exists()
+    assert run("recommend", out, "--history", "i1")[0] == 0
+
+
 def test_settings_that_do_not_go_together():
     for values, message in (
         ({"table.dim": 15}, "model.heads=2"),

@@ -38,6 +38,7 @@ WORDS, MODEL = "words.safetensors", "model.safetensors"
 LIST, TOKENIZER = "words.txt.xz", "tokenizer.json"
 CLASSIFIER, LANGUAGE = "classifier.json", "language.json"
 SEQUENCES = "sequences.json"
+MARKERS = (CLASSIFIER, LANGUAGE, SEQUENCES, "recommender.json")  # one in every stored model
 PRECISIONS = ("float32", "float16", "int8")
 VOCABULARIES = ("keys", "list", "tokenizer")  # where words are stored
 MAX_JSON = 1 << 24  # bytes, of a tokenizer too

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from featherbed.apps.bundle import MARKERS
 from featherbed.errors import ArgumentError, DataError, FeatherbedError, TrainingError
 from featherbed.files import remove_stale, replacing_file, temporary_folder, write_file
 from featherbed.optim import Penalty, group_of, penalties_of, total
@@ -186,7 +187,7 @@ class Application(ABC, Generic[S, D, F]):
                 write_json(folder / METRICS, {**metrics, **made_by()})
                 write_history(folder / HISTORY, fitted.history)
                 write_file(folder / REPORT, self.report(data, fitted, metrics))
-            move_files(folder, self.out, self.marker, self.files)
+            move_files(folder, self.out, self.marker, (*self.files, *MARKERS))
             if not fitted.interrupted:
                 clear_checkpoints(self.out)
         return Outcome(metrics, data, fitted, self.summarize(metrics))
@@ -232,6 +233,12 @@ class Application(ABC, Generic[S, D, F]):
         if (out / self.marker).exists() and not (options.overwrite or options.resume):
             raise ArgumentError(
                 f"{out} holds a {self.kind} already: give another folder, --overwrite or --resume"
+            )
+        others = [name for name in MARKERS if name != self.marker and (out / name).exists()]
+        if others and not (options.overwrite or options.resume):
+            raise ArgumentError(
+                f"{out} holds a model of another kind ({others[0]}): give another folder, or "
+                "--overwrite"
             )
         if options.resume and not (out / CHECKPOINTS).is_dir():
             raise ArgumentError(f"{out} holds no checkpoints to resume from: leave --resume out")

@@ -30,7 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from featherbed.errors import ArgumentError, DataError, IsFolderError, MissingExtra, MissingFileError
+from featherbed.errors import (
+    ArgumentError,
+    DataError,
+    IsFolderError,
+    MissingExtra,
+    MissingFileError,
+)
 from featherbed.io.opening import open_stream
 from featherbed.io.records.columns import is_number
 

@@ -51,7 +51,7 @@ def sequences_page(report: Report) -> str:
     True
     """
     check_parts(report, ("name", "metrics", "sizes"))
-    full = {"history": []} | report
+    full: Report = {"history": []} | report
     sections = (_lead, _quality, _history, _sizes, _bands, _examples, _data)
     name = as_html(report["name"])
     parts = [section(full) for section in (*sections, settings_section, command_section)]

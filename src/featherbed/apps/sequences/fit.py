@@ -185,8 +185,8 @@ def evaluate(
     rows = model.table.weight
 
     def score(ids: Any, lengths: Any, users: Any) -> Any:
-        given = map(torch.from_numpy, (ids, lengths, users))
-        return model.scores(*given, rows=rows).numpy()
+        given = [torch.from_numpy(part) for part in (ids, lengths, users)]
+        return model.scores(given[0], given[1], given[2], rows).numpy()
 
     task = sequences.task(part, EVALUATED, seed)
     return metrics_of(*rank_targets(score, sequences, task, length, repeats=repeats, seed=seed))

@@ -42,7 +42,8 @@ class AttentionBlock(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(count, length, width)))
-        return x + self.dropout(self.contract(F.relu(self.expand(self.norm2(x)))))
+        found: Tensor = x + self.dropout(self.contract(F.relu(self.expand(self.norm2(x)))))
+        return found
 
 
 class SequenceModel(nn.Module):
@@ -115,7 +116,8 @@ class SequenceModel(nn.Module):
         x = self.dropout(x + self.positions[: x.shape[1]])
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)[..., : self.table.embedding_dim]
+        found: Tensor = self.norm(x)[..., : self.table.embedding_dim]
+        return found
 
     def user_rows(self, users: Tensor | None, count: int) -> Tensor:  # int64 [B] -> [B, u]
         """Return the rows of users, or ``count`` times the mean row."""
@@ -123,7 +125,7 @@ class SequenceModel(nn.Module):
         if users is not None:
             rows: Tensor = self.users(users)
             return rows
-        mean: Tensor = self.users.weight.mean(0)  # type: ignore[union-attr, operator, assignment]
+        mean: Tensor = self.users.weight.mean(0)  # type: ignore[operator]
         return mean.expand(count, -1)
 
     def loss(

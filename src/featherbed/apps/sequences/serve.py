@@ -243,7 +243,7 @@ class SequenceRecommender:
         """Return the logit of every item after a history of ids, oldest first."""
         row = np.asarray(ids, dtype=np.int64)[None]
         users = None if user is None else user[None]
-        found = self.batch_scores(row, np.array([row.shape[1]]), users)[0]
+        found: Floats = self.batch_scores(row, np.array([row.shape[1]]), users)[0]
         if not np.isfinite(found).all():
             raise FormatError(f"a score is not finite: {ITEMS} holds such values, train again")
         return found

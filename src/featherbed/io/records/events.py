@@ -90,10 +90,10 @@ def read_events(
     file.refuse_odd(roles)
     sides = {"user": KeyColumn(workplace), "item": KeyColumn(workplace)}
     times, counts = Spool(np.int64, workplace), Counter[str]()
-    for users, items, when in _parse_blocks(file, roles, counts, strict):
-        sides["user"].append(users)
-        sides["item"].append(items)
-        times.append(when)
+    for block in _parse_blocks(file, roles, counts, strict):
+        sides["user"].append(block[0])
+        sides["item"].append(block[1])
+        times.append(block[2])
     if not len(times):
         raise DataError(f"{file.path}: no usable line among {counts['lines']:,}")
     (users, user_keys), (items, item_keys) = (side.finish() for side in sides.values())
