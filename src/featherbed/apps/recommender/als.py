@@ -161,6 +161,7 @@ class AlsSearch:
         held_out: the events that are ranked.
         seed: random seed of ALS and of more divisions of small data.
         progress: called with the settings and the NDCG@10 of each fit.
+        stopped: once it returns true, the best settings so far are kept.
     """
 
     def __init__(
@@ -170,8 +171,9 @@ class AlsSearch:
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        stopped: Callable[[], bool] = bool,
     ) -> None:
-        self.seed, self.progress = seed, progress
+        self.seed, self.progress, self.stopped = seed, progress, stopped
         self.folds = [(train, held_out.lists)]
         rng = np.random.default_rng(seed)
         if len(train.lists) < FEW:
@@ -232,7 +234,7 @@ class AlsSearch:
             best = self._width(best, fits or [DIMS[0]])
             best = self._walk(best, STEPS[-1], fixed)
         found = self.found[best]
-        if sharpness is None:
+        if sharpness is None and not self.stopped():
             found |= self._measure(*best, MORE)
         return replace(best[0], sharpness=max(found, key=lambda one: found[one])), best[1]
 
@@ -255,6 +257,9 @@ class AlsSearch:
         return max(at, key=lambda one: at[one])
 
     def _best(self, candidates: Sequence[Settings]) -> Settings:
+        if self.stopped():
+            known = [one for one in candidates if one in self.found]
+            candidates = known or candidates[:1]
         return max(candidates, key=lambda one: self.measure(*one))
 
     def _walk(self, best: Settings, step: float, fixed: dict[str, Any]) -> Settings:
