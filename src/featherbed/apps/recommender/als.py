@@ -132,7 +132,10 @@ def fit_als(
             random_state=seed,
             num_threads=_threads(dim * len(events.lists)),
         )
-        model.fit(events.matrix(confidence), show_progress=False)
+        try:
+            model.fit(events.matrix(confidence), show_progress=False)
+        except import_module("implicit.recommender_base").ModelFitError as error:
+            raise DataError(f"ALS found no finite factors: {error}") from None
     users, items = model.user_factors.astype(np.float64), model.item_factors.astype(np.float64)
     if not (np.isfinite(users).all() and np.isfinite(items).all()):
         raise DataError("ALS found no finite factors: are the counts very large?")
@@ -202,9 +205,12 @@ class AlsSearch:
     ) -> dict[float, float]:
         totals = dict.fromkeys(sharpness, 0.0)
         for (events, held), users in zip(self.folds, self.users, strict=True):
-            left, right = fit_als(
-                events, confidence, dim, iterations=TUNING_ITERATIONS, seed=self.seed
-            )
+            try:
+                left, right = fit_als(
+                    events, confidence, dim, iterations=TUNING_ITERATIONS, seed=self.seed
+                )
+            except DataError:  # such as confidences too large for float32
+                return dict.fromkeys(sharpness, -1.0)
             gram = right.astype(np.float64).T @ right
             for one in sharpness:
                 weights = replace(confidence, sharpness=one).column_weights(gram)

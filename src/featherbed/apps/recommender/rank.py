@@ -553,7 +553,8 @@ def _popular_rows(events: Events, dim: int) -> Rows:
     """Return rows whose order is that of popularity: one column has the rank of each item."""
     users, items = np.zeros((events.lists.num_users, dim)), np.zeros((events.lists.num_items, dim))
     order = np.argsort(-events.popularity, kind="stable")
-    users[:, 0], items[order, 0] = 1.0, np.linspace(0.5, -0.5, len(items))
+    # positive, so that rows folded in are positive too
+    users[:, 0], items[order, 0] = 1.0, np.linspace(1.5, 0.5, len(items))
     return users, items
 
 
