@@ -10,7 +10,7 @@ data are divided several times.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -186,7 +186,7 @@ class AlsSearch:
         self.folds = [(one, held) for one, held in self.folds if len(held)]
         most = max(20, SCORES // (train.lists.num_items * len(SHARPNESS)))
         self.users = [some_users(held, most, rng) for _, held in self.folds]
-        self.sharpness = SHARPNESS
+        self.sharpness: Sequence[float] = SHARPNESS
         self.found: dict[Settings, dict[float, float]] = {}
 
     def measure(self, confidence: Confidence, dim: int) -> float:
@@ -306,14 +306,14 @@ def some_users(held: Interactions, most: int, rng: np.random.Generator) -> NDArr
 
 
 def refit_users(
-    events: Events, items: Doubles, confidence: Confidence, users: Sequence[int]
+    events: Events, items: Doubles, confidence: Confidence, users: Iterable[int]
 ) -> Doubles:  # [items, d] -> [users, d]
     """Return rows of users in closed form from rows of items, as they are stored."""
     gram = items.T @ items
-    rows = np.zeros((len(users), items.shape[1]))
-    for place, user in enumerate(users):
+    rows = []
+    for user in users:
         own = slice(events.lists.starts[user], events.lists.starts[user + 1])
         weights = confidence.weights(events.counts[own])
         chosen = items[events.lists.items[own]]
-        rows[place] = solve_implicit(gram, chosen, weights, confidence.regularization)
-    return confidence.finish(rows, gram)
+        rows.append(solve_implicit(gram, chosen, weights, confidence.regularization))
+    return confidence.finish(np.stack(rows), gram)

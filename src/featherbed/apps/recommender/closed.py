@@ -67,8 +67,7 @@ class Confidence:
         """Return rows of users as they are stored: columns weighted, length 1."""
         weighted = rows * self.column_weights(gram)
         length = np.linalg.norm(weighted, axis=-1, keepdims=True)
-        finished: Doubles = weighted / np.where(length > 0, length, 1.0)
-        return finished
+        return np.asarray(weighted / np.where(length > 0, length, 1.0), dtype=np.float64)
 
     def values_by_name(self) -> dict[str, Any]:
         """Return the settings as plain JSON."""

@@ -293,9 +293,13 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
 
     def _bpr(self, train: Events, dim: int, epochs: int, held: Events | None = None) -> BprFactors:
         values = self.settings.bpr.values() | {"epochs": epochs}
-        shown = {"seed": self.options.seed, "progress": self.options.progress}
         return train_bpr(
-            train.lists, None if held is None else held.lists, dim=dim, **values, **shown
+            train.lists,
+            None if held is None else held.lists,
+            dim=dim,
+            **values,
+            seed=self.options.seed,
+            progress=self.options.progress,
         )
 
     def _rows(self, events: Events, method: RankingMethod) -> Rows:
