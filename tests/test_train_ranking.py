@@ -300,3 +300,26 @@ def test_a_broken_description_is_refused(tmp_path, trained):
         path.write_text(json.dumps(good | {"implicit": good["implicit"] | change}))
         with pytest.raises(fb.FormatError, match=r"recommender\.json\.implicit"):
             Recommender.open(tmp_path / "copy")
+
+
+def test_the_server_serves_a_ranking(trained):
+    pytest.importorskip("fastapi")
+    httpx, anyio = pytest.importorskip("httpx"), pytest.importorskip("anyio")
+    from featherbed.server.app import create_app
+    from featherbed.server.catalog import Catalog
+
+    model = Recommender.open(trained[0] / "out")
+    app = create_app(Catalog([f"songs={trained[0] / 'out'}"]))
+
+    async def ask(body):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.post("/songs/recommend", json=body)).json()
+
+    found = anyio.run(ask, {"user": "u3", "k": 3})["items"]
+    assert [item["key"] for item in found] == [one.key for one in model.recommend("u3", 3)]
+    history = ["i3", {"item": "i6", "rating": 2.0}]
+    found = anyio.run(ask, {"history": history, "k": 3})["items"]
+    expected = model.recommend_history([("i3", None), ("i6", 2.0)], 3)
+    assert [item["key"] for item in found] == [one.key for one in expected]
+    assert "no item of the history is known" in str(anyio.run(ask, {"history": ["?"]}))

@@ -82,7 +82,8 @@ def _edit_band(band: Band, ids: Ids, rows: Floats, added: Floats) -> Band:
     name = "values" if band.dictionary is None else "dictionary"
     stored: Any = getattr(band, name)
     edit = _edit_graded if isinstance(stored, Graded) else _edit_matrix
-    return replace(band, rows=band.rows + len(added), **{name: edit(stored, ids, rows, added)})
+    changes: dict[str, Any] = {name: edit(stored, ids, rows, added)}
+    return replace(band, rows=band.rows + len(added), **changes)
 
 
 def _edit_matrix(stored: Matrix, ids: Ids, rows: Floats, added: Floats) -> Matrix:

@@ -10,7 +10,7 @@ data are divided several times.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -132,7 +132,10 @@ def fit_als(
             random_state=seed,
             num_threads=_threads(dim * len(events.lists)),
         )
-        model.fit(events.matrix(confidence), show_progress=False)
+        try:
+            model.fit(events.matrix(confidence), show_progress=False)
+        except import_module("implicit.recommender_base").ModelFitError as error:
+            raise DataError(f"ALS found no finite factors: {error}") from None
     users, items = model.user_factors.astype(np.float64), model.item_factors.astype(np.float64)
     if not (np.isfinite(users).all() and np.isfinite(items).all()):
         raise DataError("ALS found no finite factors: are the counts very large?")
@@ -161,6 +164,7 @@ class AlsSearch:
         held_out: the events that are ranked.
         seed: random seed of ALS and of more divisions of small data.
         progress: called with the settings and the NDCG@10 of each fit.
+        stopped: once it returns true, the best settings so far are kept.
     """
 
     def __init__(
@@ -170,8 +174,9 @@ class AlsSearch:
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        stopped: Callable[[], bool] = bool,
     ) -> None:
-        self.seed, self.progress = seed, progress
+        self.seed, self.progress, self.stopped = seed, progress, stopped
         self.folds = [(train, held_out.lists)]
         rng = np.random.default_rng(seed)
         if len(train.lists) < FEW:
@@ -181,7 +186,7 @@ class AlsSearch:
         self.folds = [(one, held) for one, held in self.folds if len(held)]
         most = max(20, SCORES // (train.lists.num_items * len(SHARPNESS)))
         self.users = [some_users(held, most, rng) for _, held in self.folds]
-        self.sharpness = SHARPNESS
+        self.sharpness: Sequence[float] = SHARPNESS
         self.found: dict[Settings, dict[float, float]] = {}
 
     def measure(self, confidence: Confidence, dim: int) -> float:
@@ -200,9 +205,12 @@ class AlsSearch:
     ) -> dict[float, float]:
         totals = dict.fromkeys(sharpness, 0.0)
         for (events, held), users in zip(self.folds, self.users, strict=True):
-            left, right = fit_als(
-                events, confidence, dim, iterations=TUNING_ITERATIONS, seed=self.seed
-            )
+            try:
+                left, right = fit_als(
+                    events, confidence, dim, iterations=TUNING_ITERATIONS, seed=self.seed
+                )
+            except DataError:  # such as confidences too large for float32
+                return dict.fromkeys(sharpness, -1.0)
             gram = right.astype(np.float64).T @ right
             for one in sharpness:
                 weights = replace(confidence, sharpness=one).column_weights(gram)
@@ -232,7 +240,7 @@ class AlsSearch:
             best = self._width(best, fits or [DIMS[0]])
             best = self._walk(best, STEPS[-1], fixed)
         found = self.found[best]
-        if sharpness is None:
+        if sharpness is None and not self.stopped():
             found |= self._measure(*best, MORE)
         return replace(best[0], sharpness=max(found, key=lambda one: found[one])), best[1]
 
@@ -255,6 +263,9 @@ class AlsSearch:
         return max(at, key=lambda one: at[one])
 
     def _best(self, candidates: Sequence[Settings]) -> Settings:
+        if self.stopped():
+            known = [one for one in candidates if one in self.found]
+            candidates = known or candidates[:1]
         return max(candidates, key=lambda one: self.measure(*one))
 
     def _walk(self, best: Settings, step: float, fixed: dict[str, Any]) -> Settings:
@@ -295,14 +306,14 @@ def some_users(held: Interactions, most: int, rng: np.random.Generator) -> NDArr
 
 
 def refit_users(
-    events: Events, items: Doubles, confidence: Confidence, users: Sequence[int]
+    events: Events, items: Doubles, confidence: Confidence, users: Iterable[int]
 ) -> Doubles:  # [items, d] -> [users, d]
     """Return rows of users in closed form from rows of items, as they are stored."""
     gram = items.T @ items
-    rows = np.zeros((len(users), items.shape[1]))
-    for place, user in enumerate(users):
+    rows = []
+    for user in users:
         own = slice(events.lists.starts[user], events.lists.starts[user + 1])
         weights = confidence.weights(events.counts[own])
         chosen = items[events.lists.items[own]]
-        rows[place] = solve_implicit(gram, chosen, weights, confidence.regularization)
-    return confidence.finish(rows, gram)
+        rows.append(solve_implicit(gram, chosen, weights, confidence.regularization))
+    return confidence.finish(np.stack(rows), gram)

@@ -67,7 +67,7 @@ class Confidence:
         """Return rows of users as they are stored: columns weighted, length 1."""
         weighted = rows * self.column_weights(gram)
         length = np.linalg.norm(weighted, axis=-1, keepdims=True)
-        return weighted / np.where(length > 0, length, 1.0)
+        return np.asarray(weighted / np.where(length > 0, length, 1.0), dtype=np.float64)
 
     def values_by_name(self) -> dict[str, Any]:
         """Return the settings as plain JSON."""
@@ -85,7 +85,8 @@ def solve_implicit(
     """
     system = gram + (rows.T * (weights - 1)) @ rows
     system[np.diag_indices_from(system)] += regularization
-    return np.linalg.solve(system, weights @ rows)
+    row: Doubles = np.linalg.solve(system, weights @ rows)
+    return row
 
 
 def solve_ratings(
@@ -110,9 +111,10 @@ def solve_ratings(
     right = scaled.T @ (residuals - rows @ center) / noise
     system = scaled.T @ scaled / noise + np.eye(len(root))
     if earlier is not None:
-        row, before = earlier
+        old, before = earlier
         before = before * root
         past = before.T @ before / noise + np.eye(len(root))
-        right += past @ np.where(root > 0, (row - center) / np.where(root > 0, root, 1), 0)
+        right += past @ np.where(root > 0, (old - center) / np.where(root > 0, root, 1), 0)
         system += before.T @ before / noise
-    return center + root * np.linalg.solve(system, right)
+    row: Doubles = center + root * np.linalg.solve(system, right)
+    return row

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from featherbed.apps.pipeline import Application, Checkpoints, Outcome, RunOptions
 from featherbed.apps.recommender.als import (
+    MAX_FITS,
     AlsSearch,
     Events,
     fit_als,
@@ -62,6 +63,7 @@ from featherbed.apps.recommender.train import (
     FittedRecommender,
     PackedFactors,
     changed_settings,
+    defer_interrupt,
     measure_sizes,
     size_lines,
 )
@@ -77,6 +79,7 @@ SCORES = 2_000_000_000  # maximum number of scores of one measurement on the tes
 FOLDED, LEAST = 0.1, 20  # users that are folded in to measure it: a part, and the minimum number
 MAX_FOLDED = 1_000
 BPR_DIM = 64
+PLANS = 16  # maximum number of divisions of bits that are measured
 Factors = tuple[NDArray[np.float32], NDArray[np.float32]]  # [users, d], [items, d]
 Rows = tuple[Doubles, Doubles]
 Metrics = dict[str, float]
@@ -217,14 +220,18 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         """Tune the settings and the bits on validation events, then fit to both parts."""
         split, history = data.split, list[dict[str, Any]]()
         train, held = Events.of(split.train), Events.of(split.validation)
-        with show_progress("fits", shown=self.options.progress) as shown:
+        display = show_progress("fits", MAX_FITS + PLANS, shown=self.options.progress)
+        with display as shown, defer_interrupt() as interrupted:
 
             def record(row: dict[str, Any]) -> None:
                 history.append({"epoch": len(history), **row})
                 shown.update(advance=1, note=f"NDCG@10 {row['validation']:.4f}")
 
+            search = AlsSearch(
+                train, held, seed=self.options.seed, progress=record, stopped=interrupted
+            )
             tune = self._tune_bpr if self.settings.method == "bpr" else self._tune_als
-            method = tune(train, held, record)
+            method = tune(train, held, search)
             rows = self._rows(train, method)
             plan = self._plan(train, held, rows, record)
             validation = self._measure_rows(self._pack(train, rows, plan), train, held)
@@ -244,6 +251,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
             PackedFactors(keyed[0], keyed[1], 0.0, "none"),
             history=history,
             parameters=(rows[0].size, rows[1].size),
+            interrupted=interrupted(),
             notes=(method.describe(),),
             method=method,
             plan=plan,
@@ -255,8 +263,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         iterations = self.settings.als.iterations
         return fit_als(events, implicit, dim, iterations=iterations, seed=self.options.seed)
 
-    def _tune_als(self, train: Events, held: Events, record: Any) -> RankingMethod:
-        search = AlsSearch(train, held, seed=self.options.seed, progress=record)
+    def _tune_als(self, train: Events, held: Events, search: AlsSearch) -> RankingMethod:  # noqa: ARG002
         implicit, dim = search.run(self._fixed(), self.settings.table.dim)
         implicit = replace(implicit, typical=float(implicit.values(train.counts).mean()))
         best = search.measure(implicit, dim)
@@ -268,7 +275,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         values = self.settings.als.values()
         return {name: values[name] for name in ALS if values[name] is not None}
 
-    def _tune_bpr(self, train: Events, held: Events, record: Any) -> RankingMethod:
+    def _tune_bpr(self, train: Events, held: Events, search: AlsSearch) -> RankingMethod:
         """Choose the epochs, and the settings of folding in that suit the rows of items."""
         dim = self.settings.table.dim or BPR_DIM
         fitted = self._bpr(train, dim, self.settings.bpr.epochs, held)
@@ -280,16 +287,19 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
             rows = refit_users(train, items, one, users)
             measured = ranking_metrics(rows, items, train.lists, held.lists, users=users)
             found[one] = measured["ndcg@10"]
-        search = AlsSearch(train, held, seed=self.options.seed, progress=record)
         search.run({"counts": "binary"} | self._fixed(), dim)
         best = max(found, key=lambda one: found[one])
         return RankingMethod("bpr", best, dim, search.plain(dim), fitted.epoch + 1)
 
     def _bpr(self, train: Events, dim: int, epochs: int, held: Events | None = None) -> BprFactors:
         values = self.settings.bpr.values() | {"epochs": epochs}
-        shown = {"seed": self.options.seed, "progress": self.options.progress}
         return train_bpr(
-            train.lists, None if held is None else held.lists, dim=dim, **values, **shown
+            train.lists,
+            None if held is None else held.lists,
+            dim=dim,
+            **values,
+            seed=self.options.seed,
+            progress=self.options.progress,
         )
 
     def _rows(self, events: Events, method: RankingMethod) -> Rows:
@@ -547,7 +557,8 @@ def _popular_rows(events: Events, dim: int) -> Rows:
     """Return rows whose order is that of popularity: one column has the rank of each item."""
     users, items = np.zeros((events.lists.num_users, dim)), np.zeros((events.lists.num_items, dim))
     order = np.argsort(-events.popularity, kind="stable")
-    users[:, 0], items[order, 0] = 1.0, np.linspace(0.5, -0.5, len(items))
+    # positive, so that rows folded in are positive too
+    users[:, 0], items[order, 0] = 1.0, np.linspace(1.5, 0.5, len(items))
     return users, items
 
 
@@ -563,6 +574,8 @@ def summarize_ranking(metrics: dict[str, Any], out: Path) -> list[str]:
     lines.append(
         f"{out}: users.safetensors, items.safetensors, metrics.json, history.parquet, report.html"
     )
+    if metrics["interrupted"]:
+        lines.append("interrupted: the search of settings ended early, the best so far are used")
     return [*lines, *warn(metrics)]
 
 

@@ -210,13 +210,15 @@ def read_info(folder: Path) -> RecommenderInfo:
 
 def _read_confidence(given: Any) -> Confidence:
     """Return the settings of a ranking, checked."""
-    limits = {"alpha": 0.0, "regularization": 0.0, "sharpness": 0.0, "typical": 0.0}
+    limits = {"alpha": 0.0, "regularization": 1e-9, "sharpness": 0.0, "typical": 0.0}
     if not isinstance(given, dict) or set(given) != {*limits, "counts"}:
         raise FormatError(f"{JSON}.implicit must have {', '.join([*limits, 'counts'])}")
     for name, low in limits.items():
         value = given[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < 1e30:
-            raise FormatError(f"{JSON}.implicit.{name} must be a number, got {str(value)[:40]}")
+            raise FormatError(
+                f"{JSON}.implicit.{name} must be a number of at least {low:g}, got {str(value)[:40]}"
+            )
     if given["counts"] not in COUNTS:
         raise FormatError(f"{JSON}.implicit.counts must be one of {', '.join(COUNTS)}")
     return Confidence(**given)
@@ -454,10 +456,11 @@ class Recommender:
     ) -> tuple[list[tuple[int, float]], Floats]:
         implicit = self.about.implicit
         liked = self.about.mean + math.sqrt(self._noise) if implicit is None else 1.0
+        found = self.items.ids([item for item, _ in history]).tolist() if history else []
         known = [
-            (self._item(item), liked if rating is None else float(rating))
-            for item, rating in history
-            if item in self.items
+            (id_, liked if rating is None else float(rating))
+            for id_, (_, rating) in zip(found, history, strict=True)
+            if id_ >= 0
         ]
         if not known:
             names = ", ".join(repr(item) for item, _ in history[:3])

@@ -305,7 +305,7 @@ class AlsSettings(Settings):
     """Alternating least squares; what is not given is chosen by the validation NDCG@10."""
 
     alpha: float | None = setting(None, "Factor of the confidence of events.", above=0)
-    regularization: float | None = setting(None, "L2 regularization of rows.", above=0)
+    regularization: float | None = setting(None, "L2 regularization of rows.", minimum=1e-9)
     counts: str | None = setting(None, "Confidence by count.", choices=COUNTS)
     sharpness: float | None = setting(
         None, "Exponent of the weights of columns by variance.", minimum=0, maximum=1

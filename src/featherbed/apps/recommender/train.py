@@ -195,7 +195,7 @@ def _fit_graded(
     """
     history: list[dict[str, Any]] = []
     display = show_progress("rows", ROUNDS, shown=progress)
-    with display as shown, _defer_interrupt() as interrupted:
+    with display as shown, defer_interrupt() as interrupted:
 
         def record(stage: str, error: float) -> bool:
             history.append({"epoch": len(history), "stage": stage, "validation_mse": error})
@@ -219,7 +219,7 @@ def _fit_graded(
 
 
 @contextlib.contextmanager
-def _defer_interrupt() -> Iterator[Callable[[], bool]]:
+def defer_interrupt() -> Iterator[Callable[[], bool]]:
     """Yield a function that tells whether Ctrl-C was pressed; a second Ctrl-C raises at once."""
     request = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -238,7 +238,8 @@ class _Change:
         """Write the folder."""
         model, about = self.model, self.model.about
         offsets, pairs = model._seen
-        before = np.repeat(np.arange(about.users), np.diff(np.asarray(offsets, dtype=np.int64)))
+        each = np.asarray(offsets[1:], dtype=np.int64) - np.asarray(offsets[:-1], dtype=np.int64)
+        before = np.repeat(np.arange(about.users), each)
         seen = collect_rated(
             np.concatenate([before, self.user_ids]),
             np.concatenate([np.asarray(pairs, dtype=np.int64), self.item_ids]),
