@@ -125,6 +125,16 @@ def test_pieces_restore_every_text():
         assert pieces.decode(ids).strip() == text.strip()
 
 
+def test_sentences_too_long_are_named():
+    source = open_quick()
+    lines = {
+        one: {**parts, "val": ["word1", " ".join(["word2"] * 600)]}
+        for one, parts in source.lines.items()
+    }
+    with pytest.raises(DataError, match=r"val.en, line 2: a sentence of 1200 pieces"):
+        replace(source, lines=lines).encoded("en-de", 300, "val")
+
+
 def test_weights_of_the_last_checkpoints_are_averaged(tmp_path, monkeypatch):
     seen = []
     plain = torch.optim.swa_utils.AveragedModel.update_parameters

@@ -310,7 +310,7 @@ def rounds_of(
     """Return the batches of each round of an epoch; the texts of a batch are of like length.
 
     >>> [[len(one) for one in batches] for batches in rounds_of([3] * 10, 2, 2, (0, 0))]
-    [[2, 2, 1], [2, 2, 1]]
+    [[2, 1, 2], [2, 1, 2]]
     """
     rng = np.random.default_rng(seed)
     found = []

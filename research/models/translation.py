@@ -8,11 +8,10 @@ Settings of a row: ``pair`` (such as en-de) and ``pieces``, at most how many pie
 share; ``dim``, ``layers``, ``heads``, ``ff``, ``dropout``; ``p_source`` and ``p_target``, the rates
 of SSE-SE; ``tokens``, the size of a batch; ``epochs``, ``factor`` and ``warmup`` of Noam's schedule,
 ``smoothing``, ``clip``, ``average`` (the weights of that many last checkpoints, four an epoch, are
-averaged);
-``beam`` and ``penalty``; ``table``, the spec of the shared table; ``stored``, the types of its packed
-values. ``start`` names the row whose trained model this one starts from, and the settings in which
-it differs: the table is fitted to its rows, then trained, or compressed by the settings of
-``fb.compress`` in ``compress``. Scores are those of the rows that are stored.
+averaged); ``beam`` and ``penalty``; ``table``, the spec of the shared table; ``stored``, the types
+of its packed values. ``start`` names the row whose trained model this one starts from, and the
+settings in which it differs: the table is fitted to its rows, then trained, or compressed by the
+settings of ``fb.compress`` in ``compress``. Scores are those of the rows that are stored.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from research.sources.texts import folder_of
 PAD, BEGIN, END = 0, 1, 2
 SPECIAL = ("[pad]", "[begin]", "[end]")
 PARTS = ("train", "val", "test_2016_flickr")
-LONGEST = 512  # pieces of a sentence
+LONGEST = 512  # pieces of a sentence, its marks among them
 CHECKPOINTS = 4  # an epoch, of those that are averaged
 COUNT_POWER = 0.7  # of the counts of pieces that weigh rows when a table is fitted to dense rows
 Pairs = list[tuple[Tensor, Tensor]]  # source with END; target with BEGIN and END
@@ -82,6 +81,13 @@ class Texts:
         """Return the pairs of a part as pieces."""
         pieces, languages = self.pieces(name, count), self.pair(name)
         sides = [pieces.encode_batch(self.lines[one][part]) for one in languages]
+        for one, side in zip(languages, sides, strict=True):
+            for line, found in enumerate(side, 1):
+                if len(found) > LONGEST - 2:
+                    raise DataError(
+                        f"{part}.{one}, line {line}: a sentence of {len(found)} pieces; "
+                        f"split it into parts of at most {LONGEST - 2}"
+                    )
         return [
             (torch.tensor([*a.ids, END]), torch.tensor([BEGIN, *b.ids, END]))
             for a, b in zip(*sides, strict=True)
@@ -305,10 +311,7 @@ def train(
     saved: Checkpoints,
 ) -> Result:
     """Train for all epochs; the weights of the last checkpoints are averaged in ``model``."""
-    pairs, validation = (
-        [pair for pair in encoded(settings, source, part) if max(map(len, pair)) <= LONGEST]
-        for part in PARTS[:2]
-    )
+    pairs, validation = (encoded(settings, source, part) for part in PARTS[:2])
     generator = torch.Generator().manual_seed(seed)
     optimizer = make_optimizer(model)
     steps = len(batches(pairs, settings["tokens"]))
@@ -449,7 +452,7 @@ def scores_of(
 ) -> tuple[dict[str, float], dict[str, Any], list[str]]:
     """Return BLEU and chrF of a part (case kept, sacreBLEU's own words), details, translations."""
     pieces = source.pieces(settings["pair"], settings["pieces"])
-    sources = [one[: LONGEST - 1] for one, _ in encoded(settings, source, part)]
+    sources = [one for one, _ in encoded(settings, source, part)]
     found = translate(model, sources, beam=settings["beam"], penalty=settings["penalty"])
     texts = [text.strip() for text in pieces.decode_batch(found)]
     references = [source.lines[source.pair(settings["pair"])[1]][part]]
