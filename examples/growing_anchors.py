@@ -11,7 +11,7 @@ import torch
 import featherbed as fb
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--epochs", type=int, default=25)
+parser.add_argument("--epochs", type=int, default=45)
 given = parser.parse_args()
 generator = torch.Generator().manual_seed(0)
 weights = torch.rand(600, 8, generator=generator) * (torch.rand(600, 8, generator=generator) < 0.3)

@@ -73,19 +73,18 @@ test, batches = lines[-200:], lines[:-200].split(64)
 dense = Model(fb.DenseTable(rows, 32, generator=torch.Generator().manual_seed(0)))
 dense.table.scale_initial_rows(0.1)
 train(dense, torch.optim.Adam(dense.parameters(), lr=5e-3), batches, given.epochs)
-print(
-    f"plain rows  perplexity {perplexity(dense, test):6.1f}  {file_size(dense.table.pack()):,} bytes"
-)
-
-trained = dense.table.weight.detach()
-dense.table = fb.QuantizedTable.from_dense(trained, bits=4)
-print(
-    f"int4 rows   perplexity {perplexity(dense, test):6.1f}  {file_size(dense.table.pack()):,} bytes"
-)
-
-small = Model(fb.AnchorTable.from_dense(trained, anchors=24, slots=3))
+small = Model(fb.AnchorTable.from_dense(dense.table.weight.detach(), anchors=24, slots=3))
 small.cell.load_state_dict(dense.cell.state_dict())
-optimizer = fb.Yogi(small.parameters(), lr=5e-3)
-train(small, optimizer, batches, max(1, given.epochs // 2))
+more = max(1, given.epochs // 2)  # both go on for as many epochs
+train(dense, torch.optim.Adam(dense.parameters(), lr=2e-3), batches, more)
+train(small, fb.Yogi(small.parameters(), lr=5e-3), batches, more)
+
+rows = Model(fb.QuantizedTable.from_dense(dense.table.weight.detach(), bits=4))
+rows.cell = dense.cell
 packed = small.table.pack(values="int8", dictionary="int8")
-print(f"24 anchors  perplexity {perplexity(small, test):6.1f}  {file_size(packed):,} bytes")
+for name, model, stored in (
+    ("plain rows", dense, dense.table.pack()),
+    ("int4 rows", rows, rows.table.pack()),
+    ("24 anchors", small, packed),
+):
+    print(f"{name:<11} perplexity {perplexity(model, test):6.1f}  {file_size(stored):,} bytes")

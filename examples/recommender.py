@@ -30,4 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     user = recommender.users.keys[0]
     for item in recommender.recommend(user, k=3):
         print(f"user {user}: item {item.key}, {item.score:.2f}")
-    print("a new user:", *(item.key for item in recommender.recommend_history([("3", 5.0), ("7", 1.0)], k=3)))
+    print(
+        "a new user:",
+        *(item.key for item in recommender.recommend_history([("3", 5.0), ("7", 1.0)], k=3)),
+    )
