@@ -47,11 +47,15 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff check --select E501 --config lint.pycodestyle.max-line-length=100 src
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typing/public_api.py
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_structure.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
+
+release-check: $(READY)
+	$(BIN)/python release/check.py $(if $(PYTHONS),--pythons "$(PYTHONS)")
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --files $(FILES) --seed $(SEED) --jobs $(JOBS)

@@ -90,3 +90,28 @@ def test_a_click_model_is_one_small_file(tmp_path):
     packed = fb.PackedCollection.load(tmp_path / "clicks.safetensors")
     packed.check()
     assert packed.rows("C26", ["never seen"]).shape == (1, 16)
+
+
+QUICK = {  # arguments that make an example quick, and what it prints
+    "growing_anchors": (["--epochs", "3"], "from 20: 20"),
+    "language_model": (["--words", "200", "--epochs", "1"], "24 anchors  perplexity"),
+    "recommender": (["--ratings", "6000", "--budget", "8KB"], "a new user:"),
+    "shared_embeddings": (["--epochs", "2", "--ratings", "4000"], "p = 0.1"),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_short_examples_run(name, tmp_path):
+    given, expected = QUICK[name]
+    command = [sys.executable, EXAMPLES / f"{name}.py", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_outputs_of_examples_are_recorded(path):
+    """The site shows them; `http_client.py` needs a server and prints what that answers."""
+    output = EXAMPLES / "output" / f"{path.stem}.txt"
+    assert path.stem == "http_client" or len(output.read_text().splitlines()) >= 3

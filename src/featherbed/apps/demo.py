@@ -46,6 +46,7 @@ BUDGET, BUDGETS = "12KB", ("8KB", "20KB")  # of the recommender; further ones fo
 USERS, ITEMS, RATINGS = 1500, 700, 130_000
 DIMS = (2, 4, 7, 10, 20)  # widths of plain rows
 BITS = {None: "float32 rows", 4: "int4 rows", 2: "int2 rows"}  # how plain rows are stored
+VECTORS = 4000
 RATIO, RATIOS = 16, (8, 32)  # of the matrix; further ones for the picture
 INTEGERS, QUANTIZERS = {"int4": 7.8, "int2": 15.5}, ("opq", "rq")
 TOPIC_NAMES = (
@@ -243,7 +244,7 @@ def plain_rows(table: Table, bits: int | None) -> PackedTable:
     return QuantizedTable.from_dense(table.weight.detach(), bits=bits, scales="column").pack()
 
 
-def make_vectors(rows: int = 4000, dim: int = 32, topics: int = 60, seed: int = 0) -> NDArray[Any]:
+def make_vectors(rows: int, dim: int = 32, topics: int = 60, seed: int = 0) -> NDArray[Any]:
     """Generate rows like word vectors: mixtures of two of 60 topics, noise, a falling spectrum."""
     rng = np.random.default_rng(seed)
     spectrum = np.arange(1, dim + 1) ** -0.5
@@ -259,7 +260,7 @@ def make_vectors(rows: int = 4000, dim: int = 32, topics: int = 60, seed: int = 
 
 def matrix_part(folder: Path, seed: int, progress: bool) -> DemoPart:
     """Compress a matrix to a sixteenth, and by integers and the quantizers of faiss."""
-    matrix = make_vectors(seed=seed)
+    matrix = make_vectors(VECTORS, seed=seed)
     out, source = folder / "vectors.safetensors", folder / "vectors.npy"
     report = folder / "vectors.html"
     np.save(source, matrix)

@@ -30,7 +30,7 @@ def draw_curves(panels: Sequence[CurvePanel]) -> str:
     >>> panel = CurvePanel("words", "recall", {"ours": [(1000, 0.5), (2000, 0.7)]})
     >>> picture = draw_curves([panel])
     >>> picture.startswith("<svg"), picture.count("<circle"), ">ours</text>" in picture
-    (True, 2, True)
+    (True, 3, True)
     """
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     color = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
