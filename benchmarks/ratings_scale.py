@@ -319,7 +319,9 @@ def amazon(given):
             subprocess.run(command, check=True, timeout=given.kill)  # the timeout is a SIGKILL
             print("finished before it could be killed")
         except subprocess.TimeoutExpired:
-            print(f"killed after {given.kill:g} s; states: {sorted(path.name for path in folder.iterdir())}")
+            print(
+                f"killed after {given.kill:g} s; states: {sorted(path.name for path in folder.iterdir())}"
+            )
         subprocess.run(command, check=True)
         print(f"in all {time.perf_counter() - begun:.0f} s")
         return

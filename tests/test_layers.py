@@ -29,6 +29,7 @@ LAYERS = [
     ["apps"],
     ["server"],
     ["cli"],
+    ["__main__"],
 ]
 SIDEWAYS = {("anchors", "optim"), ("losses", "tables"), ("interop", "io")}
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -357,9 +357,7 @@ def features_of(step, rank, world):
     lengths = torch.randint(0, 3, (len(keys), 8), generator=generator)
     ids = [torch.randint(ROWS, (n, 8), generator=generator) for n in (3, 3, 3)]
     mine = slice(rank * size, (rank + 1) * size)
-    values = [
-        ids[k][: int(lengths[k, b]), b] for k in range(len(keys)) for b in range(8)[mine]
-    ]
+    values = [ids[k][: int(lengths[k, b]), b] for k in range(len(keys)) for b in range(8)[mine]]
     return KeyedJaggedTensor(keys, torch.cat(values), lengths=lengths[:, mine].reshape(-1))
 
 
@@ -486,17 +484,13 @@ def four(resumed, folder):
     return results_of(4, folder)
 
 
-@pytest.mark.parametrize(
-    "case", [name for name in CASES[2] if name.split()[0] in TABLES], ids=str
-)
+@pytest.mark.parametrize("case", [name for name in CASES[2] if name.split()[0] in TABLES], ids=str)
 def test_two_processes_are_one(two, case):
     expected = learned(case.split()[0])[0].state_dict()
     assert difference(two[case], expected) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "case", [name for name in CASES[4] if name.split()[0] in TABLES], ids=str
-)
+@pytest.mark.parametrize("case", [name for name in CASES[4] if name.split()[0] in TABLES], ids=str)
 def test_four_processes_are_one(four, case):
     expected = learned(case.split()[0])[0].state_dict()
     assert difference(four[case], expected) < 1e-5
@@ -541,7 +535,10 @@ def test_an_error_of_one_process_is_raised_in_all(two):
         kind, text = found["nan"]
         assert kind == "ArgumentError" and "NaN" in text
         assert found["changed"] == []
-        assert found["id"] == ("IdError", f"id {ROWS} of feature 'ids': ids go from 0 to {ROWS - 1}")
+        assert found["id"] == (
+            "IdError",
+            f"id {ROWS} of feature 'ids': ids go from 0 to {ROWS - 1}",
+        )
         assert "rows and there are 2 processes" in found["few"][1]
         assert found["other"][0] == "DataError" and "another model" in found["other"][1]
         assert "no table that can be divided" in found["none"][1]

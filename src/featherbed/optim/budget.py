@@ -68,7 +68,9 @@ class Budget:
         group: Any = None,
     ) -> None:
         given = penalties.values() if isinstance(penalties, Mapping) else ()
-        if not (given or group is not None) or not all(isinstance(penalty, Penalty) for penalty in given):
+        if not (given or group is not None) or not all(
+            isinstance(penalty, Penalty) for penalty in given
+        ):
             raise ArgumentError(
                 "penalties are {parameter: penalty}, at least one, the same that the optimizer has"
             )

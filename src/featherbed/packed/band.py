@@ -273,7 +273,6 @@ class Ragged:
         raw = bits.unpack(self.stream, start + self.index_bits, self.levels.bits)
         return indices, np.where(used, self.levels.decode(raw), np.float32(0))
 
-
     def all_entries(self, atoms: int) -> Entries:
         """Return the entries of all rows."""
         counts = self.read_counts(np.arange(self.rows))

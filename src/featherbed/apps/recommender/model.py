@@ -112,9 +112,7 @@ def to_tensors(ratings: Ratings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def mean_squared_error(
-    model: MatrixFactorization, ratings: Ratings, batch: int = 65_536
-) -> float:
+def mean_squared_error(model: MatrixFactorization, ratings: Ratings, batch: int = 65_536) -> float:
     """Return the mean squared error of a model's predictions, over all processes."""
     if len(ratings) == 0:
         raise ArgumentError(

@@ -190,9 +190,7 @@ def divided(value: Tensor, shard: Any) -> Any:
     return sharded_tensor(value, shard)
 
 
-def _set_plain(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, entries: Entries
-) -> None:
+def _set_plain(model: nn.Module, optimizer: torch.optim.Optimizer | None, entries: Entries) -> None:
     """Copy what dcp could not read in place: step numbers, penalties, parts that are strided."""
     if optimizer is None:
         return
@@ -222,5 +220,3 @@ def local_rows(value: Any) -> Tensor:
         return value
     parts = value.local_shards()
     return parts[0].tensor if parts else value.new_zeros(0, *value.size()[1:])
-
-

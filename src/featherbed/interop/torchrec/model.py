@@ -104,7 +104,7 @@ class DividedTable(Divided, Table):
         """Return those of the shard."""
         return [] if self.shard is None else self.shard.schedulers(steps)
 
-    def codes(self, ids: Tensor) -> Codes:
+    def codes(self, ids: Tensor) -> Codes:  # noqa: ARG002
         """Raise an error: codes are where the rows are."""
         raise ArgumentError("codes of a divided table are those of its shard: table.shard.codes")
 
@@ -113,7 +113,7 @@ class DividedTable(Divided, Table):
         if self.shard is not None:
             self.shard.reset_parameters(generator)
 
-    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
+    def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # noqa: ARG002
         """Raise an error: fit the table before it is divided."""
         raise ArgumentError("fit the table before fb.distributed.shard divides it")
 
@@ -140,9 +140,7 @@ class DividedTable(Divided, Table):
 class DividedBag(Divided):
     """nn.EmbeddingBag's call over rows that are divided among processes: owners pool their own."""
 
-    def __init__(
-        self, table: Table, rows: nn.Module, mode: str, include_last_offset: bool
-    ) -> None:
+    def __init__(self, table: Table, rows: nn.Module, mode: str, include_last_offset: bool) -> None:
         super().__init__()
         self.rows, self.mode, self.padding_idx = rows, mode, table.padding_idx
         self.include_last_offset = include_last_offset
@@ -225,7 +223,7 @@ def shard(
     group = torch.distributed.group.WORLD if group is None else group
     if isinstance(model, Table | Bag | nn.EmbeddingBag):
         raise ArgumentError("the model is itself a table: give a module that contains it")
-    names = replace_tables(model, torch.distributed.get_world_size(group), sharding, wire)
+    names = replace_tables(model, torch.distributed.get_world_size(group), wire)
     from featherbed.interop.torchrec.collections import (
         CompactBagCollectionSharder,
         CompactCollectionSharder,
@@ -269,7 +267,7 @@ def _torchrec() -> tuple[Any, Any]:
     return model_parallel, planner
 
 
-def replace_tables(model: nn.Module, world: int, sharding: str, wire: str) -> list[str]:
+def replace_tables(model: nn.Module, world: int, wire: str) -> list[str]:
     """Replace every table of a model by one over a collection of TorchRec; return their names."""
     names: list[str] = []
     done: dict[int, tuple[str, nn.Module]] = {}

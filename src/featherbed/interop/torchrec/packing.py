@@ -58,4 +58,3 @@ def pack(
         return None
     whole = join_bands(parts, layout, values)
     return PackedTable([whole], place.dim, padding_idx=place.padding_idx, made_by=made_by)
-
