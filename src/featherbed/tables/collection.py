@@ -297,7 +297,7 @@ def column_ids(ids: Tensor, rows: list[int], names: str) -> Tensor:  # [B, colum
         raise IdError(f"ids have dtype {ids.dtype}: a column takes whole numbers, ids.long()")
     checked = ids.to(torch.int64, copy=True)
     if len(checked):
-        low, high = checked.amin(0).tolist(), checked.amax(0).tolist()
+        low, high = (part.tolist() for part in torch.aminmax(checked, dim=0))
         for column, count in enumerate(rows):
             if low[column] < 0 or high[column] >= count:
                 bad = low[column] if low[column] < 0 else high[column]

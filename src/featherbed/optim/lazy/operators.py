@@ -227,6 +227,7 @@ def _keep_slots(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, .
     weight, _, atoms, _, owner, weights, _, padding, number = inputs
     ctx.save_for_backward(atoms, *output[1:], owner, weights)  # type: ignore[attr-defined]
     ctx.mark_non_differentiable(*output[1:])  # type: ignore[attr-defined]
+    ctx.set_materialize_grads(False)  # type: ignore[attr-defined]  # or it fills zeros for these
     ctx.rest = (padding, len(weight), number)  # type: ignore[attr-defined,arg-type]
 
 
