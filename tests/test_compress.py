@@ -74,7 +74,7 @@ def run(*words, **more):
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch):
     """What is tested here holds whatever is compared: a few shapes and rounds do."""
-    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(3, 4, 1, 2, 2e9, 1.12))
+    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(3, 4, 1, 2, 2e9, 1.12, 1e15))
 
 
 @pytest.fixture(scope="module")
@@ -305,10 +305,8 @@ def test_auto_keeps_the_curve_and_the_budget(matrix, tmp_path):
 @pytest.mark.parametrize("finalists", [1, 2])
 def test_a_sample_stands_for_a_large_matrix(monkeypatch, finalists):
     monkeypatch.setattr(trial, "CodecJob", partial(CodecJob, training_rows=3000))
-    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(2, 4, finalists, 2, 2e9, 1.12))
-    monkeypatch.setattr(
-        trial, "SAMPLE_NUMBERS", 1
-    )  # the sample has the 3,000 rows to which dictionaries are fitted, and others
+    monkeypatch.setitem(trial.EFFORTS, "normal", Effort(2, 4, finalists, 2, 2e9, 1.12, 1e15))
+    monkeypatch.setattr(trial, "SAMPLE_ROWS", 2000)
     matrix = clustered(7000)
     told = []
     small = fb.compress(

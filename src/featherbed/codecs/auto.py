@@ -183,7 +183,11 @@ def candidates(trial: Trial, budget: int) -> list[Candidate]:
         found = [candidate for candidate in found if candidate.settings.get("clusters", 0) <= most]
     for method in (CODECS["layered"], *([HOT] if trial.job.rows.weighted else [])):
         likely = trial.order(method, trial.settings(method, budget))
-        found += trial.candidates(method, likely[: trial.effort.shapes])
+        left = trial.effort.further
+        for candidate in trial.candidates(method, likely[: trial.effort.shapes]):
+            if left >= 0:
+                found.append(candidate)
+            left -= trial.work(candidate)
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from featherbed.codecs.codec import (
+    TRAINING_ROWS,
     Codec,
     CodecJob,
     Fit,
@@ -35,7 +36,7 @@ from featherbed.packed.band import Band
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
-SAMPLE_ROWS = 1 << 14  # rows on which candidates are compared, at most
+SAMPLE_ROWS = TRAINING_ROWS // 2  # to which candidates are fitted, if fits will not see all rows
 SAMPLE_NUMBERS = 10 << 20  # and numbers in them
 SAMPLE_QUERIES = 1000
 ERROR_ROWS = 1 << 14  # rows whose errors are measured, at most
@@ -58,12 +59,13 @@ class Effort:
     named: int  # settings of a method given by name that are compared
     work: float  # of another candidate, at most
     close: float  # errors that differ by less than this factor are told apart by recall
+    further: float  # work of shapes after which no further one is compared
 
 
 EFFORTS = {
-    "quick": Effort(shapes=3, rounds=5, finalists=1, named=1, work=1e9, close=1.0),
-    "normal": Effort(shapes=5, rounds=24, finalists=1, named=3, work=2e9, close=1.12),
-    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12),
+    "quick": Effort(shapes=3, rounds=6, finalists=1, named=1, work=1e9, close=1.0, further=2e10),
+    "normal": Effort(shapes=4, rounds=20, finalists=1, named=3, work=2e9, close=1.12, further=1e15),
+    "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12, further=1e15),
 }
 
 
@@ -205,8 +207,8 @@ class Trial:
         self.job, self.measure, self.effort = job, measure, effort
         rows, dim = job.rows.count, job.rows.dim
         self.fitted_rows = min(rows, job.training_rows)
-        most = max(6000, min(SAMPLE_ROWS, SAMPLE_NUMBERS // dim))
-        self.sample = self._spread(min(most, self.fitted_rows))
+        most = self.fitted_rows if self.fitted_rows == rows else SAMPLE_ROWS
+        self.sample = self._spread(min(most, max(6000, SAMPLE_NUMBERS // dim)))
         self.whole = self.sample is job
         self.curve: list[dict[str, Any]] = []
         self._evaluator: QualityEvaluator | None = None
