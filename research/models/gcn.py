@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from featherbed.sharing import bare
 from featherbed.tables.spec import parse_spec
 from research.harness.records import Outcome, Run
 from research.sources.citations import CitationGraph, Planetoid
+
+EVERY = 4  # epochs between two measures of the validation part
 
 
 def sparse_tensor(matrix: csr_array) -> Tensor:
@@ -56,16 +58,16 @@ def propagation(graph: CitationGraph) -> Tensor:  # [V, V]
 class GraphNetwork(nn.Module):
     """Two graph convolutions over the rows of a table, of nodes or (with ``bags``) of words."""
 
-    def __init__(
-        self, table: nn.Module, graph: CitationGraph, settings: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, table: nn.Module, graph: CitationGraph, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.table, self.spread, self.drop = table, propagation(graph), settings["dropout"]
         self.bags = sparse_tensor(graph.features) if settings["features"] else None
         self.ids = torch.arange(table.num_embeddings)
         hidden, classes = settings["hidden"], int(graph.labels.max()) + 1
         width = hidden if self.bags is not None else settings["dim"]
-        self.first = nn.Identity() if self.bags is not None else nn.Linear(width, hidden, bias=False)
+        self.first = (
+            nn.Identity() if self.bags is not None else nn.Linear(width, hidden, bias=False)
+        )
         self.last = nn.Linear(hidden, classes, bias=False)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
@@ -83,7 +85,10 @@ class GraphNetwork(nn.Module):
         else:
             values = F.dropout(self.bags.values(), self.drop, self.training)
             bags = torch.sparse_coo_tensor(
-                self.bags.indices(), values, self.bags.shape, is_coalesced=True,
+                self.bags.indices(),
+                values,
+                self.bags.shape,
+                is_coalesced=True,
                 check_invariants=False,
             )
             inputs = torch.sparse.mm(bags, rows)
@@ -92,25 +97,41 @@ class GraphNetwork(nn.Module):
         return scores
 
 
-def make_table(graph: CitationGraph, settings: Mapping[str, Any], seed: int) -> nn.Module:
-    """Return the table of nodes or words, in front of it SSE (``p``; ``rho``: over the citations)."""
-    if settings["features"] and graph.features is None:
-        raise DataError(graph.absent)
-    count = graph.features.shape[1] if settings["features"] else graph.nodes
-    width = settings["hidden"] if settings["features"] else settings["dim"]
+def make_table(
+    graph: CitationGraph, settings: Mapping[str, Any], seed: int, rows: Tensor | None = None
+) -> nn.Module:
+    """Return the table of nodes or words, in front of it SSE (``p``; ``rho``: over the citations).
+
+    ``rows`` are those of a dense table trained before: with ``after = "fit"`` the table is fitted to
+    them, with ``after = "guide"`` they guide its codes.
+    """
+    count, width = shape_of(graph, settings)
     generator = torch.Generator().manual_seed(seed)
     method: Any
     method, given = parse_spec(settings["table"])
+    if rows is not None and settings["after"] == "fit":
+        fitted: nn.Module = method.from_dense(rows, generator=generator, **given)
+        return fitted
+    if rows is not None:
+        given["guide"] = fb.Pretrained(rows, **settings["guide"])
     table = method(count, width, generator=generator, **given)
     table.scale_initial_rows(settings.get("init_std", math.sqrt(2 / (count + width))))  # Glorot
+    if settings.get("alike"):
+        table.assign(table.all_ids(), torch.zeros(count, table.parts, dtype=torch.int64))
     if not settings.get("p"):
-        return table
-    related = None
-    if "rho" in settings:
-        related = fb.Graph.from_edges(graph.nodes, graph.arcs)
-    return fb.SSE(
-        table, settings["p"], graph=related, rho=settings.get("rho", 1.0), generator=generator
-    )
+        return cast(nn.Module, table)
+    related = fb.Graph.from_edges(count, graph.arcs) if "rho" in settings else None
+    rho = settings.get("rho", 1.0)
+    return fb.SSE(table, settings["p"], graph=related, rho=rho, generator=generator)
+
+
+def shape_of(graph: CitationGraph, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of rows of the table and their width."""
+    if not settings["features"]:
+        return graph.nodes, settings["dim"]
+    if graph.features is None:
+        raise DataError(graph.absent)
+    return graph.features.shape[1], settings["hidden"]
 
 
 def make_optimizer(model: GraphNetwork, settings: Mapping[str, Any]) -> Any:
@@ -129,57 +150,72 @@ def make_optimizer(model: GraphNetwork, settings: Mapping[str, Any]) -> Any:
     return fb.Proximal(step, {one: fb.NonNegativeL1(settings["lam"]) for one in penalized})
 
 
-def run_gcn(settings: Mapping[str, Any], seed: int, source: Planetoid, run: Run) -> Outcome:
-    """Train until the validation loss has not fallen for ``patience`` epochs, store the table of the
-    best epoch, and measure with the rows of the file.
-    """
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    graph = source.graph(settings["graph"])
-    model = GraphNetwork(make_table(graph, settings, seed), graph, settings)
-    optimizer = make_optimizer(model, settings)
-    labels = torch.from_numpy(graph.labels)
-    train, validation, test = (
-        torch.from_numpy(part) for part in (graph.train, graph.validation, graph.test)
-    )
-    best, state, history = (math.inf, 0), copy.deepcopy(model.state_dict()), []
+def train(
+    model: GraphNetwork, graph: CitationGraph, settings: Mapping[str, Any], run: Run
+) -> list[dict[str, Any]]:
+    """Train until the validation part is no better for ``patience`` epochs; return to the best one."""
+    optimizer, labels = make_optimizer(model, settings), torch.from_numpy(graph.labels)
+    nodes, validation = torch.from_numpy(graph.train), torch.from_numpy(graph.validation)
+    best, state, number = (math.inf, 0.0), model.state_dict(), 0
+    history: list[dict[str, Any]] = []
     with show_progress(run.title, settings["epochs"], shown=run.shown) as shown:
-        for epoch in range(settings["epochs"]):
+        for epoch in range(1, settings["epochs"] + 1):
             model.train()
-            loss = F.cross_entropy(model(model.rows())[train], labels[train])
+            loss = F.cross_entropy(model(model.rows())[nodes], labels[nodes])
             optimizer.zero_grad()
             torch.autograd.backward(loss + fb.auxiliary_loss(model))
             optimizer.step()
+            shown.update(advance=1)
+            if epoch % EVERY:
+                continue
             model.eval()
             with torch.no_grad():
                 scores = model(model.rows())
             missed = float(F.cross_entropy(scores[validation], labels[validation]))
             right = accuracy(scores, labels, validation)
-            entry = {"epoch": epoch + 1, "train": float(loss.detach()), "validation": missed}
+            entry = {"epoch": epoch, "train": float(loss.detach()), "validation": missed}
             history.append(entry | {"accuracy": right})
-            shown.update(advance=1, note=f"validation {right:.3f}")
-            order = (-right, missed) if settings["best"] == "accuracy" else (missed, -right)
-            if order < best:
-                best, state, number = order, copy.deepcopy(model.state_dict()), epoch
+            shown.update(note=f"validation {right:.3f}")
+            if (-right, missed) < best:
+                best, state, number = (-right, missed), copy.deepcopy(model.state_dict()), epoch
             elif epoch - number >= settings["patience"]:
                 break
     model.load_state_dict(state)
     fb.settle(model)
+    return history
+
+
+def run_gcn(settings: Mapping[str, Any], seed: int, source: Planetoid, run: Run) -> Outcome:
+    """Train, store the table of the best epoch, and measure with the rows of the file."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    graph = source.graph(settings["graph"])
+    after, plain = settings.get("after"), {**settings, "table": "dense"}
+    model = GraphNetwork(make_table(graph, plain if after else settings, seed), graph, settings)
+    history = train(model, graph, plain if after else settings, run)
+    if after:
+        rows = bare(model.table).weight.detach().clone()
+        table = make_table(graph, settings, seed, rows)
+        if after == "fit":
+            model.table = table
+        else:
+            model = GraphNetwork(table, graph, settings)
+        if after == "guide" or settings.get("tune"):
+            history = train(model, graph, settings, run)
     model.eval()
-    packed = bare(model.table).pack(**settings.get("pack", {}))
     path = run.work / f"{run.row or 'table'}-seed-{seed}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    packed.save(path)
+    bare(model.table).pack().save(path)
     with torch.no_grad():
         scores = model(torch.from_numpy(fb.load(path)[model.ids.numpy()]))
-    size = path.stat().st_size
-    dense = 4 * len(model.ids) * settings.get("against", packed.dim)
+    labels, size = torch.from_numpy(graph.labels), path.stat().st_size
+    dense = 4 * len(model.ids) * settings.get("against", shape_of(graph, settings)[1])
     measures = {
-        "accuracy": accuracy(scores, labels, test),
-        "validation_accuracy": accuracy(scores, labels, validation),
+        "accuracy": accuracy(scores, labels, torch.from_numpy(graph.test)),
+        "validation_accuracy": accuracy(scores, labels, torch.from_numpy(graph.validation)),
         "bytes": float(size),
         "ratio": dense / size,
-        "epochs": float(number + 1),
+        "epochs": float(history[-1]["epoch"]),
     }
     health = bare(model.table).health()
     if health is not None:

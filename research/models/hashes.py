@@ -27,7 +27,7 @@ import featherbed as fb
 from featherbed.progress import show_progress
 from featherbed.tables.spec import parse_spec, table_from_dense
 from research.harness.records import Outcome, Run
-from research.sources.neighbors import Likes, Rows, Vectors, unit
+from research.sources.neighbors import Rows, Vectors, unit
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -73,7 +73,7 @@ def learned_words(
     rows: Floats, settings: Mapping[str, Any], seed: int, run: Run
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Learn codes whose rows reconstruct the vectors: loss = mean |r(i) - v(i)|²."""
-    table, (codes, others) = coded_table(*rows.shape, settings, seed)
+    table, (codes, others) = coded_table(*rows.shape, settings, seed, rows)
     table.scale_initial_rows(float(rows.std()))
     optimizers = [
         torch.optim.SparseAdam(codes, lr=settings["code_lr"]),
@@ -129,10 +129,14 @@ def learned_films(
     return table.eval(), history
 
 
-def coded_table(rows: int, dim: int, settings: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
-    """Return a table, and its parameters that choose codes and others."""
+def coded_table(
+    rows: int, dim: int, settings: Mapping[str, Any], seed: int, vectors: Floats | None = None
+) -> tuple[Any, Any]:
+    """Return a table, and its parameters that choose codes and others; vectors may guide it."""
     method: Any
     method, given = parse_spec(settings["table"])
+    if vectors is not None and "guide" in settings:
+        given["guide"] = fb.Pretrained(torch.from_numpy(vectors), **settings["guide"])
     table = method(rows, dim, generator=torch.Generator().manual_seed(seed), **given)
     return table, fb.split_codes(table)
 
@@ -171,8 +175,15 @@ def measured(found: Ids, right: Ids, name: str) -> tuple[dict[str, float], dict[
     precision = [float((hits[:, k - 1] / k).mean()) for k in depths]
     recall = [float((hits[:, k - 1] / right.shape[1]).mean()) for k in depths]
     at = {depth: place for place, depth in enumerate(depths)}
-    measures = {f"{name}_precision": precision[at[10]], f"{name}_recall": recall[at[min(100, depths[-1])]]}
-    return measures, {"depths": [float(k) for k in depths], "precision": precision, "recall": recall}
+    measures = {
+        f"{name}_precision": precision[at[10]],
+        f"{name}_recall": recall[at[min(100, depths[-1])]],
+    }
+    return measures, {
+        "depths": [float(k) for k in depths],
+        "precision": precision,
+        "recall": recall,
+    }
 
 
 def liked_together(likes: Any, order: Ids) -> tuple[Ids, Ids]:
@@ -199,7 +210,8 @@ def run_hashes(settings: Mapping[str, Any], seed: int, source: Rows, run: Run) -
     rng = np.random.default_rng(seed)
     history: list[dict[str, Any]] = []
     if isinstance(source, Vectors):
-        rows: Floats = source.rows[rng.permutation(len(source.rows))]
+        frequent = source.rows[: settings["words"]]
+        rows: Floats = frequent[rng.permutation(len(frequent))]
         right = {}
     else:
         order = rng.permutation(source.matrix.shape[1])
@@ -236,4 +248,4 @@ def run_hashes(settings: Mapping[str, Any], seed: int, source: Rows, run: Run) -
             measures |= own_measures
     if health is not None:
         measures |= {"duplicates": float(health.duplicates), "utilisation": health.utilisation}
-    return Outcome(measures, history or [{"epoch": 0}], {"curves": curves})
+    return Outcome(measures, history, {"curves": curves})

@@ -34,7 +34,13 @@ LONGEST = 512  # pieces of a sentence
 POOL = 50  # batches whose sentences are sorted by length together
 EVERY = 100  # steps between two checkpoints
 NEIGHBORS = 400  # of a word piece, at most
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 # ----------------------------------------------------------------------------- words as numbers
@@ -165,7 +171,9 @@ class Tagger(nn.Module):
         try:
             from torchcrf import CRF
         except ImportError:
-            raise MissingExtra("no package pytorch-crf: pip install featherbed[yardsticks]") from None
+            raise MissingExtra(
+                "no package pytorch-crf: pip install featherbed[yardsticks]"
+            ) from None
         self.encoder, self.names, width = encoder, tags_of(scheme), encoder.config.hidden_size
         self.shapes = nn.ModuleList(nn.Embedding(SHAPES, width) for _ in range(2 * shapes))
         for table in self.shapes:
@@ -219,12 +227,12 @@ def opened_encoder(settings: Mapping[str, Any], source: Tagged) -> tuple[Any, To
         tokens.no_truncation()
         tokens.no_padding()
         return transformers.AutoModel.from_pretrained(folder), tokens
-    trained = BertWordPieceTokenizer()
-    words = [" ".join(sentence.words) for sentence in source.train]
-    trained.train_from_iterator(words, vocab_size=120, show_progress=False)
-    config = transformers.BertConfig(vocab_size=trained.get_vocab_size(), **SMALL)
+    letters = {word.lower().rstrip("0123456789") for one in source.train for word in one.words}
+    pieces = [*SPECIAL, *sorted(letters), *(f"##{digit}" for digit in range(10))]
+    own = BertWordPieceTokenizer({piece: place for place, piece in enumerate(pieces)})
+    config = transformers.BertConfig(vocab_size=len(pieces), **SMALL)
     small: Any = transformers.BertModel
-    return small(config), trained._tokenizer
+    return small(config), own._tokenizer
 
 
 # ------------------------------------------------------------------------------ training, metrics
@@ -302,7 +310,9 @@ def measured(
     order = sorted(range(len(numbers)), key=lambda i: len(numbers[i].pieces))
     for start in range(0, len(order), 64):
         places = order[start : start + 64]
-        for place, tags in zip(places, model.tags(batch_of([numbers[i] for i in places])), strict=True):
+        for place, tags in zip(
+            places, model.tags(batch_of([numbers[i] for i in places])), strict=True
+        ):
             found[place][: len(tags)] = tags
     return {
         "accuracy": float(accuracy_score(right, found)),
@@ -322,7 +332,7 @@ def run_tagging(settings: Mapping[str, Any], seed: int, source: Tagged, run: Run
     details: dict[str, Any] = {}
     if settings["p"]:
         graph = entity_graph(sentences, tokens, seed) if "rho" in settings else None
-        special = [tokens.token_to_id(token) for token in ("[CLS]", "[SEP]", "[UNK]")]
+        special = [tokens.token_to_id(token) for token in SPECIAL[1:]]
         encoder.embeddings.word_embeddings = fb.SSE(
             encoder.embeddings.word_embeddings,
             settings["p"],

@@ -57,6 +57,13 @@ class SparseRows:
     """The state of a sparse matrix in a pickle."""
 
 
+def bytes_of(text: str, encoding: str) -> bytes:
+    """Return the bytes of a text: Python 3 writes those of arrays so, always in latin1."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it holds bytes in {encoding}, not latin1")
+    return text.encode(encoding)
+
+
 ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
     ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -64,6 +71,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): np.dtype,
     ("scipy.sparse.csr", "csr_matrix"): SparseRows,
     ("scipy.sparse._csr", "csr_matrix"): SparseRows,
+    ("_codecs", "encode"): bytes_of,
     ("collections", "defaultdict"): defaultdict,
     ("__builtin__", "list"): list,
     ("builtins", "list"): list,
@@ -217,6 +225,4 @@ def generated_graph(nodes: int = 150, classes: int = 3, words: int = 30) -> Cita
     counts[:, 0] = 1.0
     order = rng.permutation(nodes)
     features = csr_array(counts / counts.sum(1, keepdims=True))
-    return CitationGraph(
-        "generated", arcs, labels, order[:20], order[20:60], order[60:], features
-    )
+    return CitationGraph("generated", arcs, labels, order[:20], order[20:60], order[60:], features)

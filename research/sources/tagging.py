@@ -114,9 +114,11 @@ def _sentences(path: Path, lines: list[str]) -> Iterator[Sentence]:
 
 
 def generated_sentences(train: int = 96, others: int = 32) -> Tagged:
-    """Return short sentences of made-up words; names of each type begin with a syllable of their own."""
+    """Return short sentences of made-up words; names of each type begin with one of two syllables of their own."""
     rng = np.random.default_rng(0)
-    heads = dict(zip(TYPES, ("Par", "Lok", "Orn", "Mis"), strict=True))
+    heads = dict(
+        zip(TYPES, (("Par", "Pel"), ("Lok", "Lam"), ("Orn", "Oks"), ("Mis", "Mon")), strict=True)
+    )
 
     def sentence() -> Sentence:
         words: list[str] = []
@@ -125,7 +127,9 @@ def generated_sentences(train: int = 96, others: int = 32) -> Tagged:
             words += [f"w{number}" for number in rng.integers(40, size=rng.integers(1, 4))]
             kind, length = str(rng.choice(TYPES)), int(rng.integers(1, 3))
             entities.append((len(words), len(words) + length, kind))
-            words += [f"{heads[kind]}{number}" for number in rng.integers(30, size=length)]
+            words += [
+                f"{heads[kind][number % 2]}{number}" for number in rng.integers(30, size=length)
+            ]
         return Sentence(tuple(words), tuple(entities))
 
     return Tagged(*([sentence() for _ in range(count)] for count in (train, others, others)))
