@@ -36,6 +36,7 @@ from research.runners.factorization import Factors, train_als, train_sgd
 from research.runners.factors import checked
 from research.runners.ratings import OWN, run_recipe, settings_of
 from research.runners.sweep import combinations
+from research.sources.events import SOURCES as EVENTS
 from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
 
@@ -124,7 +125,7 @@ def test_what_the_issue_asks_for_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted(name):
     paper = read_experiment(name)
-    assert paper.data in {*SOURCES, *TEXTS, *CORPORA}
+    assert paper.data in {*SOURCES, *TEXTS, *CORPORA, *EVENTS}
     assert {*paper.measures} <= {*MEASURES}
     for row in paper.rows:
         assert {*row.published} <= {*MEASURES}
