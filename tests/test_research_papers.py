@@ -36,6 +36,7 @@ from research.runners.factorization import Factors, train_als, train_sgd
 from research.runners.factors import checked
 from research.runners.ratings import OWN, run_recipe, settings_of
 from research.runners.sweep import combinations
+from research.sources.events import SOURCES as EVENTS
 from research.sources.neighbors import READERS
 from research.sources.ratings import SOURCES, open_source, split_train
 from research.sources.texts import CORPORA, TEXTS
@@ -128,7 +129,7 @@ def test_what_the_issue_asks_for_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_row_are_accepted(name):
     paper = read_experiment(name)
-    data = {*SOURCES, *TEXTS, *CORPORA, *READERS, "multi30k", "planetoid", "conll2003"}
+    data = {*SOURCES, *TEXTS, *CORPORA, *READERS, *EVENTS, "multi30k", "planetoid", "conll2003"}
     assert paper.data in data
     assert {*paper.measures} <= {*MEASURES}
     for row in paper.rows:
