@@ -47,6 +47,8 @@ QUICK = {  # a study for each runner that no paper uses, and rows that differ in
     "sharing/few": "plain-10-sse-graph,biases-50-als-laplacian",
     "sharing/rademacher": "brief,biases",
     "sharing/figure3": "",
+    "ranking/stored": "random-32",
+    "ranking/foldin": "",
     "text/agnews": "bag-int4,ant-10",
     "text/imdb": "",
     "text/ptb": "ant-500-fitted,tensortrain",

@@ -79,12 +79,16 @@ def update_recommender(
     if not isinstance(settings, UpdateSettings):
         settings = UpdateSettings.from_values(settings or {})
     model = Recommender.open(folder)
+    if model.about.biases == "apart":
+        raise ArgumentError(f"{folder} has biases apart from the rows, to which none can be added")
     reading = _read(model, Path(source), settings)
     change = _Change(model, reading.ratings)
     tables = change.tables()
     with _beside(folder) as place:
         for path in folder.iterdir():  # what is not written again: metrics, report, split
-            if path.is_file() and path.name not in (JSON, USERS, ITEMS, SEEN, TITLES):
+            if path.is_dir():
+                shutil.copytree(path, place / path.name)
+            elif path.name not in (JSON, USERS, ITEMS, SEEN, TITLES):
                 shutil.copy2(path, place / path.name)
         change.write(place, *tables)
         place.chmod(folder.stat().st_mode & 0o7777)
@@ -151,7 +155,6 @@ class _Change:
         self.users: Ids = np.unique(self.user_ids)
         self.order = np.argsort(self.user_ids, kind="stable")
         self.item_rows = np.zeros((len(self.new_items), model.about.dim))
-        self.without_known_items = 0
 
     def tables(self) -> tuple[PackedTable, PackedTable]:
         """Return the tables of users and items, with all keys."""
@@ -161,8 +164,6 @@ class _Change:
             users = self._user_rows()
         if self.model.about.implicit is not None:
             users = self.model.about.implicit.finish(users, self.model.item_gram)
-        if self.model.about.biases == "apart":
-            raise ArgumentError("biases apart from the rows cannot be updated yet: train again")
         known = self.users < self.model.about.users
         return (
             _extend(
