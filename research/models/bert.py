@@ -80,9 +80,9 @@ def open_reviews(name: str, data: str | Path | None = None, quick: bool = False)
 
 def learn_pieces(texts: Sequence[str], count: int) -> Tokenizer:
     """Return word pieces as BERT has them: lower case, words that begin and words that go on."""
-    pieces = Tokenizer(models.WordPiece(unk_token=SPECIAL[1]))  # type: ignore[call-arg, arg-type]
-    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
-    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment, no-untyped-call]
+    pieces = Tokenizer(models.WordPiece(unk_token=SPECIAL[1]))
+    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=count, min_frequency=2, special_tokens=list(SPECIAL), show_progress=False
     )
@@ -99,9 +99,8 @@ def encoded(pieces: Tokenizer, texts: Sequence[str], length: int) -> list[Tensor
     """Return each text as [CLS], at most ``length`` - 2 pieces, [SEP]."""
     pieces.no_padding()
     pieces.enable_truncation(length)
-    first, last = (str(name) for name in SPECIAL[2:4])
-    marks = [(name, pieces.token_to_id(name)) for name in (last, first)]
-    pieces.post_processor = processors.BertProcessing(*marks)  # type: ignore[assignment]
+    _, _, first, last, _ = zip(SPECIAL, special_ids(pieces), strict=True)
+    pieces.post_processor = processors.BertProcessing(last, first)
     found = pieces.encode_batch(without_breaks(texts))
     return [torch.tensor(one.ids) for one in found]
 
@@ -189,7 +188,8 @@ def make_minilm(seed: int) -> tuple[Bert, Tokenizer]:
 
 def special_ids(pieces: Tokenizer) -> list[int]:
     """Return the ids of the marks, which are never shared."""
-    return [pieces.token_to_id(name) for name in SPECIAL]
+    found: list[Any] = [pieces.token_to_id(name) for name in SPECIAL]
+    return found
 
 
 # Masked words
@@ -230,7 +230,7 @@ def pretrain(
         fixed = torch.Generator().manual_seed(0)
         losses = [
             float(model.masked_loss(*masked(part, rows, model.special, fixed)))
-            for part in rest.split(how["batch"])
+            for part in torch.split(rest, how["batch"])
         ]
         return {"validation_loss": sum(losses) / len(losses)}
 
@@ -282,7 +282,7 @@ def fit(
             for chosen in plan[number]:
                 loss = task.loss_of(chosen)
                 optimizer.zero_grad()
-                (loss + fb.auxiliary_loss(model)).backward()
+                (loss + fb.auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
                 fb.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()

@@ -96,10 +96,10 @@ class Texts:
 
 def learn_pieces(texts: list[str], count: int) -> Tokenizer:
     """Return a byte-level BPE: case is kept, and every text can be spelled and restored."""
-    bpe: Any = models.BPE()  # type: ignore[no-untyped-call]
+    bpe: Any = models.BPE()
     pieces = Tokenizer(bpe)
-    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # type: ignore[assignment]
-    pieces.decoder = decoders.ByteLevel()  # type: ignore[assignment, no-untyped-call]
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    pieces.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=count,
         min_frequency=2,
@@ -140,7 +140,7 @@ def _lines(folder: Path, name: str) -> list[str]:
     for path, opener in ((folder / name, open), (folder / f"{name}.gz", gzip.open)):
         if path.is_file():
             try:
-                with opener(path, "rt", encoding="utf-8") as file:  # type: ignore[operator]
+                with opener(path, "rt", encoding="utf-8") as file:
                     return [line.strip() for line in file]
             except (OSError, EOFError, UnicodeDecodeError) as error:
                 raise DataError(f"{path} cannot be read: {error}") from None
@@ -179,7 +179,7 @@ def batches(pairs: Pairs, tokens: int, generator: torch.Generator | None = None)
 
 def padded(pairs: Pairs, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:  # [B, S], [B, T]
     """Return the sources and the targets of chosen pairs, padded."""
-    sides = zip(*(pairs[i] for i in chosen), strict=True)
+    sides = ([pairs[i][side] for i in chosen] for side in (0, 1))
     source, target = (pad_sequence(side, batch_first=True, padding_value=PAD) for side in sides)
     return source, target
 
@@ -294,7 +294,7 @@ def noam(step: int, dim: int, factor: float, warmup: int) -> float:
     >>> [round(noam(step, 256, 1.0, 400), 6) for step in (1, 400, 1600)]
     [8e-06, 0.003125, 0.001563]
     """
-    return factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    return factor / math.sqrt(dim) * min(1 / math.sqrt(step), step / warmup**1.5)
 
 
 def make_optimizer(model: Translator) -> Any:
@@ -347,7 +347,7 @@ def train(
             ):
                 loss = loss_of(model, *padded(pairs, chosen), settings["smoothing"])
                 optimizer.zero_grad()
-                (loss + fb.auxiliary_loss(model)).backward()
+                (loss + fb.auxiliary_loss(model)).backward()  # type: ignore[no-untyped-call]
                 fb.clip_grad_norm_(model.parameters(), settings["clip"])
                 optimizer.step()
                 schedule.step()
@@ -444,7 +444,7 @@ def beam_search(model: Translator, source: Tensor, beam: int, penalty: float) ->
 
 
 def _going(states: Tensor, going: Tensor, beam: int) -> Tensor:  # [B * beam, ...]
-    return states.unflatten(0, (-1, beam))[going].flatten(0, 1)
+    return states[going.repeat_interleave(beam)]
 
 
 def scores_of(
