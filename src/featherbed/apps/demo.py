@@ -48,7 +48,7 @@ DIMS = (2, 4, 7, 10, 20)  # widths of plain rows
 BITS = {None: "float32 rows", 4: "int4 rows", 2: "int2 rows"}  # how plain rows are stored
 VECTORS = 4000
 RATIO, RATIOS = 16, (8, 32)  # of the matrix; further ones for the picture
-INTEGERS, QUANTIZERS = {"int4": 7.5, "int2": 15}, ("opq", "rq")
+INTEGERS, QUANTIZERS = {"int4": 7.5, "int2": 14.5}, ("opq", "rq")
 TOPIC_NAMES = (
     "music", "sports", "cooking", "finance", "health", "travel", "science", "film",
     "history", "gardens", "weather", "cars", "chess", "sailing", "poetry", "law",
@@ -342,7 +342,7 @@ def train_topics(
     name = f"{type(model.words).__name__}, d = {model.words.embedding_dim}"
     with show_progress(name, EPOCHS, shown=progress) as shown:
         for _ in range(EPOCHS):
-            for batch in torch.randperm(TRAIN, generator=generator).split(BATCH):
+            for batch in torch.split(torch.randperm(TRAIN, generator=generator), BATCH):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(texts[batch]), labels[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
