@@ -392,13 +392,18 @@ def anchor_part(folder: Path, seed: int, progress: bool) -> DemoPart:
     save(packed, out, keys=keys)
     stored = load(out)
     pure = purity(stored, [[TOPIC_NAMES[kind]] for kind in topic])
-    notes = [f"anchor {number}: {_top(stored, number)}" for number in range(ANCHORS)]
+    induced = {number: _top(stored, number) for number in range(ANCHORS)}
+    notes = [f"anchor {number}: {words}" for number, words in induced.items() if words]
     notes.append(
         f"{pure.share:.0%} of the words are of the main topic of their anchor "
         f"({pure.baseline:.0%} with one cluster)"
     )
     write_file(report, "\n".join(notes) + "\n")
-    shown = [*notes[:4], f"... all {ANCHORS} in {report}", notes[-1]]
+    shown = [
+        *notes[:4],
+        f"... all {len(notes) - 1} of {ANCHORS} that are in use: {report}",
+        notes[-1],
+    ]
     title = "an anchor table in a model"
     return DemoPart(title, "test accuracy", True, models, [out], report, shown)
 
