@@ -1,8 +1,9 @@
 """The demo: three jobs on generated data, each beside its alternatives at the same bytes.
 
 A recommender within a byte budget, a matrix at a sixteenth of its bytes, an anchor table inside a
-model. An alternative at the same bytes is the smallest one that is not smaller than ours, so that
-it never has fewer bytes. Nothing is known beforehand: the last lines are computed.
+model. An alternative at the same bytes is the smallest one that is not smaller than ours, or, for
+methods that take a budget, what they make of ours. Nothing is known beforehand: the last lines are
+computed.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def run_demo(
     console.print("\n[bold]Read by a process that cannot import torch[/]: every row is equal")
     for path, nanoseconds in times.items():
         console.print(f"  {path}: {nanoseconds:.0f} ns a row", highlight=False)
-    console.print("\n[bold]What won[/]: an alternative never has fewer bytes than featherbed")
+    console.print("\n[bold]What won[/] at the same bytes")
     for line in [line for part in parts for line in part.verdict()]:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     reports = ", ".join(str(part.report) for part in parts)
