@@ -48,7 +48,7 @@ check: $(READY)
 	$(BIN)/ruff check --select E501 --config lint.pycodestyle.max-line-length=100 src
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing/public_api.py
-	$(BIN)/python -m pytest tests/test_layers.py tests/test_structure.py
+	$(BIN)/python -m pytest tests/test_layers.py tests/test_structure.py tests/test_site.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

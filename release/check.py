@@ -7,6 +7,7 @@ constraints.txt. Leaves the files of the release in dist/.
 """
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -71,13 +72,19 @@ def megabytes(folder):
 
 
 def lookup_time(program, table):
-    """Return the median milliseconds of a whole look-up process."""
+    """Return the median milliseconds of a whole look-up process: CPU time, and wall time.
+
+    The machine may do other things, so that the limit is one of CPU time.
+    """
     times = []
     for _ in range(9):
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), os.times()
         run(program, "lookup", table, "0")
-        times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times)
+        after = os.times()
+        spent = after.children_user + after.children_system
+        spent -= before.children_user + before.children_system
+        times.append((1e3 * spent, 1e3 * (time.perf_counter() - begin)))
+    return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
 def try_environment(python, extra, wheel, folder):
@@ -95,12 +102,14 @@ def try_environment(python, extra, wheel, folder):
     faults = []
     if extra == "base":
         table = sorted(TABLE.glob("*.safetensors"))[0]
-        took = lookup_time(bins / "featherbed", table)
-        line += f"; featherbed lookup {took:.0f} ms"
+        took, wall = lookup_time(bins / "featherbed", table)
+        line += f"; featherbed lookup {took:.0f} ms of CPU time, {wall:.0f} ms in all"
         if size - rest > MOST_MB:
             faults.append(f"{python}: the base install has more than {MOST_MB} MB besides numpy")
         if took > MOST_MS:
-            faults.append(f"{python}: featherbed lookup takes {took:.0f} ms, {MOST_MS} at most")
+            faults.append(
+                f"{python}: featherbed lookup takes {took:.0f} ms of CPU, {MOST_MS} at most"
+            )
     if extra == "train":
         checked = ["--strict", "--config-file", "", "--python-executable", bins / "python"]
         run(sys.executable, "-m", "mypy", *checked, ROOT / "tests" / "typing" / "public_api.py")

@@ -146,8 +146,8 @@ def test_demo_compares_and_proves(tmp_path, monkeypatch):
     from featherbed.apps import demo
 
     small = {"USERS": 200, "ITEMS": 100, "RATINGS": 6000, "BUDGET": "3KB", "BUDGETS": ("2KB",)}
-    small |= {"DIMS": (2, 8), "RATIOS": (), "INTEGERS": {"int2": 12}, "QUANTIZERS": ("opq",)}
-    small |= {"VECTORS": 600, "TRAIN": 600, "TEST": 200, "EPOCHS": 2, "WORD_DIMS": (2, 4)}
+    small |= {"DIMS": (2, 8), "RATIOS": (), "INTEGERS": {"int2": 11}, "QUANTIZERS": ("opq",)}
+    small |= {"VECTORS": 1500, "TRAIN": 600, "TEST": 200, "EPOCHS": 2, "WORD_DIMS": (2, 4)}
     for name, value in small.items():
         monkeypatch.setattr(demo, name, value)
     kept = tmp_path / "kept"

@@ -143,7 +143,8 @@ def examples_page() -> str:
         text = path.read_text(encoding="utf-8")
         title = (ast.get_docstring(ast.parse(text)) or path.stem).split("\n")[0].rstrip(".")
         output = path.parent / "output" / f"{path.stem}.txt"
-        lines += [f"## {path.stem.replace('_', ' ').capitalize()}", "", f"{title}.", ""]
+        heading = path.stem.replace("_", " ").capitalize().replace("Http", "HTTP")
+        lines += [f"## {heading}", "", f"{title}.", ""]
         if output.is_file():
             lines += ["```text", output.read_text(encoding="utf-8").rstrip(), "```", ""]
         lines += [f'??? example "`examples/{path.name}`"', ""]

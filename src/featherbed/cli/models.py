@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from featherbed.checks import COMPRESSING, TRAINING, require
+from featherbed.checks import TRAINING, require
 from featherbed.cli.options import (
     Assignments,
     Json,
@@ -48,7 +48,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Three jobs on generated data, beside the alternatives at the same bytes (a minute)."""
-    require("featherbed demo", TRAINING, COMPRESSING)
+    require("featherbed demo", TRAINING, {"compress": ("faiss", "threadpoolctl")})
     from featherbed.apps import run_demo
 
     run_demo(seed, folder, progress=not quiet)
