@@ -14,8 +14,9 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
 
     The package's ``__init__.pyi`` is the one list of its names, read here and by type checkers: a
     line is ``from MODULE import NAME as NAME``, or ``from PACKAGE import *`` for every name that
-    PACKAGE lists; with ``import PACKAGE as NAME`` the name is that of a whole package. Importing the package imports none of its modules. No name may be that of a
-    module of the package: once imported, the module would stand in its place.
+    PACKAGE lists; with ``import PACKAGE as NAME`` the name is that of a whole package. Importing
+    the package imports none of its modules. No name may be that of a module of the package: once
+    imported, the module would stand in its place.
 
     >>> getattribute, _, names = attach("featherbed.packed")
     >>> "PackedTable" in names, getattribute("PackedTable").__module__
