@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -389,6 +390,40 @@ def run_collections(rank, world, _, bags, sharding):
     return losses
 
 
+def ratings_file(folder):
+    from featherbed.io.records import make_ratings
+
+    path = folder / "ratings.csv"
+    if not path.exists():
+        ratings = make_ratings(60, 50, 1500, groups=4, dim=4, seed=1)
+        triples = zip(ratings.users, ratings.items, ratings.values, strict=True)
+        lines = ["user,item,rating", *(f"u{u},i{i},{r:.1f}" for u, i, r in triples)]
+        path.write_text("\n".join(lines))
+    return path
+
+
+RATINGS = {
+    "table.users": "anchor:anchors=4", "table.items": "anchor:anchors=4", "table.dim": 4,
+    "training.epochs": 3, "training.batch": 301, "anchors.nonzeros": 300,
+}  # fmt: skip
+
+
+def run_ratings(rank, world, folder):
+    """As torchrun does it: the number of processes is in the environment."""
+    from featherbed.apps.recommender import train_recommender
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    try:
+        path = ratings_file(Path(folder))
+        graded = error_of(
+            lambda: train_recommender(path, f"{folder}/graded", {}, progress=False)
+        ) if rank else None  # fmt: skip
+        outcome = train_recommender(path, f"{folder}/recommender", RATINGS, progress=False)
+    finally:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    return {"graded": graded, "metrics": outcome.metrics, "summary": outcome.summary}
+
+
 EQUAL = ("anchor", "slots", "lowrank", "kd", "dense")
 PACKED = ("anchor", "slots", "kd", "dense", "dpq", "int4")
 CASES = {
@@ -411,6 +446,7 @@ CASES = {
         "budget tables": (run_budget, {"sharding": "table_wise"}),
         "growth": (run_growth,),
         "memory": (run_memory,),
+        "ratings": (run_ratings,),
         **{
             f"collection {bags} {how}": (run_collections, bags, how)
             for bags in (False, True)
@@ -610,6 +646,21 @@ def test_collections_replace_those_of_torchrec(two, bags, sharding):
         expected.append([float(half.detach()) for half in halves])
     found = [*zip(*two[f"collection {bags} {sharding}"], strict=True)]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_ratings_are_trained_by_two_processes_as_by_one(two, folder, tmp_path):
+    from featherbed.apps.recommender import train_recommender
+
+    first, second = two["ratings"]
+    assert "fitted in one process" in second["graded"][1]
+    assert second["summary"] == [] and second["metrics"] == {}
+    path = ratings_file(folder)
+    expected = train_recommender(path, tmp_path / "one", RATINGS, progress=False).metrics
+    for part in ("train", "validation", "test"):
+        assert first["metrics"][part] == pytest.approx(expected[part], rel=1e-4)
+    assert first["metrics"]["nonzeros"] == expected["nonzeros"] <= 300
+    files = {file.name for file in (tmp_path / "one").iterdir()}
+    assert {file.name for file in (folder / "recommender").iterdir()} == files
 
 
 def test_a_model_of_one_process_keeps_its_checkpoint(tmp_path):

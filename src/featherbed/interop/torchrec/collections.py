@@ -281,7 +281,7 @@ class ShardedTables:
             assert table is not None
             kept = codes[feature]
             values = kept if self.pooled else kept.values()
-            rows[feature] = values @ table.atoms  # type: ignore[operator]
+            rows[feature] = values @ table.atoms
         if self.pooled:
             keys = codes.keys()
             widths = [rows[key].shape[1] for key in keys]
