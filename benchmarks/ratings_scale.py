@@ -87,7 +87,7 @@ AMAZON = {"users": 43_531_850, "items": 15_167_257, "ratings": 233_055_327}
 CHUNK, SEGMENT = 1 << 20, 16  # ratings drawn at once; chunks trained between two looks at the clock
 PARTS = 2  # of a pass, with a state written after each
 PLAIN, ANT = 3, 2  # passes
-DIM, ANCHORS, SLOTS, BATCH, LAM, LR = 16, 256, 4, 1 << 16, 2e-6, 0.02
+DIM, ANCHORS, SLOTS, BATCH, LAM, LR = 16, 256, 4, 1 << 18, 2e-6, 0.05
 HELD = 2  # chunks to measure errors on
 ROWS = 1 << 22  # packed at once
 HASH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
@@ -169,7 +169,7 @@ class Plain:
 
 
 class Slots:
-    """ANT with slots: Yogi, rows that catch up, scans for better anchors."""
+    """ANT with slots: Adagrad, rows that catch up, scans for better anchors."""
 
     name, passes = "ANT with slots", ANT
 
@@ -179,7 +179,7 @@ class Slots:
         tables = [fb.AnchorTable(size[side], DIM, **how) for side in ("users", "items")]
         self.model = MatrixFactorization(*tables, mean=3.5, biases="column")
         penalties = {table.transform: fb.NonNegativeL1(LAM) for table in tables}
-        self.optimizer = fb.Yogi(self.model.parameters(), lr=LR, penalties=penalties)
+        self.optimizer = fb.Adagrad(self.model.parameters(), lr=LR, penalties=penalties)
 
     def state(self):
         self.optimizer.settle()
@@ -198,7 +198,7 @@ class Slots:
             group = self.optimizer.param_groups[0]
             state = self.optimizer._state_of(parameter, group)
             state["step"] = numbers[name]
-            own |= {f"{name}.{key}": state[key] for key in ("m", "v")}
+            own |= {f"{name}.{key}": state[key] for key in self.optimizer.holds}
         for name, array in arrays.items():
             own[name].copy_(torch.from_numpy(np.asarray(array)))
         self.optimizer._bind_all()

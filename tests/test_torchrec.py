@@ -7,8 +7,8 @@ cases; tests look at what the cases return.
 import importlib.util
 import logging
 import os
-import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -390,10 +390,46 @@ def run_collections(rank, world, _, bags, sharding):
     return losses
 
 
+def ratings_file(folder):
+    from featherbed.io.records import make_ratings
+
+    path = folder / "ratings.csv"
+    if not path.exists():
+        ratings = make_ratings(60, 50, 1500, groups=4, dim=4, seed=1)
+        triples = zip(ratings.users, ratings.items, ratings.values, strict=True)
+        lines = ["user,item,rating", *(f"u{u},i{i},{r:.1f}" for u, i, r in triples)]
+        path.write_text("\n".join(lines))
+    return path
+
+
+RATINGS = {
+    "table.users": "anchor:anchors=4", "table.items": "anchor:anchors=4", "table.dim": 4,
+    "training.epochs": 3, "training.batch": 301, "anchors.nonzeros": 300,
+}  # fmt: skip
+
+
+def run_ratings(rank, world, folder):
+    """As torchrun does it: the number of processes is in the environment."""
+    from featherbed.apps.recommender import train_recommender
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    try:
+        path = ratings_file(Path(folder))
+        graded = error_of(
+            lambda: train_recommender(path, f"{folder}/graded", {}, progress=False)
+        ) if rank else None  # fmt: skip
+        outcome = train_recommender(path, f"{folder}/recommender", RATINGS, progress=False)
+    finally:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    return {"graded": graded, "metrics": outcome.metrics, "summary": outcome.summary}
+
+
+EQUAL = ("anchor", "slots", "lowrank", "kd", "dense")
+PACKED = ("anchor", "slots", "kd", "dense", "dpq", "int4")
 CASES = {
     2: {
-        **{f"{k} rows": (run_equal, k, {"sharding": "row_wise"}) for k in TABLES},
-        **{f"{k} tables": (run_equal, k, {"sharding": "table_wise"}) for k in ("slots", "kd")},
+        **{f"{k} rows": (run_equal, k, {"sharding": "row_wise"}) for k in EQUAL},
+        "slots tables": (run_equal, "slots", {"sharding": "table_wise"}),
         **{f"{k} codes": (run_equal, k, {"wire": "codes"}) for k in ("anchor", "lowrank")},
         "without factor": (run_without_factor,),
         "without settling": (run_without_settling,),
@@ -404,12 +440,13 @@ CASES = {
         "save anchor": (run_save, "anchor"),
         "save slots": (run_save, "slots"),
         "errors": (run_errors,),
-        **{f"pack {k}": (run_pack, k, "row_wise") for k in TABLES},
+        **{f"pack {k}": (run_pack, k, "row_wise") for k in PACKED},
         "pack tables": (run_pack, "slots", "table_wise"),
         "budget": (run_budget, {"sharding": "row_wise"}),
         "budget tables": (run_budget, {"sharding": "table_wise"}),
         "growth": (run_growth,),
         "memory": (run_memory,),
+        "ratings": (run_ratings,),
         **{
             f"collection {bags} {how}": (run_collections, bags, how)
             for bags in (False, True)
@@ -417,12 +454,11 @@ CASES = {
         },
     },
     4: {
-        **{f"{k} rows": (run_equal, k, {"sharding": "row_wise"}) for k in ("slots", "kd")},
+        **{f"{k} rows": (run_equal, k, {"sharding": "row_wise"}) for k in EQUAL},
         "anchor codes": (run_equal, "anchor", {"wire": "codes"}),
         "bags rows": (run_bags, {"sharding": "row_wise"}),
         "resume anchor": (run_resume, "anchor"),
         "resume slots": (run_resume, "slots"),
-        "pack slots": (run_pack, "slots", "row_wise"),
     },
 }
 
@@ -437,11 +473,8 @@ def work(rank, world, folder):
     )
     results = {}
     for name, (run, *rest) in CASES[world].items():
-        if os.environ.get("ONLY") and not any(o in name for o in os.environ["ONLY"].split(",")):
-            continue
-        begun = time.process_time()
-        results[name] = run(rank, world, folder, *rest)
-        print(f"{name}: {time.process_time() - begun:.1f} s", flush=True)
+        if any(word in name for word in os.environ.get("TORCHREC_CASES", name).split(",")):
+            results[name] = run(rank, world, folder, *rest)
     torch.save(results, f"{folder}/results-{world}-{rank}")
     dist.barrier()  # nobody leaves while another still talks to it
     dist.destroy_process_group()
@@ -555,11 +588,10 @@ def test_checkpoints_go_from_two_to_one_to_four(resumed, four, kind):
     assert difference(four[f"resume {kind}"], expected) < 1e-5
 
 
-@pytest.mark.parametrize("sharding", ["row_wise", "table_wise"])
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize(
+    ("kind", "sharding"), [*((kind, "row_wise") for kind in PACKED), ("slots", "table_wise")]
+)
 def test_packed_shards_are_the_packed_table(two, folder, kind, sharding, tmp_path):
-    if sharding == "table_wise" and kind != "slots":
-        pytest.skip("one kind is enough where one process holds the whole table")
     model = Scorer(kind)
     fb.distributed.load_checkpoint(model, folder / f"pack-{kind}-{sharding}")
     for values, layout in (("float32", "auto"), ("int8", "fixed"), ("float16", "ragged")):
@@ -614,6 +646,21 @@ def test_collections_replace_those_of_torchrec(two, bags, sharding):
         expected.append([float(half.detach()) for half in halves])
     found = [*zip(*two[f"collection {bags} {sharding}"], strict=True)]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_ratings_are_trained_by_two_processes_as_by_one(two, folder, tmp_path):
+    from featherbed.apps.recommender import train_recommender
+
+    first, second = two["ratings"]
+    assert "fitted in one process" in second["graded"][1]
+    assert second["summary"] == [] and second["metrics"] == {}
+    path = ratings_file(folder)
+    expected = train_recommender(path, tmp_path / "one", RATINGS, progress=False).metrics
+    for part in ("train", "validation", "test"):
+        assert first["metrics"][part] == pytest.approx(expected[part], rel=1e-4)
+    assert first["metrics"]["nonzeros"] == expected["nonzeros"] <= 300
+    files = {file.name for file in (tmp_path / "one").iterdir()}
+    assert {file.name for file in (folder / "recommender").iterdir()} == files
 
 
 def test_a_model_of_one_process_keeps_its_checkpoint(tmp_path):

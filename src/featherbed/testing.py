@@ -231,7 +231,7 @@ def check_parts(make: Make) -> None:
     missing = set(table.row_tensors) - set(dict(table.named_parameters()))
     assert missing <= set(table._buffers), f"row_tensors names {missing}, which it has not"
     whole = gradients_of(table, table.weight)
-    seeds = random_like(table.weight).split([middle, count - middle])
+    seeds = torch.split(random_like(table.weight), [middle, count - middle])
     each = [
         torch.autograd.grad(part.weight, [*part.parameters()], seed, allow_unused=True)
         for part, seed in zip(parts, seeds, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,12 +61,12 @@ def clip_grad_norm_(
 
 
 def _of_all(
-    norms: list[Tensor], parameters: list[Tensor], norm_type: float, group: object
+    norms: list[Tensor], parameters: list[Tensor], norm_type: float, group: Any
 ) -> list[Tensor]:
     """Return the norms of whole parameters, and one of the divided ones over all processes."""
     own = [norm for norm, p in zip(norms, parameters, strict=True) if is_divided(p)]
     joined = torch.linalg.vector_norm(torch.stack([torch.zeros(()), *own]), norm_type)
-    parts = [joined.new_zeros(()) for _ in range(torch.distributed.get_world_size(group))]  # type: ignore[arg-type]
-    torch.distributed.all_gather(parts, joined, group=group)  # type: ignore[arg-type]
+    parts = [joined.new_zeros(()) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(parts, joined, group=group)
     whole = [norm for norm, p in zip(norms, parameters, strict=True) if not is_divided(p)]
     return [*whole, *parts]

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from featherbed.errors import DataError, FeatherbedError, MissingFileError
 from featherbed.optim.processes import group_of, raise_together
@@ -49,7 +51,7 @@ def save_checkpoint(
     _alone(group, lambda: shutil.rmtree(draft, ignore_errors=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.save(entries, checkpoint_id=draft, process_group=group, no_dist=group is None)
+        save(entries, checkpoint_id=draft, process_group=group, no_dist=group is None)
 
     def replace() -> None:
         shutil.rmtree(path, ignore_errors=True)
@@ -83,7 +85,7 @@ def load_checkpoint(
     entries["extra"] = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(entries, checkpoint_id=path, process_group=group, no_dist=group is None)
+        load(entries, checkpoint_id=path, process_group=group, no_dist=group is None)
     _set_plain(model, optimizer, entries)
     found_extra: dict[str, Any] = json.loads(entries["extra"])
     return found_extra
@@ -101,7 +103,7 @@ def _check(path: Path, entries: Entries) -> None:
     """Raise an error if a folder is no checkpoint of this model."""
     if not (path / ".metadata").exists():
         raise MissingFileError(f"{path} is no checkpoint: give the folder that was saved")
-    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
     for name, value in entries.items():
         if name not in stored:
             raise DataError(f"{path} is the checkpoint of another model: it has no {name}")
@@ -191,7 +193,7 @@ def divided(value: Tensor, shard: Any) -> Any:
 
 
 def _set_plain(model: nn.Module, optimizer: torch.optim.Optimizer | None, entries: Entries) -> None:
-    """Copy what dcp could not read in place: step numbers, penalties, parts that are strided."""
+    """Copy what ``load`` could not read in place: step numbers, penalties, parts that are strided."""
     if optimizer is None:
         return
     penalties = penalties_of(optimizer)
@@ -219,4 +221,5 @@ def local_rows(value: Any) -> Tensor:
     if isinstance(value, Tensor) and not hasattr(value, "local_shards"):
         return value
     parts = value.local_shards()
-    return parts[0].tensor if parts else value.new_zeros(0, *value.size()[1:])
+    found: Tensor = parts[0].tensor if parts else value.new_zeros(0, *value.size()[1:])
+    return found

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard as TensorShard
-from torch.distributed._shard.sharded_tensor import (
-    ShardedTensor,
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import (
     ShardedTensorMetadata,
     TensorProperties,
 )
+from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedTensor
 from torchrec.distributed.embedding import (
     EmbeddingCollectionSharder,
@@ -76,17 +76,17 @@ class CompactTables:
 
     def widths(self) -> dict[str, int]:
         """Return the numbers of a row that travel: d, or K with codes on the wire."""
-        found = {name: table.embedding_dim for name, table in self.tables.items()}
+        tables: dict[str, Any] = dict(self.tables.items())
         if self.wire == "codes":
-            found = {name: len(table.atoms) for name, table in self.tables.items()}  # type: ignore[arg-type]
-        return found  # type: ignore[return-value]
+            return {name: len(table.atoms) for name, table in tables.items()}
+        return {name: table.embedding_dim for name, table in tables.items()}
 
     def on_wire(self, kind: type[nn.Module], configs: list[Any], **settings: Any) -> Any:
         """Return an empty collection of TorchRec with the widths that travel."""
         widths = self.widths()
         thin = [dataclasses.replace(one, embedding_dim=widths[one.name]) for one in configs]
         found = kind(tables=thin, device=META, **settings)
-        inside = found.embedding_bags if self.pooled else found.embeddings
+        inside: Any = found.embedding_bags if self.pooled else found.embeddings
         for name, table in self.tables.items():
             inside[name].weight.source = (table, self.wire)
         return found
@@ -281,7 +281,7 @@ class ShardedTables:
             assert table is not None
             kept = codes[feature]
             values = kept if self.pooled else kept.values()
-            rows[feature] = values @ table.atoms  # type: ignore[operator]
+            rows[feature] = values @ table.atoms
         if self.pooled:
             keys = codes.keys()
             widths = [rows[key].shape[1] for key in keys]
@@ -339,7 +339,7 @@ def sharded_tensor(local: Tensor, shard: Shard) -> ShardedTensor:
     kind = TensorProperties(dtype=kept.dtype, layout=kept.layout, requires_grad=False)
     whole = ShardedTensorMetadata(plan, torch.Size([shard.rows, *tail]), kind)
     rank = torch.distributed.get_rank(shard.group)
-    mine = [TensorShard(kept, one) for one in plan if one.placement.rank() == rank]
+    mine = [TensorShard(kept, one) for one in plan if one.placement.rank() == rank]  # type: ignore[union-attr]
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         mine, whole, process_group=shard.group
     )

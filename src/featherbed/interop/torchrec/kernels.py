@@ -120,7 +120,8 @@ class TableKernel(BaseEmbedding):
         lengths = features.lengths().view(sum(counts), -1)
         ends = [0, *torch.cumsum(lengths.sum(1), 0).tolist()]
         ids, weights = features.values().long(), features.weights_or_none()
-        parts, first = [], 0
+        parts: list[Tensor] = []
+        first = 0
         for table, count in zip(self.tables, counts, strict=True):
             part = slice(ends[first], ends[first + count])
             if self.pooled:

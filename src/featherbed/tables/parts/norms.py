@@ -18,7 +18,7 @@ class Summed(torch.autograd.Function):
     """The sum over processes; its gradient is the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         """Return the sum."""
         ctx.group = group
         return total(part, group)
@@ -84,14 +84,16 @@ class Normalise(nn.Module):
         count = total(torch.tensor(float(len(flat))), self.group)
         if count < 2:
             return self.settled(flat)
-        mean = Summed.apply(flat.sum(0), self.group) / count
+        mean = Summed.apply(flat.sum(0), self.group) / count  # type: ignore[no-untyped-call]
         around = flat - mean
-        var = Summed.apply(around.square().sum(0), self.group) / count
+        var = Summed.apply(around.square().sum(0), self.group) / count  # type: ignore[no-untyped-call]
         with torch.no_grad():
             self.mean.lerp_(mean.detach(), MOMENTUM)
             self.var.lerp_(var.detach() * count / (count - 1), MOMENTUM)
         found: Tensor = around * (var + EPS).rsqrt()
-        return found if self.scale is None else found * self.scale + self.shift
+        if self.scale is None or self.shift is None:
+            return found
+        return found * self.scale + self.shift
 
     def line(self) -> tuple[Tensor, Tensor]:  # [width], [width]
         """Return the evaluation form y = x * scale + shift."""
