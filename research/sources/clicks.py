@@ -88,7 +88,8 @@ class GeneratedClicks:
         self.pair_strengths = rng.lognormal(0.0, 0.5, len(self.pairs))
         self.slopes = rng.normal(size=NUMBERS)
         centres = rng.normal(size=(columns, GROUPS, LATENT))
-        self.effects, self.vectors = [], []  # of the ids of each column: [n, 2], [n, LATENT]
+        self.effects: list[Floats] = []  # of the ids of each column, [n, 2]
+        self.vectors: list[Floats] = []  # [n, LATENT]
         for column, count in enumerate(self.cardinalities):
             own = np.arange(count) * 64 + column
             drawn = np.stack([normals(own, seed, k) for k in range(1, 3 + LATENT)], axis=1)

@@ -162,7 +162,7 @@ def save(
             "such as fb.DenseTable.from_dense(old.weight.detach())"
         )
     packed = table if isinstance(table, PackedTable) else table.pack()
-    if not isinstance(packed, PackedTable):  # type: ignore[redundant-expr]
+    if not isinstance(packed, PackedTable):  # a collection has a packed form of its own
         raise ArgumentError(
             f"{type(table).__name__} holds the tables of many columns: store it with its own .save"
         )
