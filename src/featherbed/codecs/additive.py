@@ -237,6 +237,10 @@ class LayeredFit(Fit):
 
     refinable = True
 
+    basis: Basis
+    dictionary: Matrix
+    atoms: Floats  # [M, K, width], as stored
+
     def __init__(self, job: CodecJob, settings: Settings, start: LayeredFit | None = None) -> None:
         self.job, self.settings = job, settings
         self.parts, self.bits = settings["codes"], settings["bits"]
