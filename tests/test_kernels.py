@@ -18,6 +18,8 @@ import torch.nn.functional as F
 
 import featherbed as fb
 from featherbed.kernels import threads
+from featherbed.kernels.codes import fields
+from featherbed.packed import bits
 from featherbed.packed.band import (
     Affine,
     Band,
@@ -179,6 +181,18 @@ def test_compiled_loops_give_the_rows_of_numpy(name, engine, tmp_path):
             same(other[one], rows[list(ids).index(one)])
         assert other[[]].shape == (0, packed.dim)
     np.testing.assert_allclose(scores, queries @ packed[:].T, rtol=1e-4, atol=1e-4)
+
+
+def test_bit_fields_are_read_several_at_a_time():
+    for width in (1, 3, 7, 8, 9, 14, 15, 16, 20, 28, 29, 32):
+        for count in (1, 4, 7, 8, 13, 16):
+            for lead in (1, 6, 8):
+                known = RNG.integers(2**width, size=(1, count), dtype=np.uint64).astype(np.uint32)
+                record = np.concatenate([np.ones((1, 1), dtype=np.uint32), known], axis=1)
+                stream = bits.pack(record, [lead] + count * [width])
+                out = np.zeros(count + 1, dtype=np.uint32)
+                fields(out, 1, np.uint64(stream.ctypes.data), lead, width, width, count)
+                assert np.array_equal(out[1:], known[0]), (width, count, lead)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -46,8 +46,7 @@ ENOUGH = 0.0015  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
 USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
-# gain of local search over stages, in log2 of the error: of a code, of all codes, and without blocks
-GAIN, MOST_GAIN, GAIN_ALONE = 0.05, 0.25, 0.16
+GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
@@ -105,7 +104,7 @@ class LayeredCodec(Codec):
         stages.atoms(math.ceil(whole + part))
         before, after = stages.errors[int(whole)], stages.errors[math.ceil(whole + part)]
         residual = before * (max(after, 1e-30) / max(before, 1e-30)) ** part
-        gain = min(MOST_GAIN if settings["blocks"] else GAIN_ALONE, GAIN * (codes - 1))
+        gain = min(MOST_GAIN, GAIN * (codes - 1))
         return float(residual) * math.exp2(block_log_error(settings) - gain)
 
     def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
@@ -240,6 +239,10 @@ class LayeredFit(Fit):
     """The state of a layered fit: dictionaries, and the codes of the training rows."""
 
     refinable = True
+
+    basis: Basis
+    dictionary: Matrix
+    atoms: Floats  # [M, K, width], as stored
 
     def __init__(self, job: CodecJob, settings: Settings, start: LayeredFit | None = None) -> None:
         self.job, self.settings = job, settings
