@@ -264,7 +264,8 @@ def train(
     count = -(-len(sentences) // size)
     steps, warm = epochs * count, max(1, epochs * count // 10)
     generator = torch.Generator().manual_seed(seed)
-    saved, begun, history = run.checkpoints(settings, seed), 0, []
+    saved, begun = run.checkpoints(settings, seed), 0
+    history: list[dict[str, Any]] = []
     if saved.latest() is not None:
         state = saved.restore(model=model, optimizer=optimizer)
         begun, history = state["step"], state["extra"]["history"]
