@@ -80,7 +80,8 @@ def learned_words(
         torch.optim.Adam(others, lr=settings["lr"]),
     ]
     right, batch = torch.from_numpy(rows), settings["batch"]
-    generator, history = torch.Generator().manual_seed(seed), list[dict[str, Any]]()
+    generator = torch.Generator().manual_seed(seed)
+    history: list[dict[str, Any]] = []
     epochs = settings["epochs"]
     with show_progress(run.title, epochs, shown=run.shown) as shown:
         for epoch in range(epochs):

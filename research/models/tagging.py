@@ -281,7 +281,7 @@ def train(
                 group["lr"] = rate * factor
             loss = model.loss(batch_of(batch))
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             shown.update(advance=1, note=f"loss {loss.item():.3f}")
