@@ -73,7 +73,7 @@ def learned_words(
     rows: Floats, settings: Mapping[str, Any], seed: int, run: Run
 ) -> tuple[Any, list[dict[str, Any]]]:
     """Learn codes whose rows reconstruct the vectors: loss = mean |r(i) - v(i)|²."""
-    table, (codes, others) = coded_table(*rows.shape, settings, seed, rows)
+    table, (codes, others) = coded_table(rows.shape[0], rows.shape[1], settings, seed, rows)
     table.scale_initial_rows(float(rows.std()))
     optimizers: list[Any] = [
         torch.optim.SparseAdam(codes, lr=settings["code_lr"]),
@@ -87,7 +87,7 @@ def learned_words(
         for epoch in range(epochs):
             fall(optimizers, (settings["code_lr"], settings["lr"]), epoch / epochs)
             total = 0.0
-            for ids in torch.randperm(len(right), generator=generator).split(batch):
+            for ids in torch.split(torch.randperm(len(right), generator=generator), batch):
                 loss = (table(ids) - right[ids]).square().sum(1).mean()
                 step(optimizers, loss + fb.auxiliary_loss(table))
                 total += float(loss.detach()) * len(ids)
@@ -119,7 +119,7 @@ def learned_films(
         for epoch in range(epochs):
             fall([optimizer], rates, epoch / epochs)
             total = 0.0
-            for ids in torch.randperm(users, generator=generator).split(settings["batch"]):
+            for ids in torch.split(torch.randperm(users, generator=generator), settings["batch"]):
                 liked = torch.from_numpy(likes[ids.numpy()].toarray())
                 found = F.dropout(people(ids), settings["dropout"])
                 scores = (found @ table(every).mT).log_softmax(1)
@@ -167,7 +167,8 @@ def answers(search: Search, queries: Ids, k: int) -> Ids:  # -> [queries, k]
     found = search(queries, k + 1)
     others = found != queries[:, None]
     others[others.all(1), -1] = False  # the query was not found: drop the last answer
-    return found[others].reshape(len(queries), k)
+    kept: Ids = found[others].reshape(len(queries), k)
+    return kept
 
 
 def measured(found: Ids, right: Ids, name: str) -> tuple[dict[str, float], dict[str, list[float]]]:
