@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def propagation(graph: CitationGraph) -> Tensor:  # [V, V]
 class GraphNetwork(nn.Module):
     """Two graph convolutions over the rows of a table, of nodes or (with ``bags``) of words."""
 
-    def __init__(self, table: nn.Module, graph: CitationGraph, settings: Mapping[str, Any]) -> None:
+    def __init__(self, table: Any, graph: CitationGraph, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.table, self.spread, self.drop = table, propagation(graph), settings["dropout"]
         self.bags = sparse_tensor(graph.features) if settings["features"] else None
@@ -99,7 +99,7 @@ class GraphNetwork(nn.Module):
 
 def make_table(
     graph: CitationGraph, settings: Mapping[str, Any], seed: int, rows: Tensor | None = None
-) -> nn.Module:
+) -> Any:
     """Return the table of nodes or words, in front of it SSE (``p``; ``rho``: over the citations).
 
     ``rows`` are those of a dense table trained before: with ``after = "fit"`` the table is fitted to
@@ -110,8 +110,7 @@ def make_table(
     method: Any
     method, given = parse_spec(settings["table"])
     if rows is not None and settings["after"] == "fit":
-        fitted: nn.Module = method.from_dense(rows, generator=generator, **given)
-        return fitted
+        return method.from_dense(rows, generator=generator, **given)
     if rows is not None:
         given["guide"] = fb.Pretrained(rows, **settings["guide"])
     table = method(count, width, generator=generator, **given)
@@ -119,7 +118,7 @@ def make_table(
     if settings.get("alike"):
         table.assign(table.all_ids(), torch.zeros(count, table.parts, dtype=torch.int64))
     if not settings.get("p"):
-        return cast(nn.Module, table)
+        return table
     related = fb.Graph.from_edges(count, graph.arcs) if "rho" in settings else None
     rho = settings.get("rho", 1.0)
     return fb.SSE(table, settings["p"], graph=related, rho=rho, generator=generator)
@@ -140,7 +139,7 @@ def make_optimizer(model: GraphNetwork, settings: Mapping[str, Any]) -> Any:
     last = [*model.last.parameters()]
     first = [p for p in others if all(p is not own for own in last)]
     decayed = {"params": first, "weight_decay": settings["weight_decay"]}
-    groups = [decayed, {"params": last}]
+    groups: list[dict[str, Any]] = [decayed, {"params": last}]
     if codes:
         groups.append({"params": codes, "lr": settings["code_lr"]})
     step = torch.optim.Adam(groups, lr=settings["lr"])

@@ -71,22 +71,23 @@ def by_codes(packed: fb.PackedTable, rows: Floats | None) -> dict[str, Search]:
 
 def learned_words(
     rows: Floats, settings: Mapping[str, Any], seed: int, run: Run
-) -> tuple[nn.Module, list[dict[str, Any]]]:
+) -> tuple[Any, list[dict[str, Any]]]:
     """Learn codes whose rows reconstruct the vectors: loss = mean |r(i) - v(i)|²."""
-    table, (codes, others) = coded_table(*rows.shape, settings, seed, rows)
+    table, (codes, others) = coded_table(rows.shape[0], rows.shape[1], settings, seed, rows)
     table.scale_initial_rows(float(rows.std()))
-    optimizers = [
+    optimizers: list[Any] = [
         torch.optim.SparseAdam(codes, lr=settings["code_lr"]),
         torch.optim.Adam(others, lr=settings["lr"]),
     ]
     right, batch = torch.from_numpy(rows), settings["batch"]
-    generator, history = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    history: list[dict[str, Any]] = []
     epochs = settings["epochs"]
     with show_progress(run.title, epochs, shown=run.shown) as shown:
         for epoch in range(epochs):
             fall(optimizers, (settings["code_lr"], settings["lr"]), epoch / epochs)
             total = 0.0
-            for ids in torch.randperm(len(right), generator=generator).split(batch):
+            for ids in torch.split(torch.randperm(len(right), generator=generator), batch):
                 loss = (table(ids) - right[ids]).square().sum(1).mean()
                 step(optimizers, loss + fb.auxiliary_loss(table))
                 total += float(loss.detach()) * len(ids)
@@ -97,7 +98,7 @@ def learned_words(
 
 def learned_films(
     likes: Any, settings: Mapping[str, Any], seed: int, run: Run
-) -> tuple[nn.Module, list[dict[str, Any]]]:
+) -> tuple[Any, list[dict[str, Any]]]:
     """Learn the rows of films by who likes them: loss = -Σ over likes ln softmax_i(u . r(i)).
 
     The table is that of the settings: dense rows, or codes that are learned end to end.
@@ -108,16 +109,17 @@ def learned_films(
     generator = torch.Generator().manual_seed(seed)
     people = nn.Embedding(users, settings["dim"])
     nn.init.normal_(people.weight, std=settings["init_std"], generator=generator)
-    groups = [{"params": [*others, *people.parameters()]}]
+    groups: list[dict[str, Any]] = [{"params": [*others, *people.parameters()]}]
     groups += [{"params": codes, "lr": settings["code_lr"]}] if codes else []
     optimizer = torch.optim.Adam(groups, lr=settings["lr"])
     rates = tuple(group["lr"] for group in optimizer.param_groups)
-    every, epochs, history = torch.arange(films), settings["epochs"], []
+    every, epochs = torch.arange(films), settings["epochs"]
+    history: list[dict[str, Any]] = []
     with show_progress(run.title, epochs, shown=run.shown) as shown:
         for epoch in range(epochs):
             fall([optimizer], rates, epoch / epochs)
             total = 0.0
-            for ids in torch.randperm(users, generator=generator).split(settings["batch"]):
+            for ids in torch.split(torch.randperm(users, generator=generator), settings["batch"]):
                 liked = torch.from_numpy(likes[ids.numpy()].toarray())
                 found = F.dropout(people(ids), settings["dropout"])
                 scores = (found @ table(every).mT).log_softmax(1)
@@ -165,7 +167,8 @@ def answers(search: Search, queries: Ids, k: int) -> Ids:  # -> [queries, k]
     found = search(queries, k + 1)
     others = found != queries[:, None]
     others[others.all(1), -1] = False  # the query was not found: drop the last answer
-    return found[others].reshape(len(queries), k)
+    kept: Ids = found[others].reshape(len(queries), k)
+    return kept
 
 
 def measured(found: Ids, right: Ids, name: str) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -209,14 +212,15 @@ def run_hashes(settings: Mapping[str, Any], seed: int, source: Rows, run: Run) -
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     history: list[dict[str, Any]] = []
+    right: dict[str, tuple[Ids, Ids]] = {}
+    likes: Any = None
     if isinstance(source, Vectors):
         frequent = source.rows[: settings["words"]]
         rows: Floats = frequent[rng.permutation(len(frequent))]
-        right = {}
     else:
         order = rng.permutation(source.matrix.shape[1])
         part = source.parts[1 if settings.get("validation") else 2]
-        right = {"users": liked_together(part, order)}
+        right["users"] = liked_together(part, order)
         likes = source.parts[0][:, order]
         dense, history = learned_films(likes, {**settings, "table": "dense"}, seed, run)
         rows = unit(dense.weight.detach().numpy())
@@ -224,7 +228,7 @@ def run_hashes(settings: Mapping[str, Any], seed: int, source: Rows, run: Run) -
     right["exact"] = some, answers(exact(rows), some, NEAR)
     how, health = settings["how"], None
     if how == "exact":
-        searches = {"lookup": exact(rows)}
+        searches: dict[str, Search] = {"lookup": exact(rows)}
     elif how == "bits":
         searches = {"hamming": bits_of(rows, settings["index"])}
     else:
@@ -238,7 +242,8 @@ def run_hashes(settings: Mapping[str, Any], seed: int, source: Rows, run: Run) -
             table, history = learned_films(likes, settings, seed, run)
             own = None  # its films never had vectors
         searches, health = by_codes(table.pack(), own), table.health()
-    measures, curves = {}, {}
+    measures: dict[str, float] = {}
+    curves: dict[str, dict[str, list[float]]] = {}
     deepest = min(DEPTHS[-1], len(rows) - 2)
     for kind, (queries, wanted) in right.items():
         for name, search in searches.items():

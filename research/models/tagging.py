@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -21,7 +21,7 @@ from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor, nn
 
 import featherbed as fb
-from featherbed.errors import MissingExtra
+from featherbed.checks import require
 from featherbed.progress import show_progress
 from research.harness.records import Outcome, Run
 from research.runners.models import minilm_folder
@@ -35,7 +35,7 @@ POOL = 50  # batches whose sentences are sorted by length together
 EVERY = 100  # steps between two checkpoints
 NEIGHBORS = 400  # of a word piece, at most
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -168,16 +168,12 @@ class Tagger(nn.Module):
 
     def __init__(self, encoder: Any, scheme: str, shapes: bool, dropout: float) -> None:
         super().__init__()
-        try:
-            from torchcrf import CRF
-        except ImportError:
-            raise MissingExtra(
-                "no package pytorch-crf: pip install featherbed[yardsticks]"
-            ) from None
+        from torchcrf import CRF
+
         self.encoder, self.names, width = encoder, tags_of(scheme), encoder.config.hidden_size
         self.shapes = nn.ModuleList(nn.Embedding(SHAPES, width) for _ in range(2 * shapes))
         for table in self.shapes:
-            nn.init.zeros_(table.weight)
+            nn.init.zeros_(cast(nn.Embedding, table).weight)
         self.dropout, self.head = nn.Dropout(dropout), nn.Linear(width, len(self.names))
         self.crf = CRF(len(self.names), batch_first=True)
         with torch.no_grad():
@@ -264,7 +260,8 @@ def train(
     count = -(-len(sentences) // size)
     steps, warm = epochs * count, max(1, epochs * count // 10)
     generator = torch.Generator().manual_seed(seed)
-    saved, begun, history = run.checkpoints(settings, seed), 0, []
+    saved, begun = run.checkpoints(settings, seed), 0
+    history: list[dict[str, Any]] = []
     if saved.latest() is not None:
         state = saved.restore(model=model, optimizer=optimizer)
         begun, history = state["step"], state["extra"]["history"]
@@ -280,7 +277,7 @@ def train(
                 group["lr"] = rate * factor
             loss = model.loss(batch_of(batch))
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             shown.update(advance=1, note=f"loss {loss.item():.3f}")
@@ -294,15 +291,8 @@ def measured(
     model: Tagger, sentences: Sequence[Sentence], tokens: Tokenizer, scheme: str
 ) -> dict[str, float]:
     """Return accuracy, precision, recall and F1 of entities (seqeval)."""
-    try:
-        from seqeval.metrics import (
-            accuracy_score,
-            f1_score,
-            precision_score,
-            recall_score,
-        )
-    except ImportError:
-        raise MissingExtra("no package seqeval: pip install featherbed[yardsticks]") from None
+    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+
     model.eval()
     right = [sentence.tags() for sentence in sentences]
     numbers = [coded(sentence, tokens, scheme) for sentence in sentences]
@@ -324,6 +314,7 @@ def measured(
 
 def run_tagging(settings: Mapping[str, Any], seed: int, source: Tagged, run: Run) -> Outcome:
     """Fine-tune with or without SSE (``p``; ``rho``: over the graph), and measure on validation and test part."""
+    require("tagging", {"yardsticks": ["torchcrf", "seqeval"]})
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     scheme = settings["scheme"]
@@ -332,7 +323,9 @@ def run_tagging(settings: Mapping[str, Any], seed: int, source: Tagged, run: Run
     details: dict[str, Any] = {}
     if settings["p"]:
         graph = entity_graph(sentences, tokens, seed) if "rho" in settings else None
-        special = [tokens.token_to_id(token) for token in SPECIAL[1:]]
+        special: list[int] = [
+            place for token in SPECIAL[1:] if (place := tokens.token_to_id(token)) is not None
+        ]
         encoder.embeddings.word_embeddings = fb.SSE(
             encoder.embeddings.word_embeddings,
             settings["p"],

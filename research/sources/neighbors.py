@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_likes(folder: Path) -> Likes:
     return Likes(csr_array((ones, places), shape=(ratings.num_users, ratings.num_items)))
 
 
-READERS = {
+READERS: dict[str, tuple[str, Callable[[Path], Vectors | Likes]]] = {
     "glove": (GLOVE, read_glove),
     "ml-1m": ("ratings.dat", read_likes),
 }
