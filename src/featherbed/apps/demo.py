@@ -285,8 +285,8 @@ def matrix_part(folder: Path, seed: int, progress: bool) -> DemoPart:
             shown.update(advance=1)
     notes = [
         f"{len(matrix):,} x {matrix.shape[1]}, {matrix.nbytes:,} bytes as float32",
-        f"what was lost at 1/{RATIO}: {quality['recall']:.1%} of the ten nearest neighbors are kept, "
-        f"relative error {quality['error']:.4f}, cosine {quality['cosine']:.4f}",
+        f"what was lost at 1/{RATIO}: {quality['recall']:.1%} of the ten nearest neighbors are "
+        f"kept, relative error {quality['error']:.4f}, cosine {quality['cosine']:.4f}",
     ]
     return DemoPart(f"a matrix at 1/{RATIO}", "recall@10", True, models, [out], report, notes)
 

@@ -157,7 +157,8 @@ class LayeredCodec(Codec):
         return LayeredFit(job, settings)
 
     def grow(self, start: Fit, job: CodecJob, **settings: Any) -> Fit:
-        """Compress the matrix with the dictionaries of a fit to a sample, which are then refined."""
+        """Compress the matrix with the dictionaries of a fit to a sample, which are then
+        refined."""
         assert isinstance(start, LayeredFit)
         return LayeredFit(job, settings, start)
 

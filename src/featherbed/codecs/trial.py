@@ -215,7 +215,8 @@ class Trial:
         self._sample_evaluator: QualityEvaluator | None = None
 
     def _spread(self, count: int) -> CodecJob:
-        """Return the job of ``count`` training rows, and of others if fits will not see all rows."""
+        """Return the job of ``count`` training rows, and of others if fits will not see all
+        rows."""
         job, fitted = self.job, self.fitted_rows
         if count >= job.rows.count:
             return job

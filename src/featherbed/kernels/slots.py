@@ -112,7 +112,8 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 
 @compiled
 def _sort(parts: Any, slots: Any, starts: Any, places: Any, pairs: Any) -> None:
-    """Sort the pairs of a row and an atom by atom, stably; starts[k] is the end of those of atom k."""
+    """Sort the pairs of a row and an atom by atom, stably; starts[k] is the end of those of atom
+    k."""
     starts[:] = 0
     for pair in range(len(parts)):
         starts[np.uint64(parts[pair]) + np.uint64(1)] += np.int32(1)
@@ -130,7 +131,8 @@ def _sort(parts: Any, slots: Any, starts: Any, places: Any, pairs: Any) -> None:
 
 @Job
 def gradients(address: Any, start: Any, stop: Any) -> Any:
-    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from those of rows [U, d].
+    """Gradients of values [U, s] and atoms (one sum [K, d] for each piece) from those of rows [U,
+    d].
 
     Rows are taken in blocks that stay in the L2 cache, and the pairs of a block atom by atom.
     """

@@ -136,10 +136,10 @@ def by_atom(
 ) -> Any:
     """total += Σ_i weights[pairs[i]] * rows[places[i]], dots[pairs[i]] += atom . rows[places[i]].
 
-    For the ``count`` > 0 pairs of a row and one atom, which stays in registers with its sum. All but
-    ``count`` and ``width`` are addresses, places and pairs int32. Products and sums of ``total`` are
-    rounded one by one, in order. Returns the number of elements processed, a multiple of eight: the
-    caller adds the others.
+    For the ``count`` > 0 pairs of a row and one atom, which stays in registers with its sum. All
+    but ``count`` and ``width`` are addresses, places and pairs int32. Products and sums of
+    ``total`` are rounded one by one, in order. Returns the number of elements processed, a multiple
+    of eight: the caller adds the others.
     """
     address = types.uintp
     signature = types.intp(*[address] * 5, types.intp, address, address, types.intp)

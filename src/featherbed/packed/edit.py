@@ -54,8 +54,8 @@ def edit_rows(
         first = table.rows
     if len(ids) and ids.min() < first:
         raise ArgumentError(
-            "these rows are codes of shared atoms, so that none can be replaced alone: train again, "
-            "or leave out the users that are known already"
+            "these rows are codes of shared atoms, so that none can be replaced alone: train "
+            "again, or leave out the users that are known already"
         )
     total = table.rows + len(added)
     start = (

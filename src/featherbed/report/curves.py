@@ -17,7 +17,8 @@ TICKS = 5
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """A panel of a picture: ``lines`` holds points (bytes, quality) by name; bytes are on a log axis."""
+    """A panel of a picture: ``lines`` holds points (bytes, quality) by name; bytes are on a log
+    axis."""
 
     title: str
     quality: str  # title of the vertical axis

@@ -82,8 +82,9 @@ def _lead(report: Report) -> str:
     sentences += [as_html(note) for note in report.get("notes") or []]
     if found := metrics.get("fold_in"):
         sentences.append(
-            f"{found['users']:,} users who were left out of a training and folded in have an NDCG@10 "
-            f"of {found['ndcg@10']:.4f}, the same users in the stored model {found['trained']:.4f}."
+            f"{found['users']:,} users who were left out of a training and folded in have an "
+            f"NDCG@10 of {found['ndcg@10']:.4f}, the same users in the stored model "
+            f"{found['trained']:.4f}."
         )
     return lead(f"{headline}.", [*sentences, *size_sentences(report)])
 

@@ -38,12 +38,12 @@ METRICS = {"ndcg@10": "NDCG@10", "hit@10": "Hit@10"}
 def sequences_page(report: Report) -> str:
     """Return the page of a trained sequence model.
 
-    ``report`` requires ``name``, ``metrics`` (by model, the stored one first, then others to compare
-    it with: ``ndcg@10`` and ``hit@10`` of full rankings, and the same against 100 sampled items) and
-    ``sizes`` (``parts``: bytes by name; ``whole``; ``float32_whole``). Optional: ``history``,
-    ``bands`` (by popularity), ``examples`` (each with a ``history`` and ``items``, texts), ``model``
-    (sentences), ``notes``, ``input``, ``settings``, ``command``, ``seconds``, ``version``,
-    ``interrupted``. All texts are escaped.
+    ``report`` requires ``name``, ``metrics`` (by model, the stored one first, then others to
+    compare it with: ``ndcg@10`` and ``hit@10`` of full rankings, and the same against 100 sampled
+    items) and ``sizes`` (``parts``: bytes by name; ``whole``; ``float32_whole``). Optional:
+    ``history``, ``bands`` (by popularity), ``examples`` (each with a ``history`` and ``items``,
+    texts), ``model`` (sentences), ``notes``, ``input``, ``settings``, ``command``, ``seconds``,
+    ``version``, ``interrupted``. All texts are escaped.
 
     >>> metrics = {"this model": {"ndcg@10": 0.17, "hit@10": 0.3}}
     >>> sizes = {"parts": {"items": 80}, "whole": 100, "float32_whole": 400}
@@ -62,7 +62,8 @@ def _lead(report: Report) -> str:
     best, sizes = next(iter(report["metrics"].values())), report["sizes"]
     headline = (
         f"A sequence model with an NDCG@10 of {best['ndcg@10']:.4f} on full rankings, "
-        f"{as_bytes(sizes['whole'])} in total{times_smaller(sizes['float32_whole'], sizes['whole'])} "
+        f"{as_bytes(sizes['whole'])} in total"
+        f"{times_smaller(sizes['float32_whole'], sizes['whole'])} "
         "than with float32 rows and weights"
     )
     sentences = [as_html(line) for line in report.get("model") or []]

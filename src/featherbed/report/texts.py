@@ -72,8 +72,8 @@ def text_page(report: Report) -> str:
     ``float16``: size of the model with dense rows, ``parameters`` and ``dense_parameters`` of the
     table). Optional: ``history`` (one row per epoch: ``epoch``, ``train_accuracy``,
     ``validation_accuracy``, ``train_loss``, ``validation_loss``, ``parameters``), ``model``
-    (``kind``, ``table``, ``words``, ``dim``), ``classes`` (names) with ``confusion`` (counts by true
-    and predicted class), ``lengths``, ``wrong``, ``part`` (the split they were counted on),
+    (``kind``, ``table``, ``words``, ``dim``), ``classes`` (names) with ``confusion`` (counts by
+    true and predicted class), ``lengths``, ``wrong``, ``part`` (the split they were counted on),
     ``insight``, ``input`` (values by name), ``input_notes``, ``settings``, ``notes``, ``command``,
     ``seconds``, ``version``, ``interrupted``. All texts are escaped.
 

@@ -142,9 +142,8 @@ def _open(path: Path) -> tuple[str, Any, PackedTable | None]:
             model = open_folder(path)
             return kind, model, getattr(model, attribute)
     raise MissingFileError(
-        f"{path} holds no model: the folder of a recommender, sequence model, classifier or language "
-        "model has one of "
-        f"{', '.join(FOLDERS)}"
+        f"{path} holds no model: the folder of a recommender, sequence model, classifier or "
+        f"language model has one of {', '.join(FOLDERS)}"
     )
 
 

@@ -190,8 +190,8 @@ class Collection(nn.Module):
             if min(lengths) < 0 or min(lengths) < max(lengths):
                 given = ", ".join(f"{n} {k}" for n, k in zip(self.names, lengths, strict=True))
                 raise ArgumentError(
-                    f"ids by name have the lengths {given[:200]} (-1: no tensor [B]): give a tensor "
-                    "[B] for every column"
+                    f"ids by name have the lengths {given[:200]} (-1: no tensor [B]): give a "
+                    "tensor [B] for every column"
                 )
             ids = torch.stack(parts, dim=1)
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] != len(self.dims):

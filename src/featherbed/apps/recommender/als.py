@@ -1,10 +1,10 @@
 """Factors of implicit feedback by the ALS of the ``implicit`` package, tuned on held-out events.
 
-Alternating least squares (Hu, Koren and Volinsky 2008) depends on its settings more than on anything
-else: on confidence, regularization and width (Rendle et al. 2021, "Revisiting the performance of iALS
-on item recommendation benchmarks"). They are searched by the NDCG@10 of full rankings: one after the
-other in steps of 4, then of 2. Few events make one held-out part a matter of luck, so that small
-data are divided several times.
+Alternating least squares (Hu, Koren and Volinsky 2008) depends on its settings more than on
+anything else: on confidence, regularization and width (Rendle et al. 2021, "Revisiting the
+performance of iALS on item recommendation benchmarks"). They are searched by the NDCG@10 of full rankings: one after
+the other in steps of 4, then of 2. Few events make one held-out part a matter of luck, so that
+small data are divided several times.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _controller() -> Any:
 
 
 def _threads(work: int) -> int:
-    """Return the threads of ALS, which OMP_NUM_THREADS limits; they hinder each other in small fits."""
+    """Return the threads of ALS, which OMP_NUM_THREADS limits; they hinder each other in small
+    fits."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     most = int(limit) if limit.isdigit() and int(limit) else thread_count()
     return 1 if work < MIN_WORK else most

@@ -1,14 +1,14 @@
 """Rows of a ranking within a byte budget, divided by what the order of items loses.
 
-Rounding adds e_u . v + u . e_v to a score. With rows of users at length 1, every user counts as much
-as every other, as in NDCG; the expected square of the error is
+Rounding adds e_u . v + u . e_v to a score. With rows of users at length 1, every user counts as
+much as every other, as in NDCG; the expected square of the error is
 
     Σ_k (E_u[e_uk²] M_v[v_k²] + M_u[u_k²] E_v[e_vk²])
 
 where means over items are weighted by popularity to a power, because the items that could enter a
-list are popular ones. Bits go to grades of rows and to columns by falling gain per bit. The power, the
-number of grades and the part of the users are chosen by the NDCG@10 of the validation events, not by
-this error.
+list are popular ones. Bits go to grades of rows and to columns by falling gain per bit. The power,
+the number of grades and the part of the users are chosen by the NDCG@10 of the validation events,
+not by this error.
 """
 
 from __future__ import annotations

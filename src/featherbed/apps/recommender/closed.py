@@ -1,8 +1,8 @@
 """Rows of new users and items in closed form, with numpy alone: ratings and implicit feedback.
 
-Implicit feedback (Hu, Koren and Volinsky 2008): every pair has the preference p = 1 if the user chose
-the item, otherwise 0, and counts with the confidence c, 1 where p = 0. The row x of a user follows
-from the rows y of all items,
+Implicit feedback (Hu, Koren and Volinsky 2008): every pair has the preference p = 1 if the user
+chose the item, otherwise 0, and counts with the confidence c, 1 where p = 0. The row x of a user
+follows from the rows y of all items,
 
     x = (Y'Y + Σ_chosen (c - 1) y y' + λ I)^-1 Σ_chosen c y
 
@@ -77,7 +77,8 @@ class Confidence:
 def solve_implicit(
     gram: Doubles, rows: Doubles, weights: Doubles, regularization: float
 ) -> Doubles:  # [d, d], [n, d], [n] -> [d]
-    """Return the row of a user (or item) from rows with confidence ``weights``, the Gram matrix of all.
+    """Return the row of a user (or item) from rows with confidence ``weights``, the Gram matrix of
+    all.
 
     >>> rows = np.array([[1.0, 0.0]])
     >>> solve_implicit(rows.T @ rows, rows, np.array([3.0]), 1.0).tolist()
@@ -99,8 +100,8 @@ def solve_ratings(
 ) -> Doubles:  # [n, d], [n], [d], [d] -> [d]
     """Return the row of a user (or item) from ratings less all that does not depend on it.
 
-    ``earlier`` are a row and the rows [m, d] of the ratings that it was computed from: the result is
-    that of the earlier ratings and the new ones together.
+    ``earlier`` are a row and the rows [m, d] of the ratings that it was computed from: the result
+    is that of the earlier ratings and the new ones together.
 
     >>> solve_ratings(np.ones((1, 1)), np.array([3.0]), np.zeros(1), np.ones(1), 0.5).tolist()
     [2.0]

@@ -53,7 +53,8 @@ def joined() -> Iterator[None]:
 
 
 def divide(model: Any) -> Any:
-    """Divide the tables of a model by rows; return what is called in its place, None for one process."""
+    """Divide the tables of a model by rows; return what is called in its place, None for one
+    process."""
     if world_size() == 1:
         return None
     from featherbed.interop.torchrec import divided_tables, shard

@@ -204,8 +204,8 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         split = sort_by_frequency(split, workplace)
         shown_columns = ", ".join(f"{role} = {name}" for role, name in reading.columns.items())
         first = (
-            f"{len(ratings):,} pairs of {ratings.num_users:,} users and {ratings.num_items:,} items "
-            f"({shown_columns})"
+            f"{len(ratings):,} pairs of {ratings.num_users:,} users and {ratings.num_items:,} "
+            f"items ({shown_columns})"
         )
         keys = split.train.item_keys
         titles = None if settings.titles is None else read_titles(settings.titles, keys)
@@ -425,7 +425,8 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         users: NDArray[np.int64],
         trained: NDArray[np.float64],
     ) -> dict[str, Any]:
-        """Return the NDCG@10 of users left out of a training and folded in, and of the same trained."""
+        """Return the NDCG@10 of users left out of a training and folded in, and of the same
+        trained."""
         rng = np.random.default_rng(self.options.seed)
         count = min(MAX_FOLDED, max(LEAST, int(FOLDED * len(users))), len(users) // 2)
         if not count or fitted.method is None:
@@ -475,7 +476,8 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
 def _events_of(
     reading: RatingsReading, minimum: float | None, source: Path, lines: list[str]
 ) -> Ratings:
-    """Return the events among the lines of a file, with counts, and users and items that have any."""
+    """Return the events among the lines of a file, with counts, and users and items that have
+    any."""
     ratings, name = reading.ratings, reading.columns.get("count") or reading.columns.get("rating")
     values = ratings.values
     if minimum is not None:
@@ -523,7 +525,8 @@ def _without_empty(ratings: Ratings, source: Path) -> Ratings:
 def _split_events(
     ratings: Ratings, settings: RankingSettings, seed: int, lines: list[str]
 ) -> Split:
-    """Split events; users with one event are in training, held-out users and items are known there."""
+    """Split events; users with one event are in training, held-out users and items are known
+    there."""
     given = settings.split
     split = make_split(ratings, given.method, seed=seed, **_fractions(given.values()))
     assert split.parts is not None

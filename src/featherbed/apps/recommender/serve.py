@@ -3,10 +3,10 @@
     score(u, i) = mean + U[u]_0 + V[i]_0 + sum_{k >= 1} U[u]_k V[i]_k     biases "column"
     score(u, i) = mean + b_u + b_i + U[u] . V[i]                          biases "apart"
 
-and without b_u and b_i for biases "none". A ranking (implicit feedback) has the mean 0, no biases and
-rows of users of length 1, so that scores order the items of one user. numpy only: opening reads headers; the rest is
-memory-mapped and checked when a request reads it. ``recommender.json`` is removed first and written
-last: a folder without it is no recommender.
+and without b_u and b_i for biases "none". A ranking (implicit feedback) has the mean 0, no biases
+and rows of users of length 1, so that scores order the items of one user. numpy only: opening reads
+headers; the rest is memory-mapped and checked when a request reads it. ``recommender.json`` is
+removed first and written last: a folder without it is no recommender.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _read_confidence(given: Any) -> Confidence:
         value = given[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < 1e30:
             raise FormatError(
-                f"{JSON}.implicit.{name} must be a number of at least {low:g}, got {str(value)[:40]}"
+                f"{JSON}.implicit.{name} must be a number from {low:g} on, got {str(value)[:40]}"
             )
     if given["counts"] not in COUNTS:
         raise FormatError(f"{JSON}.implicit.counts must be one of {', '.join(COUNTS)}")
@@ -435,8 +435,8 @@ class Recommender:
             u = m + (X'X / noise + diag(1 / s))^-1 X' (r - mean - b - X m) / noise
 
         X holds the rows v_i (with a column of ones for the bias of the user), b the biases of
-        items. Ratings of None mean that the item was liked: they count as the mean plus one standard
-        deviation of the model's error.
+        items. Ratings of None mean that the item was liked: they count as the mean plus one
+        standard deviation of the model's error.
 
         A ranking: the numbers are counts with confidences c, None is one event,
 

@@ -1,9 +1,9 @@
 """New users and items of a stored recommender, in closed form, without training and without torch.
 
-Rows of new users follow from the stored rows of items (``Recommender.fold_in``), rows of new items in
-the same way from those of their users. Users who are known are estimated again from the items they
-are stored with and the new ones: for ratings, the old row stands for the old ratings; in a ranking,
-counts of old events are their mean in training.
+Rows of new users follow from the stored rows of items (``Recommender.fold_in``), rows of new items
+in the same way from those of their users. Users who are known are estimated again from the items
+they are stored with and the new ones: for ratings, the old row stands for the old ratings; in a
+ranking, counts of old events are their mean in training.
 """
 
 from __future__ import annotations

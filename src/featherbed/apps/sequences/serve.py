@@ -428,7 +428,7 @@ def _open_rows(path: Path, rows: int, dim: int) -> PackedTable:
     if (table.rows, table.dim) != (rows, dim) or table.keys is None:
         keys = "without" if table.keys is None else "with"
         raise FormatError(
-            f"{path.name} holds {table.rows} x {table.dim} {keys} keys, the model has {rows} rows of "
-            f"width {dim}"
+            f"{path.name} holds {table.rows} x {table.dim} {keys} keys, the model has {rows} rows "
+            f"of width {dim}"
         )
     return table

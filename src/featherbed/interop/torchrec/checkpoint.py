@@ -193,7 +193,8 @@ def divided(value: Tensor, shard: Any) -> Any:
 
 
 def _set_plain(model: nn.Module, optimizer: torch.optim.Optimizer | None, entries: Entries) -> None:
-    """Copy what ``load`` could not read in place: step numbers, penalties, parts that are strided."""
+    """Copy what ``load`` could not read in place: step numbers, penalties, parts that are
+    strided."""
     if optimizer is None:
         return
     penalties = penalties_of(optimizer)

@@ -179,7 +179,8 @@ class CompactEmbeddingBagCollection(CompactTables, EmbeddingBagCollection):
 
 
 class ShardedTables:
-    """What both sharded collections share: the shards, checked ids, states that can be resharded."""
+    """What both sharded collections share: the shards, checked ids, states that can be
+    resharded."""
 
     pooled: bool
     inside: str  # the attribute that holds the tables
