@@ -2,9 +2,9 @@
 
 Alternating least squares (Hu, Koren and Volinsky 2008) depends on its settings more than on
 anything else: on confidence, regularization and width (Rendle et al. 2021, "Revisiting the
-performance of iALS on item recommendation benchmarks"). They are searched by the NDCG@10 of full rankings: one after
-the other in steps of 4, then of 2. Few events make one held-out part a matter of luck, so that
-small data are divided several times.
+performance of iALS on item recommendation benchmarks"). They are searched by the NDCG@10 of full
+rankings: one after the other in steps of 4, then of 2. Few events make one held-out part a matter
+of luck, so that small data are divided several times.
 """
 
 from __future__ import annotations
