@@ -112,14 +112,13 @@ def _dot(a: Any, b: Any, first: Any) -> Any:
 
 @compiled
 def _sort(parts: Any, slots: Any, starts: Any, places: Any, pairs: Any) -> None:
-    """Sort the pairs of a row and an atom by atom, stably; starts[k] is the end of those of atom
-    k."""
+    """Sort pairs of a row and an atom by atom, stably; those of atom k end at starts[k]."""
     starts[:] = 0
-    for pair in range(len(parts)):
-        starts[np.uint64(parts[pair]) + np.uint64(1)] += np.int32(1)
-    for k in range(1, len(starts)):
-        starts[k] += starts[k - 1]
-    pair = np.int32(0)
+    for number in range(len(parts)):
+        starts[np.uint64(parts[number]) + np.uint64(1)] += np.int32(1)
+    for atom in range(1, len(starts)):
+        starts[atom] += starts[atom - 1]
+    pair: Any = np.int32(0)
     for row in range(len(parts) // slots):
         for _ in range(slots):
             k = np.uint64(parts[pair])

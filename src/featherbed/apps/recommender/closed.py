@@ -86,8 +86,7 @@ def solve_implicit(
     """
     system = gram + (rows.T * (weights - 1)) @ rows
     system[np.diag_indices_from(system)] += regularization
-    row: Doubles = np.linalg.solve(system, weights @ rows)
-    return row
+    return np.asarray(np.linalg.solve(system, weights @ rows), dtype=np.float64)
 
 
 def solve_ratings(
