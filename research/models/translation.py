@@ -294,7 +294,7 @@ def noam(step: int, dim: int, factor: float, warmup: int) -> float:
     >>> [round(noam(step, 256, 1.0, 400), 6) for step in (1, 400, 1600)]
     [8e-06, 0.003125, 0.001563]
     """
-    return factor / math.sqrt(dim) * min(1 / math.sqrt(step), step / warmup**1.5)
+    return float(factor / math.sqrt(dim) * min(1 / math.sqrt(step), step / warmup**1.5))
 
 
 def make_optimizer(model: Translator) -> Any:

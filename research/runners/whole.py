@@ -46,15 +46,16 @@ def model_folder(quick: bool, place: Path, texts: list[str]) -> Path:
     tokenizer = Tokenizer(
         models.WordLevel({word: number for number, word in enumerate(["[UNK]", *words])}, "[UNK]")
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    sizes: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(
         vocab_size=len(words) + 1, intermediate_size=32, pad_token_id=0, **sizes
     )
     torch.manual_seed(0)
     folder = place / "model"
-    transformers.BertModel(config).save_pretrained(folder)
-    transformers.PreTrainedTokenizerFast(
+    library: Any = transformers
+    library.BertModel(config).save_pretrained(folder)
+    library.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[UNK]"
     ).save_pretrained(folder)
     return folder
@@ -152,13 +153,14 @@ def export_float(model: Any, place: Path) -> Any:
     ids = torch.ones(2, 7, dtype=torch.int64)
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     with quiet_libraries():
-        torch.onnx.export(
+        program: Any = torch.onnx.export(
             model,
             kwargs={"input_ids": ids, "attention_mask": ids},
             dynamic_shapes={"input_ids": sizes, "attention_mask": sizes},
             dynamo=True,
             verbose=False,
-        ).save(path)
+        )
+    program.save(path)
     return open_session(path)
 
 
