@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import featherbed as fb
 from featherbed.errors import ArgumentError, DataError
 from featherbed.files import temporary_folder
-from featherbed.interop.distill import project, token_vectors, weight_by_rank
+from featherbed.interop.distill import UNUSED, project, token_vectors, weight_by_rank
 from featherbed.interop.encoder import compress_encoder, dense_rows, write_encoder
 from featherbed.interop.onnx_model import quiet_libraries
 from featherbed.io.texts import open_tokenizer
@@ -212,7 +212,8 @@ def distilled(settings: Mapping[str, Any], source: StaticTests, folder: Path) ->
         text = (model / "tokenizer.json").read_text(encoding="utf-8")
         rows = token_vectors(fb.load_model(model).eval(), text, lambda *_: None)
         used = np.zeros(len(rows), dtype=bool)
-        used[list(open_tokenizer(text, own=False).get_vocab().values())] = True
+        tokens = open_tokenizer(text, own=False).get_vocab()
+        used[[number for token, number in tokens.items() if not UNUSED.fullmatch(token)]] = True
         rows = weight_by_rank(project(rows, used, settings["dim"]), used)
         write_encoder(folder, rows, text)
     return folder
