@@ -16,7 +16,7 @@ from featherbed.apps.recommender import (
     train_ranking,
     train_recommender,
 )
-from featherbed.apps.recommender.als import AlsSearch, Events, fit_als
+from featherbed.apps.recommender.als import AlsSearch, CountedEvents, fit_als
 from featherbed.apps.recommender.ranking import ranking_metrics
 from featherbed.cli import main
 from featherbed.io.records import Ratings, read_ratings
@@ -162,8 +162,8 @@ def test_bits_depend_on_the_budget(tmp_path, trained):
 
 def ranking_metrics_of(outcome, path):
     """NDCG@10 of float32 rows with the same settings, fitted here."""
-    known = Events.of(outcome.data.split.train, outcome.data.split.validation)
-    held = Events.of(outcome.data.split.test)
+    known = CountedEvents.of(outcome.data.split.train, outcome.data.split.validation)
+    held = CountedEvents.of(outcome.data.split.test)
     users, items = fit_als(known, Confidence(**outcome.metrics["implicit"]), 6)
     return ranking_metrics(users, items, known.lists, held.lists)["ndcg@10"]
 
@@ -197,7 +197,7 @@ def test_the_search_finds_what_is_better():
     order = np.random.default_rng(0).permutation(len(users))
     values = np.ones(len(users), np.float32)
     train, held = (
-        Events.of(Ratings(users[part], items[part], values[part], keys, keys[:60]))
+        CountedEvents.of(Ratings(users[part], items[part], values[part], keys, keys[:60]))
         for part in (order[90:], order[:90])
     )
     search = AlsSearch(train, held)

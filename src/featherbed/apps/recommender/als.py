@@ -43,11 +43,11 @@ SCORES = 400_000_000  # maximum number of scores of one measurement of a setting
 
 
 @dataclass(frozen=True)
-class Events:
+class CountedEvents:
     """Pairs of users and items with counts, as a sparse matrix, and as lists of items.
 
     >>> keys, values = ("u", "v"), np.array([1, 5], np.float32)
-    >>> events = Events.of(Ratings(np.array([0, 1]), np.array([1, 0]), values, keys, keys))
+    >>> events = CountedEvents.of(Ratings(np.array([0, 1]), np.array([1, 0]), values, keys, keys))
     >>> events.matrix(Confidence(2.0, 1.0)).toarray().tolist()
     [[0.0, 2.0], [10.0, 0.0]]
     """
@@ -56,7 +56,7 @@ class Events:
     counts: NDArray[np.float32]  # [pairs], in the order of ``lists``
 
     @classmethod
-    def of(cls, *parts: Ratings) -> Events:
+    def of(cls, *parts: Ratings) -> CountedEvents:
         """Collect the events of one or more parts of the same data."""
         columns = ([getattr(part, name) for part in parts] for name in ("users", "items", "values"))
         users, items, values = map(np.concatenate, columns)
@@ -66,7 +66,7 @@ class Events:
         items = items[order].astype(np.int64)
         return cls(Interactions(starts, items, parts[0].num_items), values[order])
 
-    def union(self, other: Events) -> Events:
+    def union(self, other: CountedEvents) -> CountedEvents:
         """Return the events of both, which have no pair in common."""
         lists = self.lists.union(other.lists)
         users, items = (
@@ -74,7 +74,7 @@ class Events:
             for name in ("users", "items")
         )
         counts = np.concatenate([self.counts, other.counts])
-        return Events(lists, counts[np.lexsort((items, users))])
+        return CountedEvents(lists, counts[np.lexsort((items, users))])
 
     @property
     def popularity(self) -> NDArray[np.int64]:  # [items]
@@ -94,7 +94,7 @@ class Events:
         shape = self.lists.num_users, self.lists.num_items
         return csr_matrix((weights, self.lists.items, self.lists.starts), shape=shape)
 
-    def divide(self, rng: np.random.Generator, share: float) -> tuple[Events, Interactions]:
+    def divide(self, rng: np.random.Generator, share: float) -> tuple[CountedEvents, Interactions]:
         """Hold out a share of the events at random, of users with at least two."""
         users = self.lists.users
         held = (rng.random(len(users)) < share) & (self.activity[users] > 1)
@@ -106,19 +106,19 @@ class Events:
         held &= ~first  # one event of each user stays
         return self._select(~held), self._select(held).lists
 
-    def without(self, users: NDArray[np.int64]) -> Events:
+    def without(self, users: NDArray[np.int64]) -> CountedEvents:
         """Return the events of all other users; the others keep their ids."""
         return self._select(~np.isin(self.lists.users, users))
 
-    def _select(self, mask: NDArray[np.bool_]) -> Events:
+    def _select(self, mask: NDArray[np.bool_]) -> CountedEvents:
         counts = np.bincount(self.lists.users[mask], minlength=self.lists.num_users)
         starts = np.concatenate([[0], np.cumsum(counts)])
         lists = Interactions(starts, self.lists.items[mask], self.lists.num_items)
-        return Events(lists, self.counts[mask])
+        return CountedEvents(lists, self.counts[mask])
 
 
 def fit_als(
-    events: Events, confidence: Confidence, dim: int, *, iterations: int = 15, seed: int = 0
+    events: CountedEvents, confidence: Confidence, dim: int, *, iterations: int = 15, seed: int = 0
 ) -> tuple[Floats, Floats]:  # [users, d], [items, d]
     """Fit float32 rows by ALS; columns are rotated to fall in variance, which changes no score."""
     kind = import_module("implicit.cpu.als").AlternatingLeastSquares
@@ -170,8 +170,8 @@ class AlsSearch:
 
     def __init__(
         self,
-        train: Events,
-        held_out: Events,
+        train: CountedEvents,
+        held_out: CountedEvents,
         *,
         seed: int = 0,
         progress: Progress | None = None,
@@ -307,7 +307,7 @@ def some_users(held: Interactions, most: int, rng: np.random.Generator) -> NDArr
 
 
 def refit_users(
-    events: Events, items: Doubles, confidence: Confidence, users: Iterable[int]
+    events: CountedEvents, items: Doubles, confidence: Confidence, users: Iterable[int]
 ) -> Doubles:  # [items, d] -> [users, d]
     """Return rows of users in closed form from rows of items, as they are stored."""
     gram = items.T @ items

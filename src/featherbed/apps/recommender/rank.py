@@ -19,7 +19,7 @@ from featherbed.apps.pipeline import Application, Checkpoints, Outcome, RunOptio
 from featherbed.apps.recommender.als import (
     MAX_FITS,
     AlsSearch,
-    Events,
+    CountedEvents,
     fit_als,
     refit_users,
     some_users,
@@ -219,7 +219,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
     def fit(self, data: RecommenderData, checkpoints: Checkpoints) -> FittedRanking:  # noqa: ARG002
         """Tune the settings and the bits on validation events, then fit to both parts."""
         split, history = data.split, list[dict[str, Any]]()
-        train, held = Events.of(split.train), Events.of(split.validation)
+        train, held = CountedEvents.of(split.train), CountedEvents.of(split.validation)
         display = show_progress("fits", MAX_FITS + PLANS, shown=self.options.progress)
         with display as shown, defer_interrupt() as interrupted:
 
@@ -259,11 +259,13 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
             float32=float32,
         )
 
-    def _als(self, events: Events, implicit: Confidence, dim: int) -> Factors:
+    def _als(self, events: CountedEvents, implicit: Confidence, dim: int) -> Factors:
         iterations = self.settings.als.iterations
         return fit_als(events, implicit, dim, iterations=iterations, seed=self.options.seed)
 
-    def _tune_als(self, train: Events, held: Events, search: AlsSearch) -> RankingMethod:  # noqa: ARG002
+    def _tune_als(
+        self, train: CountedEvents, held: CountedEvents, search: AlsSearch
+    ) -> RankingMethod:  # noqa: ARG002
         implicit, dim = search.run(self._fixed(), self.settings.table.dim)
         implicit = replace(implicit, typical=float(implicit.values(train.counts).mean()))
         best = search.measure(implicit, dim)
@@ -275,7 +277,9 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         values = self.settings.als.values()
         return {name: values[name] for name in ALS if values[name] is not None}
 
-    def _tune_bpr(self, train: Events, held: Events, search: AlsSearch) -> RankingMethod:
+    def _tune_bpr(
+        self, train: CountedEvents, held: CountedEvents, search: AlsSearch
+    ) -> RankingMethod:
         """Choose the epochs, and the settings of folding in that suit the rows of items."""
         dim = self.settings.table.dim or BPR_DIM
         fitted = self._bpr(train, dim, self.settings.bpr.epochs, held)
@@ -291,7 +295,9 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         best = max(found, key=lambda one: found[one])
         return RankingMethod("bpr", best, dim, search.plain(dim), fitted.epoch + 1)
 
-    def _bpr(self, train: Events, dim: int, epochs: int, held: Events | None = None) -> BprFactors:
+    def _bpr(
+        self, train: CountedEvents, dim: int, epochs: int, held: CountedEvents | None = None
+    ) -> BprFactors:
         values = self.settings.bpr.values() | {"epochs": epochs}
         return train_bpr(
             train.lists,
@@ -302,7 +308,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
             progress=self.options.progress,
         )
 
-    def _rows(self, events: Events, method: RankingMethod) -> Rows:
+    def _rows(self, events: CountedEvents, method: RankingMethod) -> Rows:
         """Return rows of users as they are stored, and rows of items."""
         if method.name == "popularity":
             return _popular_rows(events, method.dim)
@@ -314,7 +320,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         items = right.astype(np.float64)
         return method.implicit.finish(left.astype(np.float64), items.T @ items), items
 
-    def _plan(self, train: Events, held: Events, rows: Rows, record: Any) -> BitPlan:
+    def _plan(self, train: CountedEvents, held: CountedEvents, rows: Rows, record: Any) -> BitPlan:
         if self.settings.table.users is not None:
             return BitPlan()
 
@@ -334,18 +340,22 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         )
         return budget + HEADERS if table.ratio is None and budget < 4 * HEADERS else budget
 
-    def _pack(self, events: Events, rows: Rows, plan: BitPlan) -> tuple[PackedTable, PackedTable]:
+    def _pack(
+        self, events: CountedEvents, rows: Rows, plan: BitPlan
+    ) -> tuple[PackedTable, PackedTable]:
         table = self.settings.table
         if table.users is not None and table.items is not None:
             return pack_by_spec(rows[0], table.users), pack_by_spec(rows[1], table.items)
         return round_rows(*rows, (events.activity, events.popularity), self._budget(rows), plan)
 
-    def _measured_users(self, known: Events, held: Interactions) -> NDArray[np.int64]:
+    def _measured_users(self, known: CountedEvents, held: Interactions) -> NDArray[np.int64]:
         """Return the users with held-out events, a sample if there are very many."""
         most = max(LEAST, SCORES // known.lists.num_items)
         return some_users(held, most, np.random.default_rng(self.options.seed))
 
-    def _measure_rows(self, tables: Sequence[PackedTable], known: Events, held: Events) -> Metrics:
+    def _measure_rows(
+        self, tables: Sequence[PackedTable], known: CountedEvents, held: CountedEvents
+    ) -> Metrics:
         users = self._measured_users(known, held.lists)
         rows, columns = tables[0][users], tables[1][:]
         return ranking_metrics(rows, columns, known.lists, held.lists, users=users)
@@ -374,8 +384,8 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
     def measure(self, folder: Path, data: RecommenderData, fitted: FittedRanking) -> dict[str, Any]:
         """Return metrics of the stored rows and of the baselines, and sizes."""
         split, model = data.split, fitted.model
-        known = Events.of(split.train, split.validation)
-        held = Events.of(split.test).lists
+        known = CountedEvents.of(split.train, split.validation)
+        held = CountedEvents.of(split.test).lists
         users = self._measured_users(known, held)
         popularity = known.popularity.astype(np.float32)[:, None]
         assert fitted.method is not None and fitted.float32 is not None
@@ -419,7 +429,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
 
     def _measure_fold_in(
         self,
-        known: Events,
+        known: CountedEvents,
         held: Interactions,
         fitted: FittedRanking,
         users: NDArray[np.int64],
@@ -556,7 +566,7 @@ def _fractions(values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in ("validation", "test", "leave")}
 
 
-def _popular_rows(events: Events, dim: int) -> Rows:
+def _popular_rows(events: CountedEvents, dim: int) -> Rows:
     """Return rows whose order is that of popularity: one column has the rank of each item."""
     users, items = np.zeros((events.lists.num_users, dim)), np.zeros((events.lists.num_items, dim))
     order = np.argsort(-events.popularity, kind="stable")

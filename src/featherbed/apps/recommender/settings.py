@@ -251,7 +251,7 @@ class RecommenderSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventColumns(Settings):
+class RankingColumns(Settings):
     """Columns of the file, by name or by number from 1."""
 
     user: str | int | None = setting(None, "Column of the user keys (default: guessed).")
@@ -337,7 +337,7 @@ class RankingSettings(Settings):
 
     method: str = setting("als", "Factorization.", choices=("als", "bpr"))
     titles: Path | None = setting(None, "File of item keys and titles.")
-    columns: EventColumns = group(EventColumns)
+    columns: RankingColumns = group(RankingColumns)
     reading: EventReading = group(EventReading)
     split: HoldOutSettings = group(HoldOutSettings)
     table: RankingTables = group(RankingTables)
