@@ -264,8 +264,11 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         return fit_als(events, implicit, dim, iterations=iterations, seed=self.options.seed)
 
     def _tune_als(
-        self, train: CountedEvents, held: CountedEvents, search: AlsSearch
-    ) -> RankingMethod:  # noqa: ARG002
+        self,
+        train: CountedEvents,
+        held: CountedEvents,  # noqa: ARG002 - one signature for both methods
+        search: AlsSearch,
+    ) -> RankingMethod:
         implicit, dim = search.run(self._fixed(), self.settings.table.dim)
         implicit = replace(implicit, typical=float(implicit.values(train.counts).mean()))
         best = search.measure(implicit, dim)
