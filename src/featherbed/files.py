@@ -110,8 +110,8 @@ def replace_folder(new: Path, folder: Path) -> None:
 
     On Linux the two are exchanged in one step; elsewhere there is a moment between two renames.
 
-    >>> root = getfixture("tmp_path")
-    >>> _ = [(root / name).mkdir() for name in ("new", "old")]
+    >>> root = getfixture("tmp_path") / "root"
+    >>> _ = [(root / name).mkdir(parents=True) for name in ("new", "old")]
     >>> _ = (root / "new" / "file").write_text("1")
     >>> replace_folder(root / "new", root / "old")
     >>> [path.name for path in root.iterdir()]

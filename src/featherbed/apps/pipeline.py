@@ -10,6 +10,7 @@ import contextlib
 import copy
 import json
 import math
+import os
 import platform
 import time
 from abc import ABC, abstractmethod
@@ -74,6 +75,20 @@ class Outcome(Generic[D, F]):
     data: D
     fitted: F
     summary: list[str]
+
+
+def world_size() -> int:
+    """Return the number of processes that torchrun has started, 1 without it.
+
+    >>> world_size()
+    1
+    """
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def rank() -> int:
+    """Return the number of this process, from 0."""
+    return int(os.environ.get("RANK", 0))
 
 
 def ignore(line: str) -> None:
@@ -484,7 +499,9 @@ def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
     penalties = penalties_of(optimizer)
     settle(model)
     left = sum(int(torch.count_nonzero(parameter.detach())) for parameter in penalties)
-    if not penalties or int(total(torch.tensor(left), group_of(penalties))):
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    group = group_of(penalties) if several else None
+    if not penalties or int(left if group is None else total(torch.tensor(left), group)):
         return
     lam = max(penalty.lam for penalty in penalties.values())
     count = sum(parameter.numel() for parameter in penalties)

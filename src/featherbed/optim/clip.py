@@ -41,7 +41,8 @@ def clip_grad_norm_(
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
     grads = [p.grad.values() if p.grad.is_sparse else p.grad for p in held if p.grad is not None]
-    group = group_of(given)
+    divided = torch.distributed.is_available() and torch.distributed.is_initialized()
+    group = group_of(given) if divided else None
     if not grads and group is None:
         return torch.tensor(0.0)
     home = given[0].device

@@ -159,7 +159,11 @@ class RowOptimizer(Optimizer):
                 self._check(parameter, parameter.grad, group)
         except FeatherbedError as found:
             error = found
-        raise_together(error, group_of(p for group in self.param_groups for p in group["params"]))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            raise_together(error, group_of(parameters))
+        elif error is not None:
+            raise error
 
     def _check(self, parameter: nn.Parameter, grad: Tensor, group: Group) -> None:
         """Raise an error for unusable gradients and settings, before anything changes."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featherbed.anchors import HalfNormal
-from featherbed.apps.pipeline import Checkpoints, Result, Training, warmup_cosine
+from featherbed.apps.pipeline import Checkpoints, Result, Training, warmup_cosine, world_size
 from featherbed.apps.recommender import fused, processes
 from featherbed.apps.recommender.data import Split
 from featherbed.apps.recommender.serve import BIASES
@@ -157,7 +157,7 @@ def plain_epoch(
     """Train one epoch by autograd with any tables and optimizer: the reference implementation."""
     model.train()
     users, items, values = triples
-    total, mine, world = 0.0, processes.share(), processes.world_size()
+    total, mine, world = 0.0, processes.share(), world_size()
     for whole in torch.split(torch.randperm(len(values), generator=generator), batch):
         optimizer.zero_grad()
         index = whole[mine]

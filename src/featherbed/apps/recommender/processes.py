@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from featherbed.apps.pipeline import rank, world_size
 from featherbed.errors import ArgumentError
 
 PATIENCE = timedelta(hours=12)  # processes wait for each other while one reads a large file
-
-
-def world_size() -> int:
-    """Return the number of processes that torchrun has started, 1 without it.
-
-    >>> world_size()
-    1
-    """
-    return int(os.environ.get("WORLD_SIZE", 1))
-
-
-def rank() -> int:
-    """Return the number of this process, from 0."""
-    return int(os.environ.get("RANK", 0))
 
 
 def share() -> slice:

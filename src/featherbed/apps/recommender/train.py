@@ -25,6 +25,8 @@ from featherbed.apps.pipeline import (
     Outcome,
     RunOptions,
     ignore,
+    rank,
+    world_size,
 )
 from featherbed.apps.recommender import processes
 from featherbed.apps.recommender.data import PARTS, RecommenderData, Split, read_data, save_split
@@ -151,7 +153,7 @@ def fit_recommender(
         log(f"{rows:,} rows and {len(train):,} ratings are many: plain rows, stored as int4")
         large = {"table.users": "dense", "training.epochs": 5, "storage.dictionary": "int4"}
         settings = type(settings).from_values(settings.values() | large).resolve()
-    if settings.graded and processes.world_size() > 1:
+    if settings.graded and world_size() > 1:
         raise ArgumentError(
             "graded rows are fitted in one process: name tables such as --users anchor:anchors=16 "
             "--items anchor:anchors=16, or start one process"
@@ -160,7 +162,7 @@ def fit_recommender(
         budget = _budget(settings, rows)
         log(f"graded rows, at most {budget:,} bytes")
         return _fit_graded(budget, split, dim=table.dim, seed=seed, progress=progress)
-    if len(train) >= STREAM and _can_stream(settings) and processes.world_size() == 1:
+    if len(train) >= STREAM and _can_stream(settings) and world_size() == 1:
         log("trained on a stream, one rating at a time: batch and patience do not apply")
         return _fit_stream(settings, split, seed=seed, progress=progress)
     return _fit_tables(settings, split, seed=seed, checkpoints=checkpoints, progress=progress)
@@ -395,8 +397,10 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
 
     def run(self) -> Outcome[RecommenderData, FittedRecommender]:
         """Run the pipeline; the first of several processes writes, the others help to train."""
+        if world_size() == 1:
+            return super().run()
         with processes.joined():
-            return super().run() if processes.rank() == 0 else self._help()
+            return super().run() if rank() == 0 else self._help()
 
     def _help(self) -> Outcome[RecommenderData, FittedRecommender]:
         """Train with the first process; return an outcome without files and lines."""
@@ -419,7 +423,7 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
         """Return the checksums of the ratings and of their split."""
         parts = b"" if data.split.parts is None else data.split.parts.tobytes()
         return {
-            "processes": str(processes.world_size()),
+            "processes": str(world_size()),
             "ratings": data.split.checksum,
             "split": sha256(parts).hexdigest(),
         }
@@ -427,8 +431,8 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
     def fit(self, data: RecommenderData, checkpoints: Checkpoints) -> FittedRecommender:
         """Fit the model and name its rows by the keys."""
         options, train = self.options, data.split.train
-        if processes.world_size() > 1:
-            checkpoints = checkpoints.stage(f"process-{processes.rank()}")
+        if world_size() > 1:
+            checkpoints = checkpoints.stage(f"process-{rank()}")
         fitted = fit_recommender(
             self.settings,
             data.split,
@@ -437,7 +441,7 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
             progress=options.progress,
             log=options.log,
         )
-        if processes.rank():
+        if rank():
             return fitted
         model = fitted.model
         users, items = (

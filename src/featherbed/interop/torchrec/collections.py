@@ -107,7 +107,8 @@ class CompactEmbeddingCollection(CompactTables, EmbeddingCollection):
     >>> configs = [torchrec.EmbeddingConfig(name="t", num_embeddings=100, embedding_dim=8,
     ...                                     feature_names=["user"])]
     >>> collection = CompactEmbeddingCollection(configs, "anchor:anchors=4")
-    >>> ids = torchrec.KeyedJaggedTensor(["user"], torch.tensor([3, 17]), torch.tensor([2]))
+    >>> ids = torchrec.KeyedJaggedTensor(["user"], torch.tensor([3, 17]),
+    ...                                  lengths=torch.tensor([2]))
     >>> collection(ids)["user"].values().shape
     torch.Size([2, 8])
     """
@@ -147,7 +148,8 @@ class CompactEmbeddingBagCollection(CompactTables, EmbeddingBagCollection):
     >>> configs = [torchrec.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8,
     ...                                        feature_names=["user"])]
     >>> collection = CompactEmbeddingBagCollection(configs, "anchor:anchors=4")
-    >>> ids = torchrec.KeyedJaggedTensor(["user"], torch.tensor([3, 17]), torch.tensor([2, 0]))
+    >>> ids = torchrec.KeyedJaggedTensor(["user"], torch.tensor([3, 17]),
+    ...                                  lengths=torch.tensor([2, 0]))
     >>> collection(ids)["user"].shape
     torch.Size([2, 8])
     """
