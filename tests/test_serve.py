@@ -432,7 +432,8 @@ def test_nothing_acts_on_the_terminal():
 def test_it_needs_neither_torch_nor_numba(place):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "from featherbed.cli.models import recommend; recommend(sys.argv[1], 'user2', 3)\n"
+        "from pathlib import Path; from featherbed.cli.models import recommend\n"
+        "recommend(Path(sys.argv[1]), 'user2', 3)\n"
         "print([m for m in ('polars', 'pyarrow', 'plotly', 'scipy') if m in sys.modules])"
     )
     found = subprocess.run(
