@@ -144,7 +144,8 @@ def test_a_new_method_touches_four_files(tmp_path):
     for part in ("src/featherbed", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "*.nb*")
         shutil.copytree(ROOT / part, tmp_path / part, ignore=ignored)
-    for part in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/test_docs.py"):
+    pages = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+    for part in (*pages, "tests/test_docs.py"):
         (tmp_path / part).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / part, tmp_path / part)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}

@@ -119,7 +119,7 @@ def test_frequent_tokens_weigh_less():
             lambda folder: (folder / "tokenizer.json").write_text(
                 make_tokenizer([f"v{n}" for n in range(900)]).to_str()
             ),
-            "the tokenizer has the token 900, the table 401 rows",
+            "the tokenizer has token 900, the table 401 rows",
         ),
         (
             lambda folder: (folder / "config.json").write_text(
