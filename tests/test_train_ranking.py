@@ -235,7 +235,7 @@ def run(capsys, monkeypatch, *words):
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
-        ("user,item,plays\na,x,1\na,y,-2\nb,x,1\n", (), "count -2 is outside the range 0 to any"),
+        ("user,item,plays\na,x,1\na,y,-2\nb,x,1\n", (), "count -2 is below 0"),
         ("user,item\na,x\nb,x\nc,x\n", (), "of one item only"),
         ("user,item\na,x\na,y\na,z\n", (), "of one user only"),
         ("user,item\na,x\nb,y\nc,z\n", (), "too few for a random split|part .* is empty"),

@@ -816,11 +816,12 @@ def _check_range(
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         row = int(np.flatnonzero(parsed.fates == GOOD)[at])
-        span = " to ".join("any" if limit is None else f"{limit:g}" for limit in (low, high))
-        raise DataError(
-            f"{file.path}, {file.unit} {block.line(row)}: "
-            f"{name} {values[at]:g} is outside the range {span}"
-        )
+        found = f"{file.path}, {file.unit} {block.line(row)}: {name} {values[at]:g} is"
+        if high is None:
+            raise DataError(f"{found} below {low:g}: remove or correct the line")
+        if low is None:
+            raise DataError(f"{found} above {high:g}: remove or correct the line")
+        raise DataError(f"{found} outside the range {low:g} to {high:g}")
 
 
 def resolve_duplicates(
