@@ -218,6 +218,14 @@ class Application(ABC, Generic[S, D, F]):
             "interrupted": fitted.interrupted,
         }
 
+    def closing_lines(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the lines about files, and about Ctrl-C, that end a run with epochs."""
+        files = sorted(path.name for path in self.out.iterdir() if path.is_file())
+        lines = [f"{self.out}: {', '.join(files)}"]
+        if metrics["interrupted"]:
+            lines.append("interrupted: this is the best epoch so far; --resume continues training")
+        return lines
+
     def stage(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return a block that shows a stage without steps."""
         return show_progress(name, shown=self.options.progress, transient=True)

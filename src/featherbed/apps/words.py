@@ -26,7 +26,7 @@ from featherbed.anchors import (
     VocabularyDropout,
 )
 from featherbed.apps.bundle import LIST, MODEL, PRECISIONS, TOKENIZER, WORDS, stored_bytes
-from featherbed.apps.pipeline import Application, PenaltyFreeze, Result
+from featherbed.apps.pipeline import Application, Checkpoints, PenaltyFreeze, Result
 from featherbed.checks import TRAINING, Packages, require
 from featherbed.errors import ArgumentError, DataError, NotPackable
 from featherbed.graphs import Graph, wordnet
@@ -301,7 +301,7 @@ class WordTable(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedText(Generic[M]):
-    """A trained model, its word table, and the record of its training."""
+    """A trained model, its table of words (or items), and the record of its training."""
 
     model: M
     words: WordTable
@@ -319,7 +319,7 @@ class FittedText(Generic[M]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the word table."""
+        """Notes about the table."""
         return self.words.notes
 
 
@@ -478,6 +478,7 @@ class TextRun(Application[S, D, F]):
     files = (WORDS, MODEL, LIST, TOKENIZER)
     packed: PackedTable | None
     served: Any
+    train: Callable[..., F]
 
     def check(self) -> None:
         """Raise an error if a package is missing."""
@@ -487,6 +488,12 @@ class TextRun(Application[S, D, F]):
         """Return the optional packages that the settings need."""
         simple = self.settings.table.selection in (None, "random", "frequency")
         return [] if simple else [{"train": ["sklearn"]}]
+
+    def fit(self, data: D, checkpoints: Checkpoints) -> F:
+        """Train the model."""
+        options, name = self.options, self.settings.model.kind
+        shared: dict[str, Any] = {"seed": options.seed, "progress": options.progress, "name": name}
+        return self.train(self.settings, data, checkpoints=checkpoints, **shared)
 
     def store(self, folder: Path, data: D, fitted: F) -> None:
         """Write the files that serving reads, and open them."""
@@ -532,13 +539,9 @@ class TextRun(Application[S, D, F]):
     def summarize(self, metrics: Numbers) -> list[str]:
         """Return the lines about size and files."""
         sizes = metrics["sizes"]
-        files = sorted(path.name for path in self.out.iterdir() if path.is_file())
         packed = "the table has no packed form: no model that can be served was written"
         stored = size_line(sizes) if "whole" in sizes else packed
-        lines = [parameter_line(sizes), stored, f"{self.out}: {', '.join(files)}"]
-        if metrics["interrupted"]:
-            lines.append("interrupted: this is the best epoch so far; --resume continues training")
-        return lines
+        return [parameter_line(sizes), stored, *self.closing_lines(metrics)]
 
 
 @torch.no_grad()

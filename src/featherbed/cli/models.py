@@ -37,6 +37,15 @@ Table = Annotated[
     typer.Option(help="Word table, such as anchor:anchors=10, dense, kd:choices=32,parts=32."),
 ]
 Dim = Annotated[int | None, typer.Option(help="Row width.", min=1, max=4096)]
+RatingsFile = Annotated[
+    Path,
+    typer.Argument(help="CSV, TSV, JSON lines, Parquet or ::, compressed or not.", metavar="FILE"),
+]
+Ratio = Annotated[
+    float | None, typer.Option(help="The same, as a ratio to float32 rows (default 8).")
+]
+Titles = Annotated[Path | None, typer.Option(help="File of item keys and titles.")]
+Split = Annotated[str | None, typer.Option(help="random (default), time or leave-out.")]
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.", min=1)]
 
 
@@ -55,27 +64,20 @@ def demo(
 
 
 def train_ratings(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="CSV, TSV, JSON lines, Parquet or ::, compressed or not.", metavar="FILE"
-        ),
-    ],
+    file: RatingsFile,
     out: Out,
     budget: Annotated[
         str | None,
         typer.Option(help="Bytes of both tables without keys, such as 40KB: graded rows."),
     ] = None,
-    ratio: Annotated[
-        float | None, typer.Option(help="The same, as a ratio to float32 rows (default 8).")
-    ] = None,
+    ratio: Ratio = None,
     users: Annotated[
         str | None, typer.Option(help="Table of the users, such as anchor:anchors=16 or dense.")
     ] = None,
     items: Annotated[str | None, typer.Option(help="Table of the items.")] = None,
     dim: Annotated[int | None, typer.Option(help="Width of the rows (default 16).")] = None,
-    titles: Annotated[Path | None, typer.Option(help="File of item keys and titles.")] = None,
-    split: Annotated[str | None, typer.Option(help="random (default), time or leave-out.")] = None,
+    titles: Titles = None,
+    split: Split = None,
     seed: Seed = 0,
     assignments: Assignments = None,
     recipe: Recipe = None,
@@ -122,7 +124,7 @@ def train_sequence_model(
     users: Annotated[
         int | None, typer.Option(help="Width of a row for every user (SSE-PT), default 0.")
     ] = None,
-    titles: Annotated[Path | None, typer.Option(help="File of item keys and titles.")] = None,
+    titles: Titles = None,
     epochs: Epochs = None,
     seed: Seed = 0,
     assignments: Assignments = None,
@@ -150,26 +152,19 @@ def train_sequence_model(
 
 
 def train_ranking(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="CSV, TSV, JSON lines, Parquet or ::, compressed or not.", metavar="FILE"
-        ),
-    ],
+    file: RatingsFile,
     out: Out,
     budget: Annotated[
         str | None, typer.Option(help="Bytes of both tables without keys, such as 300KB.")
     ] = None,
-    ratio: Annotated[
-        float | None, typer.Option(help="The same, as a ratio to float32 rows (default 8).")
-    ] = None,
+    ratio: Ratio = None,
     dim: Annotated[int | None, typer.Option(help="Width of the rows (default: chosen).")] = None,
     method: Annotated[str | None, typer.Option(help="Factorization: als or bpr.")] = None,
     minimum: Annotated[
         float | None, typer.Option(help="Only lines with a rating of at least this are events.")
     ] = None,
-    titles: Annotated[Path | None, typer.Option(help="File of item keys and titles.")] = None,
-    split: Annotated[str | None, typer.Option(help="random (default), time or leave-out.")] = None,
+    titles: Titles = None,
+    split: Split = None,
     seed: Seed = 0,
     assignments: Assignments = None,
     recipe: Recipe = None,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.packed import bits
 from featherbed.packed.band import Band, Every, Fixed, Identity, Ids, Ragged
@@ -136,15 +137,6 @@ def strongest(
         floor[kept == count] = np.abs(weights)[np.cumsum(kept)[kept == count] - 1]
     found = zip(ids.tolist(), anchors.tolist(), weights.tolist(), strict=True)
     return [AnchorWeight(id_, packed.name_of(id_), anchor, weight) for id_, anchor, weight in found]
-
-
-def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """Return an integer within bounds."""
-    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not number or value < low or (high is not None and value > high):
-        most = "" if high is None else f", at most {high}"
-        raise ArgumentError(f"{name}={value!r}: give an integer of at least {low}{most}")
-    return int(value)
 
 
 def objects_of(packed: PackedTable, anchor: int, count: int = 10) -> list[AnchorWeight]:

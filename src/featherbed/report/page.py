@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, MissingExtra
 
@@ -205,6 +208,20 @@ FEW_EPOCHS = 10  # up to which every epoch has a tick
 INTERRUPTED = "<b>Training was interrupted</b>: the model is the best epoch so far."
 
 
+def report_page(
+    report: Report,
+    kind: str,
+    required: Iterable[str],
+    sections: Iterable[Callable[[Report], str]],
+) -> str:
+    """Return the page of a run: its sections, then all settings and the command."""
+    check_parts(report, ("name", "metrics", "sizes", *required))
+    full: Report = {"history": []} | report
+    name = as_html(report["name"])
+    parts = [section(full) for section in (*sections, settings_section, command_section)]
+    return page(name, f"{name}: {kind}", parts)
+
+
 def check_parts(report: Report, names: Iterable[str]) -> None:
     """Raise ``ArgumentError`` if a part of the report is missing."""
     missing = [name for name in names if name not in report]
@@ -290,6 +307,37 @@ def data_section(values: Mapping[str, Any], remarks: Iterable[str] | None) -> st
     return values_table("Data", ("", ""), values) + notes(remarks)
 
 
+def columns_section(report: Report, noun: str, counts: Mapping[str, str]) -> str:
+    """Return columns, skipped lines and the split of a file of ratings or events.
+
+    ``counts`` names kinds of lines.
+    """
+    source, split = report.get("input") or {}, report.get("split") or {}
+    columns = source.get("columns") or {}
+    values: dict[str, Any] = {f"column of {role}s": name for role, name in columns.items()}
+    for kind, number in (source.get("counts") or {}).items():
+        values[counts.get(kind, f"lines {kind}")] = number
+    values |= {"split": split["how"]} if "how" in split else {}
+    parts = ("train", "validation", "test")
+    values |= {f"{part} {noun}": split[part] for part in parts if part in split}
+    return data_section(values, source.get("notes"))
+
+
+def size_table(parts: Mapping[str, int], whole: int, others: Mapping[str, int]) -> str:
+    """Return the bytes of a model by part, beside those of the same model with other rows."""
+    rows = [
+        (as_html(name), bar(as_bytes(size), size / whole), "")
+        for name, size in parts.items()
+        if size
+    ]
+    rows.append(("whole model", as_bytes(whole), ""))
+    rows += [
+        (name, as_bytes(size), f"{size / whole:,.1f} times as large")
+        for name, size in others.items()
+    ]
+    return table("Size", ("part", "bytes", "comparison"), rows)
+
+
 def settings_section(report: Report) -> str:
     """Return all settings, collapsed."""
     given = report.get("settings") or {}
@@ -318,6 +366,17 @@ def bin_edges(highest: int, steps: tuple[int, ...] = COARSE) -> list[int]:
     """
     decades = (10**power for power in range(19))
     return [0, *(step * ten for ten in decades for step in steps if step * ten <= highest)]
+
+
+def bins_of(counts: NDArray[np.int64], highest: int) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the names of the bins of counts up to ``highest``, and the bin of each count.
+
+    >>> bins_of(np.array([40, 2]), 40)
+    (['0', '1 to 2', '3 to 9', '10 to 29', '30 and more'], array([4, 1]))
+    """
+    edges = bin_edges(highest)
+    names = [bin_name(low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
+    return names, np.searchsorted(edges, counts, side="right") - 1
 
 
 def bin_name(low: int, high: int | None) -> str:

@@ -16,16 +16,12 @@ from featherbed.report.page import (
     as_html,
     axis,
     bar,
-    bin_edges,
-    bin_name,
-    check_parts,
-    command_section,
-    data_section,
+    bins_of,
+    columns_section,
     history_lines,
     history_plot,
     lead,
-    page,
-    settings_section,
+    report_page,
     table,
     times_smaller,
 )
@@ -57,13 +53,10 @@ def ranking_page(report: Report) -> str:
 
     >>> ranking_page({"name": "clicks.csv", "rows": {}, "metrics": {}})
     Traceback (most recent call last):
-    featherbed.errors.ArgumentError: a report without history, sizes: give the whole report
+    featherbed.errors.ArgumentError: a report without sizes, history: give the whole report
     """
-    check_parts(report, ("name", "rows", "metrics", "history", "sizes"))
     sections = (_lead, _quality, _bands, _search, sizes_section, cost_section, _data)
-    name = as_html(report["name"])
-    parts = [section(report) for section in (*sections, settings_section, command_section)]
-    return page(name, f"{name}: a ranking", parts)
+    return report_page(report, "a ranking", ("rows", "history"), sections)
 
 
 def _lead(report: Report) -> str:
@@ -143,15 +136,7 @@ def _bands(report: Report) -> str:
 
 
 def _data(report: Report) -> str:
-    source, split = report.get("input") or {}, report.get("split") or {}
-    columns, counts = source.get("columns") or {}, source.get("counts") or {}
-    values: dict[str, Any] = {f"column of {role}s": name for role, name in columns.items()}
-    values |= {f"lines {kind}": number for kind, number in counts.items()}
-    values |= {"split": split["how"]} if "how" in split else {}
-    values |= {
-        f"{part} events": split[part] for part in ("train", "validation", "test") if part in split
-    }
-    return data_section(values, source.get("notes"))
+    return columns_section(report, "events", {})
 
 
 def ranking_bands(
@@ -165,15 +150,12 @@ def ranking_bands(
     >>> [(band["name"], band["a"]["p"]) for band in bands]
     [('1 to 2', 0.0), ('30 and more', 1.0)]
     """
-    edges = bin_edges(int(every.max(initial=0)))
-    bins, all_bins = (np.searchsorted(edges, one, side="right") - 1 for one in (counts, every))
-    found = []
-    for n, (low, high) in enumerate(zip(edges, [*edges[1:], None], strict=True)):
+    names, all_bins = bins_of(every, int(every.max(initial=0)))
+    bins, found = bins_of(counts, int(every.max(initial=0)))[1], []
+    for n in np.unique(bins).tolist():
         here = bins == n
-        if not here.any():
-            continue
         band = {
-            "name": bin_name(low, high),
+            "name": names[n],
             "objects": int(np.count_nonzero(all_bins == n)),
             "measured": int(np.count_nonzero(here)),
         }

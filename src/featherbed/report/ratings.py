@@ -37,17 +37,14 @@ from featherbed.report.page import (
     axis,
     bar,
     bin_edges,
-    bin_name,
-    check_parts,
-    command_section,
-    data_section,
+    bins_of,
+    columns_section,
     history_lines,
     history_plot,
     lead,
     line,
-    page,
     plot,
-    settings_section,
+    report_page,
     table,
     times_smaller,
 )
@@ -73,23 +70,11 @@ def ratings_page(report: Report) -> str:
 
     >>> ratings_page({"name": "ratings.csv", "rows": {}, "metrics": {}})
     Traceback (most recent call last):
-    featherbed.errors.ArgumentError: a report without history, sizes: give the whole report
+    featherbed.errors.ArgumentError: a report without sizes, history: give the whole report
     """
-    check_parts(report, ("name", "rows", "metrics", "history", "sizes"))
-    sections = (
-        _lead,
-        _errors,
-        _history,
-        _nonzeros,
-        sizes_section,
-        _bands,
-        cost_section,
-        _anchors,
-        _data,
-    )
-    name = as_html(report["name"])
-    parts = [section(report) for section in (*sections, settings_section, command_section)]
-    return page(name, f"{name}: a recommender", parts)
+    sections = (_lead, _errors, _history, _nonzeros, sizes_section, _bands)
+    more = (cost_section, _anchors, _data)
+    return report_page(report, "a recommender", ("rows", "history"), (*sections, *more))
 
 
 def _insight(report: Report, part: str) -> Any:
@@ -345,13 +330,7 @@ def _anchors(report: Report) -> str:
 
 def _data(report: Report) -> str:
     """Return columns, skipped lines and splits of the input."""
-    source, split = report.get("input") or {}, report.get("split") or {}
-    columns, counts = source.get("columns") or {}, source.get("counts") or {}
-    values: dict[str, Any] = {f"column of {role}s": name for role, name in columns.items()}
-    values |= {COUNTS.get(kind, f"lines {kind}"): number for kind, number in counts.items()}
-    values |= {"split": split["how"]} if "how" in split else {}
-    values |= {f"{part} ratings": split[part] for part in SPLITS[::-1] if part in split}
-    return data_section(values, source.get("notes"))
+    return columns_section(report, "ratings", COUNTS)
 
 
 def error_by_popularity(
@@ -361,24 +340,22 @@ def error_by_popularity(
     baseline_errors: NDArray[np.float64],
 ) -> list[dict[str, Any]]:
     """Return the test error by training count of the rated object, for bins with test ratings."""
-    edges = bin_edges(int(counts.max(initial=0)))
-    bins = np.searchsorted(edges, counts, side="right") - 1
-    objects = np.bincount(bins, minlength=len(edges))
-    rated = bins[ids]
-    ratings = np.bincount(rated, minlength=len(edges))
+    names, bins = bins_of(counts, int(counts.max(initial=0)))
+    rated, objects = bins[ids], np.bincount(bins, minlength=len(names))
+    ratings = np.bincount(rated, minlength=len(names))
     sums, baseline_sums = (
-        np.bincount(rated, values, minlength=len(edges)) for values in (errors, baseline_errors)
+        np.bincount(rated, values, minlength=len(names)) for values in (errors, baseline_errors)
     )
     return [
         {
-            "name": bin_name(low, high),
+            "name": name,
             "objects": int(objects[n]),
             "ratings": int(ratings[n]),
             "share": float(ratings[n] / len(ids)),
             "mse": float(sums[n] / ratings[n]),
             "biases": float(baseline_sums[n] / ratings[n]),
         }
-        for n, (low, high) in enumerate(zip(edges, [*edges[1:], None], strict=True))
+        for n, name in enumerate(names)
         if ratings[n]
     ]
 

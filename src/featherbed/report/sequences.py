@@ -16,17 +16,14 @@ from featherbed.report.page import (
     as_html,
     axis,
     bar,
-    bin_edges,
-    bin_name,
-    check_parts,
-    command_section,
+    bins_of,
     data_section,
     history_lines,
     history_plot,
     lead,
     notes,
-    page,
-    settings_section,
+    report_page,
+    size_table,
     table,
     times_smaller,
 )
@@ -50,12 +47,8 @@ def sequences_page(report: Report) -> str:
     >>> "NDCG@10 of 0.1700" in sequences_page({"name": "a", "metrics": metrics, "sizes": sizes})
     True
     """
-    check_parts(report, ("name", "metrics", "sizes"))
-    full: Report = {"history": []} | report
     sections = (_lead, _quality, _history, _sizes, _bands, _examples, _data)
-    name = as_html(report["name"])
-    parts = [section(full) for section in (*sections, settings_section, command_section)]
-    return page(name, f"{name}: a sequence model", parts)
+    return report_page(report, "a sequence model", (), sections)
 
 
 def _lead(report: Report) -> str:
@@ -115,16 +108,8 @@ def _history(report: Report) -> str:
 
 def _sizes(report: Report) -> str:
     sizes = report["sizes"]
-    whole, dense = sizes["whole"], sizes["float32_whole"]
-    rows = [
-        (as_html(name), bar(as_bytes(size), size / whole), "")
-        for name, size in sizes["parts"].items()
-        if size
-    ]
-    rows.append(("whole model", as_bytes(whole), ""))
-    times = f"{dense / whole:,.1f} times as large"
-    rows.append(("with float32 rows and weights", as_bytes(dense), times))
-    return table("Size", ("part", "bytes", "comparison"), rows)
+    others = {"with float32 rows and weights": sizes["float32_whole"]}
+    return size_table(sizes["parts"], sizes["whole"], others)
 
 
 def _bands(report: Report) -> str:
@@ -172,19 +157,17 @@ def bands_by_popularity(
     >>> [(band["name"], band["items"], band["ndcg@10"]) for band in bands]
     [('1 to 2', 1, 0.0), ('30 and more', 1, 0.75)]
     """
-    edges = bin_edges(int(counts.max(initial=0)))
-    bins = np.searchsorted(edges, counts, side="right") - 1
+    names, bins = bins_of(counts, int(counts.max(initial=0)))
     bands = []
-    for n, (low, high) in enumerate(zip(edges, [*edges[1:], None], strict=True)):
+    for n in np.unique(bins[targets]).tolist():
         inside = bins[targets] == n
-        if inside.any():
-            bands.append(
-                {
-                    "name": bin_name(low, high),
-                    "items": int((bins == n).sum()),
-                    "share": float(inside.mean()),
-                    "ndcg@10": float(gains[inside].mean()),
-                    "popularity": float(baseline[inside].mean()),
-                }
-            )
+        bands.append(
+            {
+                "name": names[n],
+                "items": int((bins == n).sum()),
+                "share": float(inside.mean()),
+                "ndcg@10": float(gains[inside].mean()),
+                "popularity": float(baseline[inside].mean()),
+            }
+        )
     return bands

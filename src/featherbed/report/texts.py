@@ -43,17 +43,14 @@ from featherbed.report.page import (
     as_percent,
     axis,
     bar,
-    bin_edges,
-    bin_name,
-    check_parts,
-    command_section,
+    bins_of,
     data_section,
     history_lines,
     history_plot,
     lead,
     notes,
-    page,
-    settings_section,
+    report_page,
+    size_table,
     table,
 )
 
@@ -103,13 +100,10 @@ def language_page(report: Report) -> str:
 def _page(
     report: Report, kind: str, score: str, sections: tuple[Callable[[Report], str], ...]
 ) -> str:
-    check_parts(report, ("name", "metrics", "sizes"))
-    full: Report = {"history": [], "classes": range(len(report.get("confusion") or []))}
-    full |= {key: value for key, value in report.items() if value is not None} | {"score": score}
+    full: Report = {"classes": range(len(report.get("confusion") or [])), "score": score}
+    full |= {key: value for key, value in report.items() if value is not None}
     order = (_lead, _scores, _history, _sizes, *sections, _insight, _data)
-    name = as_html(report["name"])
-    parts = [section(full) for section in (*order, settings_section, command_section)]
-    return page(name, f"{name}: {kind}", parts)
+    return report_page(full, kind, (), order)
 
 
 def _lead(report: Report) -> str:
@@ -193,17 +187,8 @@ def _sizes(report: Report) -> str:
     whole = sizes.get("file") or sum(parts.values())
     if not whole:
         return ""
-    rows = [(as_html(name), bar(as_bytes(size), size / whole), "") for name, size in parts.items()]
-    rows.append(("whole model", as_bytes(whole), ""))
     dense = {f"with {kind} rows": sizes.get(kind) for kind in ("float32", "float16")}
-    rows += [
-        (name, as_bytes(size), f"{size / whole:,.1f} times as large")
-        for name, size in dense.items()
-        if size
-    ]
-    memory = {"memory when serving": "resident", "memory in training": "training"}
-    rows += [(name, as_bytes(sizes[key]), "") for name, key in memory.items() if sizes.get(key)]
-    return table("Size", ("part", "bytes", "comparison"), rows)
+    return size_table(parts, whole, {name: size for name, size in dense.items() if size})
 
 
 def _classes(report: Report) -> str:
@@ -562,8 +547,7 @@ def _zero_insight(given: _Words) -> Insight:
 def _frequency_bands(given: _Words, kind: str) -> list[Insight]:
     """Return the cost of rows and the zero or dropped rows by word frequency, rare words first."""
     packed, counts = given.packed, given.counts
-    edges = bin_edges(int(counts.max(initial=0)))
-    band_of = np.searchsorted(edges, counts, side="right") - 1
+    names, band_of = bins_of(counts, int(counts.max(initial=0)))
     band_of = np.where(given.is_word | (counts > 0), band_of, -1)
     members = packed.bands[0].members if kind == "kept" else None
     kept = None if members is None else members.split(np.arange(packed.rows))[0]
@@ -575,7 +559,7 @@ def _frequency_bands(given: _Words, kind: str) -> list[Insight]:
         ids = np.flatnonzero(band_of == n)
         is_zero = given.is_zero[ids]
         band: Insight = {
-            "name": bin_name(edges[n], (*edges, None)[n + 1]),
+            "name": names[n],
             "words": len(ids),
             "share": float(counts[ids].sum() / max(1, int(counts.sum()))),
             "cost": float(cost[ids].mean()),

@@ -316,6 +316,7 @@ class ClassifierRun(TextRun[ClassifierSettings, TextData, FittedClassifier]):
     """One training run of a text classifier."""
 
     kind, marker, settings_type = "text classifier", CLASSIFIER, ClassifierSettings
+    train = staticmethod(fit_classifier)
 
     def __init__(
         self,
@@ -370,17 +371,6 @@ class ClassifierRun(TextRun[ClassifierSettings, TextData, FittedClassifier]):
     def checksums(self, data: TextData) -> dict[str, str]:
         """Return the checksum of the texts."""
         return {"texts": data.checksum}
-
-    def fit(self, data: TextData, checkpoints: Checkpoints) -> FittedClassifier:
-        """Train the classifier."""
-        return fit_classifier(
-            self.settings,
-            data,
-            seed=self.options.seed,
-            progress=self.options.progress,
-            name=self.settings.model.kind,
-            checkpoints=checkpoints,
-        )
 
     def write(
         self,

@@ -43,7 +43,7 @@ from featherbed.io.texts import Corpus, read_corpus, tokenize
 from featherbed.optim import SGD, AdamW, Averaged, Budget, Several, Yogi, clip_grad_norm_
 from featherbed.packed import PackedTable
 from featherbed.progress import show_progress
-from featherbed.report import bin_edges, bin_name, language_page
+from featherbed.report import bins_of, language_page
 from featherbed.tables import auxiliary_loss, split_codes
 
 COUNT_POWER = 0.7  # of the word counts that weigh rows when a table is fitted to dense rows
@@ -392,14 +392,13 @@ def loss_bands(
     [('1 to 2', 1.0), ('300 and more', 1.0)]
     """
     lost, occurs = np.asarray(losses), np.asarray(counts)
-    edges = bin_edges(int(np.max(occurs)))
-    band_of = np.searchsorted(edges, occurs[np.asarray(targets)], side="right") - 1
+    names, band_of = bins_of(occurs[np.asarray(targets)], int(np.max(occurs)))
     bands = []
     for n in np.unique(band_of).tolist():
         part = lost[band_of == n]
         bands.append(
             {
-                "name": bin_name(edges[n], (*edges, None)[n + 1]),
+                "name": names[n],
                 "tokens": len(part),
                 "share": len(part) / len(lost),
                 "perplexity": float(np.exp(min(part.mean(), 700))),
@@ -442,6 +441,7 @@ class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
     """One training run of a language model."""
 
     kind, marker, settings_type = "language model", LANGUAGE, LanguageSettings
+    train = staticmethod(fit_language)
     irrelevant = ("storage.", "corpus.prompts")
 
     def __init__(
@@ -480,17 +480,6 @@ class LanguageRun(TextRun[LanguageSettings, Corpus, FittedLanguageModel]):
         for ids in (data.train, data.validation, data.test):
             found.update(ids.tobytes())
         return {"text": found.hexdigest()}
-
-    def fit(self, data: Corpus, checkpoints: Checkpoints) -> FittedLanguageModel:
-        """Train the model."""
-        return fit_language(
-            self.settings,
-            data,
-            seed=self.options.seed,
-            progress=self.options.progress,
-            name=self.settings.model.kind,
-            checkpoints=checkpoints,
-        )
 
     @torch.no_grad()
     def write(

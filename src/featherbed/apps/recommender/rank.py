@@ -57,8 +57,6 @@ from featherbed.apps.recommender.serve import (
 )
 from featherbed.apps.recommender.settings import RankingSettings
 from featherbed.apps.recommender.train import (
-    HEADERS,
-    RATIO,
     SPLIT,
     FittedRecommender,
     PackedFactors,
@@ -66,8 +64,9 @@ from featherbed.apps.recommender.train import (
     defer_interrupt,
     measure_sizes,
     size_lines,
+    table_budget,
 )
-from featherbed.checks import TRAINING, Packages, read_bytes, require
+from featherbed.checks import TRAINING, Packages, require
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io.records import Ratings, RatingsReading, count_ids, read_ratings, read_titles
 from featherbed.packed import IntegerKeys, Keys, PackedTable
@@ -334,14 +333,8 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
         return choose_plan(*rows, counts, self._budget(rows), measure, record)
 
     def _budget(self, rows: Rows) -> int:
-        """Return the bytes of both tables; by default small tables also get room for headers."""
         table = self.settings.table
-        if table.budget is not None:
-            return read_bytes(table.budget)
-        budget = int(
-            4 * (rows[0].size + rows[1].size) / (RATIO if table.ratio is None else table.ratio)
-        )
-        return budget + HEADERS if table.ratio is None and budget < 4 * HEADERS else budget
+        return table_budget(table.budget, table.ratio, rows[0].size + rows[1].size)
 
     def _pack(
         self, events: CountedEvents, rows: Rows, plan: BitPlan

@@ -159,7 +159,7 @@ def fit_recommender(
             "--items anchor:anchors=16, or start one process"
         )
     if settings.graded:
-        budget = _budget(settings, rows)
+        budget = table_budget(table.budget, table.ratio, rows * table.dim)
         log(f"graded rows, at most {budget:,} bytes")
         return _fit_graded(budget, split, dim=table.dim, seed=seed, progress=progress)
     if len(train) >= STREAM and _can_stream(settings) and world_size() == 1:
@@ -168,13 +168,12 @@ def fit_recommender(
     return _fit_tables(settings, split, seed=seed, checkpoints=checkpoints, progress=progress)
 
 
-def _budget(settings: RecommenderSettings, rows: int) -> int:
+def table_budget(budget: str | None, ratio: float | None, elements: int) -> int:
     """Return the bytes of both tables; by default small tables also get room for their headers."""
-    table = settings.table
-    if table.budget is not None:
-        return read_bytes(table.budget)
-    budget = int(rows * table.dim * 4 / (RATIO if table.ratio is None else table.ratio))
-    return budget + HEADERS if table.ratio is None and budget < 4 * HEADERS else budget
+    if budget is not None:
+        return read_bytes(budget)
+    size = int(4 * elements / (RATIO if ratio is None else ratio))
+    return size + HEADERS if ratio is None and size < 4 * HEADERS else size
 
 
 def _can_stream(settings: RecommenderSettings) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,13 @@ from featherbed.apps.sequences.data import Sequences, batches, windows
 from featherbed.apps.sequences.model import SequenceModel, build_model, build_users
 from featherbed.apps.sequences.ranking import metrics_of, rank_targets
 from featherbed.apps.sequences.settings import MAX_FULL, SequenceSettings
-from featherbed.apps.words import Lexicon, WordTable, build_word_table, table_schedulers
+from featherbed.apps.words import (
+    FittedText,
+    Lexicon,
+    WordTable,
+    build_word_table,
+    table_schedulers,
+)
 from featherbed.graphs import Graph
 from featherbed.optim import AdamW, Budget, Several, clip_grad_norm_
 from featherbed.progress import show_progress
@@ -26,28 +31,8 @@ WARMUP = 0.05  # of all steps
 CODE_LR = 3e-3  # of code logits, in an optimizer of their own
 
 
-@dataclass(frozen=True)
-class FittedSequenceModel:
-    """A trained sequence model, its item table, and the record of its training."""
-
-    model: SequenceModel
-    items: WordTable
-    result: Result
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One row of numbers per epoch."""
-        return self.result.history
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended training early."""
-        return self.result.interrupted
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes about the item table."""
-        return self.items.notes
+class FittedSequenceModel(FittedText[SequenceModel]):
+    """A trained sequence model, its table of items (``words``), and the record of its training."""
 
 
 def fit_sequences(

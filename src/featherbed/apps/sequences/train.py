@@ -235,12 +235,9 @@ class SequenceRun(Application[SequenceSettings, SequenceData, FittedSequenceMode
             _quality_line("against 100 sampled items", metrics, "_of_100_sampled"),
             f"{whole:,} bytes in all, {compare_sizes(whole, dense)} with float32 rows and weights: "
             f"{parts}",
-            f"{self.out}: {', '.join(sorted(p.name for p in self.out.iterdir() if p.is_file()))}",
-            *warn(metrics),
         ]
-        if metrics["interrupted"]:
-            lines.append("interrupted: this is the best epoch so far; --resume continues training")
-        return lines
+        files, *interrupted = self.closing_lines(metrics)
+        return [*lines, files, *warn(metrics), *interrupted]
 
 
 def _quality_line(how: str, metrics: dict[str, Any], ending: str) -> str:

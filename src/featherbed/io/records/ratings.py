@@ -314,9 +314,6 @@ def _to_keys(texts: pl.Series) -> TextKeys:  # String [n]
     return TextKeys(text[int(ends[0]) : int(ends[-1])], ends[1:] - ends[0])
 
 
-if TYPE_CHECKING:
-    import polars as pl
-
 GOOD, BLANK, MISSING, UNPARSABLE, ABSURD = range(5)  # fates of a line
 REASONS = {MISSING: "missing", UNPARSABLE: "unparsable"}  # for skipping a line
 MAX_RATING = 1e6  # magnitude: NaN, infinity and larger ratings are refused
