@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import featherbed as fb
 from featherbed.cli import app
-from featherbed.tables.spec import BEHAVIOURS, METHODS, method_name
+from featherbed.tables.spec import BEHAVIORS, METHODS, method_name
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -74,7 +74,7 @@ def test_every_table_has_its_page(method):
 
 def test_the_grammar_names_every_behaviour():
     text = (ROOT / "docs" / "training.md").read_text()
-    assert not [name for name in BEHAVIOURS if name not in text]
+    assert not [name for name in BEHAVIORS if name not in text]
 
 
 def test_every_public_name_is_in_the_docs():

@@ -62,7 +62,7 @@ def test_a_graph_is_its_set_of_pairs():
         near = defaultdict(list)
         for i, j in sorted([*expected, *((j, i) for i, j in expected)]):
             near[i].append(j)
-        assert [graph.neighbours(i).tolist() for i in range(objects)] == [
+        assert [graph.neighbors(i).tolist() for i in range(objects)] == [
             near[i] for i in range(objects)
         ]
         assert graph.degrees.tolist() == [len(near[i]) for i in range(objects)]
@@ -93,7 +93,7 @@ def test_a_directed_graph_is_its_set_of_arcs():
         assert repr(graph) == f"Graph(objects={objects}, edges={len(expected)}, symmetric=False)"
         assert graph.pairs().tolist() == [list(arc) for arc in expected]
         near = [[j for i, j in expected if i == own] for own in range(objects)]
-        assert [graph.neighbours(i).tolist() for i in range(objects)] == near
+        assert [graph.neighbors(i).tolist() for i in range(objects)] == near
         assert graph.degrees.tolist() == [len(found) for found in near]
         for other in (
             Graph(graph.matrix),
@@ -118,7 +118,7 @@ def test_symmetric_says_what_the_relation_is_and_not_how_it_was_made():
     )  # as many arcs in as out, everywhere
     assert not circle.symmetric
     assert circle.edges == 3
-    assert circle.neighbours(2).tolist() == [0]
+    assert circle.neighbors(2).tolist() == [0]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -202,7 +202,7 @@ def test_a_cap_of_arcs_keeps_some_of_each_object():
 def test_which_neighbours_stay_is_even():
     star = Graph.from_edges(11, [[0, i] for i in range(1, 11)])
     rng = np.random.default_rng(0)
-    found = Counter(int(i) for _ in range(2000) for i in star.capped(2, seed=rng).neighbours(0))
+    found = Counter(int(i) for _ in range(2000) for i in star.capped(2, seed=rng).neighbors(0))
     assert sorted(found) == list(range(1, 11))
     assert sum((n - 400) ** 2 / 400 for n in found.values()) < 9 + 5 * math.sqrt(18)  # chi squared
 
@@ -276,7 +276,7 @@ def test_settings_of_edges_that_cannot_work():
 @pytest.mark.parametrize("i", [-1, 3, 0.0, True, "a", [0]])
 def test_neighbours_of_nobody(i):
     with pytest.raises(ArgumentError, match="give the id of one of the 3 objects"):
-        Graph.from_edges(3, [[0, 1]]).neighbours(i)
+        Graph.from_edges(3, [[0, 1]]).neighbors(i)
 
 
 @pytest.mark.parametrize("count", [0, 3, 12])
@@ -512,7 +512,7 @@ def test_each_relation_of_a_small_wordnet(tiny):
     everything = wordnet(WORDS, tiny)
     assert named(everything, WORDS) == synonyms | antonyms | above | actions
     assert everything.objects == len(WORDS)
-    assert len(everything.neighbours(WORDS.index("nowhere"))) == 0
+    assert len(everything.neighbors(WORDS.index("nowhere"))) == 0
 
 
 def test_wordnet_is_found_in_folders_and_archives(tiny, tmp_path, monkeypatch):
@@ -799,7 +799,7 @@ def test_movies_that_share_an_actor(data):
     for movie, actor in rows:
         actors[movie].add(actor)
     for movie in range(0, 3706, 200):
-        assert graph.neighbours(movie).tolist() == [
+        assert graph.neighbors(movie).tolist() == [
             i for i in range(3706) if i != movie and actors[movie] & actors[i]
         ]
     few = Graph.from_attributes(len(place), cast, most=10)
@@ -841,7 +841,7 @@ def test_nearest_against_brute_force(metric, k, block, monkeypatch):
     vectors = rng.standard_normal((60, 5)) * rng.uniform(0.1, 10, size=(60, 1))
     expected, far = brute_nearest(vectors, k, metric)
     arcs = Graph.nearest(vectors, k, metric=metric, symmetric=False)
-    assert [arcs.neighbours(i).tolist() for i in range(60)] == [sorted(row) for row in expected]
+    assert [arcs.neighbors(i).tolist() for i in range(60)] == [sorted(row) for row in expected]
     graph = Graph.nearest(vectors, k, metric=metric)
     pairs = {(min(i, j), max(i, j)) for i, row in enumerate(expected) for j in row}
     assert graph.symmetric
@@ -850,7 +850,7 @@ def test_nearest_against_brute_force(metric, k, block, monkeypatch):
     for most in (1, 2, 4):
         assert edges(Graph.nearest(vectors, k, metric=metric, most=most)) == greedy(order, most)
         few = Graph.nearest(vectors, k, metric=metric, symmetric=False, most=most)
-        assert [few.neighbours(i).tolist() for i in range(60)] == [
+        assert [few.neighbors(i).tolist() for i in range(60)] == [
             sorted(row[:most]) for row in expected
         ]
 
@@ -860,10 +860,10 @@ def test_nearest_far_from_zero_and_of_any_size(scale):
     vectors = np.random.default_rng(0).standard_normal((40, 4))
     expected, _ = brute_nearest(vectors, 3, "l2")
     graph = Graph.nearest((vectors + 1e6) * scale, 3, metric="l2", symmetric=False)
-    assert [graph.neighbours(i).tolist() for i in range(40)] == [sorted(row) for row in expected]
+    assert [graph.neighbors(i).tolist() for i in range(40)] == [sorted(row) for row in expected]
     expected, _ = brute_nearest(vectors, 3, "cosine")
     graph = Graph.nearest(vectors * scale, 3, symmetric=False)
-    assert [graph.neighbours(i).tolist() for i in range(40)] == [sorted(row) for row in expected]
+    assert [graph.neighbors(i).tolist() for i in range(40)] == [sorted(row) for row in expected]
 
 
 def test_nearest_of_vectors_that_are_alike():
@@ -978,7 +978,7 @@ def test_a_loaded_graph_is_no_copy(tmp_path, monkeypatch):
 
 
 def write_container(path, arrays, about=None):
-    """A safetensors file made by hand; starts and neighbours come as lists or arrays."""
+    """A safetensors file made by hand; starts and neighbors come as lists or arrays."""
     header, data = (
         {"__metadata__": {"format": "featherbed", "featherbed": json.dumps(about or {"graph": 1})}},
         b"",
@@ -1002,24 +1002,24 @@ def u32(*values):
 
 
 @pytest.mark.parametrize(
-    ("starts", "neighbours", "message"),
+    ("starts", "neighbors", "message"),
     [
         (
             u32(0, 1, 2, 2),
             u32(1, 3),
-            "object 1 has the neighbour 3: neighbours are others of the 3 objects",
+            "object 1 has the neighbor 3: neighbors are others of the 3 objects",
         ),
-        (u32(0, 1, 2, 2), u32(1, -1), "object 1 has the neighbour -1"),
-        (u32(0, 1, 2, 2), u32(1, 1), "object 1 has the neighbour 1: neighbours are others"),
-        (u32(0, 2, 3, 4), u32(2, 1, 0, 0), "the neighbours of object 0 are not sorted, each once"),
-        (u32(0, 2, 3, 4), u32(1, 1, 0, 0), "the neighbours of object 0 are not sorted"),
-        (u32(0, 2, 1, 2), u32(1, 0), "object 1 has a negative number of neighbours"),
-        (u32(0, -1, 1, 2), u32(1, 0), "object 0 has a negative number of neighbours"),
+        (u32(0, 1, 2, 2), u32(1, -1), "object 1 has the neighbor -1"),
+        (u32(0, 1, 2, 2), u32(1, 1), "object 1 has the neighbor 1: neighbors are others"),
+        (u32(0, 2, 3, 4), u32(2, 1, 0, 0), "the neighbors of object 0 are not sorted, each once"),
+        (u32(0, 2, 3, 4), u32(1, 1, 0, 0), "the neighbors of object 0 are not sorted"),
+        (u32(0, 2, 1, 2), u32(1, 0), "object 1 has a negative number of neighbors"),
+        (u32(0, -1, 1, 2), u32(1, 0), "object 0 has a negative number of neighbors"),
         (u32(1, 1, 2, 2), u32(1, 0), "starts go from 1 to 2"),
         (
             u32(0, 1, 2, 3),
             u32(1, 0),
-            "starts go from 0 to 3, not from 0 to the number of neighbours, 2",
+            "starts go from 0 to 3, not from 0 to the number of neighbors, 2",
         ),
         (u32(0), u32(), "with V from 1"),
         (u32([0, 1], [1, 2]), u32(1, 0), "with V from 1"),
@@ -1029,8 +1029,8 @@ def u32(*values):
         (u32(0, 1, 2).astype(np.float32), u32(1, 0), "must be U32 or U64"),
     ],
 )
-def test_broken_lists_are_refused(tmp_path, starts, neighbours, message):
-    write_container(tmp_path / "graph", {"starts": starts, "neighbours": neighbours})
+def test_broken_lists_are_refused(tmp_path, starts, neighbors, message):
+    write_container(tmp_path / "graph", {"starts": starts, "neighbours": neighbors})
     with pytest.raises(FormatError, match=message):
         Graph.load(tmp_path / "graph")
 

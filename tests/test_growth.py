@@ -12,7 +12,7 @@ import torch
 
 import featherbed as fb
 from featherbed.optim.row_optimizer import kept_for, owners, resize
-from featherbed.tables.growing import Asked, departures
+from featherbed.tables.growing import GradientMoment, departures
 
 PRICE = {"lambda1": 0.5, "lambda2": 0.25}  # an anchor costs 1/4: objectives are exact in binary
 CHEAP = {"lambda1": 1e-3, "lambda2": 1e-6}
@@ -416,13 +416,13 @@ def test_a_new_anchor_starts_where_the_gradients_of_the_rows_ask_for_it(sparse):
 
 def test_gradients_that_are_no_numbers_are_not_learnt_from():
     table = make(4)
-    asked = Asked(table)
+    gradients = GradientMoment(table)
     (table(torch.arange(3)) * 2.0).sum().backward()
-    before = asked.moment.clone()
+    before = gradients.moment.clone()
     for bad in (math.inf, math.nan):
         (table(torch.arange(3)) * bad).sum().backward()
-    assert torch.equal(asked.moment, before)
-    assert bool(asked.directions(WIDTH + 2).isfinite().all())
+    assert torch.equal(gradients.moment, before)
+    assert bool(gradients.directions(WIDTH + 2).isfinite().all())
 
 
 @pytest.mark.parametrize(("kind", "sparse"), CASES, ids=NAMES)
@@ -746,7 +746,7 @@ def test_a_state_does_not_change_with_what_it_was_taken_of():
     for one, loss in itertools.product((growth, other), (1.0, 2.0, 3.0)):
         one.tables[0](torch.arange(4)).square().sum().backward()
         one.step(loss)
-    for (moment, mean), (old, older) in zip(state.pop("asked"), before.pop("asked"), strict=True):
+    for (moment, mean), (old, older) in zip(state.pop("moments"), before.pop("moments"), strict=True):
         assert torch.equal(moment, old)
         assert torch.equal(mean, older)
     assert state == before
@@ -785,10 +785,10 @@ def test_copies_are_tables_of_their_own(how, sparse):
     other = how(table)
     assert torch.equal(other.weight, table.weight)
     assert other.on_training is other.on_gradient is None  # no growth comes along
-    moment = growth.state_dict()["asked"][0][0]
+    moment = growth.state_dict()["moments"][0][0]
     train(other, yogi(other), 2)
     assert (other.anchor_count, table.anchor_count) == (4, 4)
-    assert torch.equal(growth.state_dict()["asked"][0][0], moment)
+    assert torch.equal(growth.state_dict()["moments"][0][0], moment)
     train(table, optimizer, 1)
     assert (other.anchor_count, table.anchor_count) == (4, 5)
 

@@ -94,7 +94,7 @@ def test_levels_are_what_the_file_gives_back():
 
 
 def test_levels_end_where_no_single_move_helps():
-    """With sure rows on the other side the fit is plain least squares: checked on every neighbour of every level."""
+    """With sure rows on the other side the fit is plain least squares: checked on every neighbor of every level."""
     sure = replace(
         POSTERIOR,
         user_covariances=POSTERIOR.user_covariances * 0,

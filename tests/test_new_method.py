@@ -164,7 +164,7 @@ def test_a_new_method_touches_four_files(tmp_path):
         "docs/tables/half.md",
     }
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "FEATHERBED_KERNELS": "numpy"}
-    pages = ["tests/test_docs.py", "-k", "half or behaviour or public_name"]
+    pages = ["tests/test_docs.py", "-k", "half or behavior or public_name"]
     for command in (["-c", USE], ["-m", "pytest", "-q", "-c", os.devnull, "--rootdir=.", *pages]):
         done = subprocess.run(
             [sys.executable, *command],

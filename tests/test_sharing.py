@@ -124,12 +124,12 @@ def test_every_number_stands_for_one_id(include_self):
         exclude = rng.choice(rows, size=int(rng.integers(rows - 1)), replace=False).tolist()
         law = Law(rows, graph, exclude=exclude, include_self=include_self)
         for j in set(range(rows)) - set(exclude):
-            near = {*graph.neighbours(j).tolist(), *exclude}
+            near = {*graph.neighbors(j).tolist(), *exclude}
             far = [k for k in range(rows) if k not in near and (include_self or k != j)]
             ids = np.full(len(far), j)
             found = law._others(ids, np.full(len(far), 1 - 2**-53), np.arange(len(far)))
             assert sorted(found.tolist()) == far
-            near = [k for k in graph.neighbours(j).tolist() if k not in exclude]
+            near = [k for k in graph.neighbors(j).tolist() if k not in exclude]
             found = law._others(np.full(len(near), j), np.zeros(len(near)), np.arange(len(near)))
             assert sorted(found.tolist()) == near
 
@@ -207,7 +207,7 @@ def test_positions_and_calls_are_independent():
     calls = torch.stack([sse.share(ids) for _ in range(300)]).numpy()
     hit = (calls != 6).astype(int)
     for name, first, second in [
-        ("neighbouring positions", calls[:, :-1], calls[:, 1:]),
+        ("neighboring positions", calls[:, :-1], calls[:, 1:]),
         ("positions two apart", calls[:, :-2], calls[:, 2:]),
         ("calls in a row", calls[:-1], calls[1:]),
         ("the next position of the next call", calls[:-1, :-1], calls[1:, 1:]),
@@ -464,7 +464,7 @@ def test_in_models():
         for name, _ in model["films"].table.named_parameters()
     )
     assert "p=0.25" in repr(model)
-    assert "rho=3, neighbours=2" in repr(
+    assert "rho=3, neighbors=2" in repr(
         fb.SSE(nn.Embedding(4, 1), 0.1, graph=fb.Graph.from_edges(4, [[0, 1]]), rho=3.0)
     )
 
@@ -551,11 +551,11 @@ class Foreign:
     def __repr__(self):  # a test's name must not hold an address
         return "Foreign"
 
-    def __init__(self, neighbour):
+    def __init__(self, neighbor):
         self.matrix = csr_array(
             (np.ones(1, bool), np.array([1]), np.array([0, 1, 1, 1])), shape=(3, 3)
         )
-        self.matrix.indices[0] = neighbour
+        self.matrix.indices[0] = neighbor
 
 
 @pytest.mark.parametrize(
@@ -580,8 +580,8 @@ def test_bad_p(p):
         ({"graph": fb.Graph.from_edges(4, [[0, 1]])}, "over 4 objects, there are 3 ids"),
         ({"graph": fb.Graph.from_edges(2, [[0, 1]])}, "over 2 objects, there are 3 ids"),
         ({"graph": [[0, 1]]}, "graph is list: give a graph"),
-        ({"graph": Foreign(3)}, "neighbour 3: ids go from 0 to 2"),
-        ({"graph": Foreign(-1)}, "neighbour -1: ids go from 0 to 2"),
+        ({"graph": Foreign(3)}, "neighbor 3: ids go from 0 to 2"),
+        ({"graph": Foreign(-1)}, "neighbor -1: ids go from 0 to 2"),
         ({"exclude": [3]}, r"exclude=\[3\]: ids go from 0 to 2"),
         ({"exclude": [-1]}, r"exclude=\[-1\]: ids go from 0 to 2"),
         ({"exclude": [True]}, r"exclude=\[True\]"),

@@ -21,7 +21,7 @@ from featherbed.theory.sharing import (
 
 
 def graph_of(rows, seed, edges=20, symmetric=True):
-    """A graph with an id without neighbours (the last) and one related to all others (the first) but it."""
+    """A graph with an id without neighbors (the last) and one related to all others (the first) but it."""
     rng = np.random.default_rng(seed)
     some = rng.integers(rows - 1, size=(edges, 2))
     return fb.Graph.from_edges(
@@ -52,14 +52,14 @@ def settings_of(name, rows, seed=0, edges=20):
 
 
 def written_out(rows, p, graph=None, rho=1.0, exclude=(), include_self=False, mixture=False):
-    """The law cell by cell, from its words: j stays with 1 - p, else a neighbour is rho times as likely as another id."""
+    """The law cell by cell, from its words: j stays with 1 - p, else a neighbor is rho times as likely as another id."""
     free = [k for k in range(rows) if k not in exclude]
     matrix = np.zeros((rows, rows))
     for j in range(rows):
         if j in exclude or len(free) < 2:
             matrix[j, j] = 1.0
             continue
-        near = [] if graph is None else [k for k in graph.neighbours(j) if k in free]
+        near = [] if graph is None else [k for k in graph.neighbors(j) if k in free]
         matrix[j, j] += 1 - p
         if mixture:
             for k in free:

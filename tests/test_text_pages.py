@@ -197,7 +197,7 @@ def test_the_look_inside_is_shown(report, found):
             one["word"] for one in found["anchors"]["shown"][0]["special"]
         )
         assert f"{found['pairs'][0]['word']} – " in read(page)
-        assert len(rows_of(page, "Nearest words")) == len(found["neighbours"]) + 1 == 13
+        assert len(rows_of(page, "Nearest words")) == len(found["neighbors"]) + 1 == 13
         assert f"{found['zero']['rows']:,} words have a row of zeros" in read(page)
 
 
@@ -335,21 +335,21 @@ def test_plain_rows_have_neighbours():
     found = word_insight(fb.DenseTable.from_dense(rows).pack(), WORDS, COUNTS)
     assert found["kind"] == "rows" and found["zero"]["rows"] == 0
     assert (
-        found["neighbours"][0]["word"] == WORDS[2]
-        and found["neighbours"][0]["nearest"][0]["word"] == WORDS[9]
+        found["neighbors"][0]["word"] == WORDS[2]
+        and found["neighbors"][0]["nearest"][0]["word"] == WORDS[9]
     )
-    assert found["neighbours"][0]["nearest"][0]["cosine"] == pytest.approx(1)
+    assert found["neighbors"][0]["nearest"][0]["cosine"] == pytest.approx(1)
     assert row_kind(fb.LowRankTable(9, 4, rank=2).pack()) == "rows"
 
 
 def test_function_words_and_markers_are_no_neighbours():
     words = ["<unk>", "that", "12", "stock", "bonds"]
     found = word_insight(fb.DenseTable(5, 4).pack(), words, [90, 80, 70, 60, 50])
-    assert [one["word"] for one in found["neighbours"]] == words[1:], (
+    assert [one["word"] for one in found["neighbors"]] == words[1:], (
         "too few telling words: all but the marker"
     )
     many = ["that", "with", *WORDS[2:]]
-    shown = word_insight(fb.DenseTable(100, 4).pack(), many, np.arange(1000, 900, -1))["neighbours"]
+    shown = word_insight(fb.DenseTable(100, 4).pack(), many, np.arange(1000, 900, -1))["neighbors"]
     assert shown[0]["word"] == WORDS[2]
 
 

@@ -247,7 +247,7 @@ def train_als(
     patience: int,
     after: After | None = None,
 ) -> dict[str, float]:
-    """Minimise squared errors + decay |U|² + pull Σ |u_i - mean of its neighbours|², and the same for items, side by side.
+    """Minimise squared errors + decay |U|² + pull Σ |u_i - mean of its neighbors|², and the same for items, side by side.
 
     ``laplacian``: with pull tr(U'LU) in place of the distance to the mean of the last sweep.
     """
@@ -290,7 +290,7 @@ def _without_biases(factors: Factors, train: Ratings) -> NDArray[Any]:
 
 
 def _neighbours(graph: Any, count: int, pull: float) -> tuple[Any, NDArray[np.float64]]:
-    """Return the matrix that takes the mean of each row's neighbours, and how hard each row is pulled there."""
+    """Return the matrix that takes the mean of each row's neighbors, and how hard each row is pulled there."""
     from scipy.sparse import csr_array, diags_array
 
     degrees = np.zeros(count) if graph is None else graph.degrees.astype(float)

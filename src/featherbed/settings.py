@@ -9,11 +9,11 @@ codecs:
 
     spec      = name [":" setting {"," setting}]
     setting   = keyword "=" value
-    value     = number | true | false | none | word | "text" | behaviour | "[" value {"," value} "]"
-    behaviour = name ["(" [setting {"," setting}] ")"]
+    value     = number | true | false | none | word | "text" | behavior | "[" value {"," value} "]"
+    behavior = name ["(" [setting {"," setting}] ")"]
 
 A table is named by its class without "Table" (``fb.make_table``), a codec by its name
-(``fb.compress``); the behaviours are objects a table takes as settings, codecs take none.
+(``fb.compress``); the behaviors are objects a table takes as settings, codecs take none.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def split_spec(
-    spec: str, label: str = "spec", behaviours: Mapping[str, Any] | None = None
+    spec: str, label: str = "spec", behaviors: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a spec; ``label`` names the spec in errors.
 
@@ -370,14 +370,14 @@ def split_spec(
     )
     if not isinstance(call, ast.Call) or not whole or "#" in rest:
         raise ArgumentError(message)
-    return name.strip(), _Reader(f"{label} {spec!r}", behaviours or {}).settings(call)
+    return name.strip(), _Reader(f"{label} {spec!r}", behaviors or {}).settings(call)
 
 
 class _Reader:
     """Reads the values of a spec; ``where`` names the spec in errors."""
 
-    def __init__(self, where: str, behaviours: Mapping[str, Any]) -> None:
-        self.where, self.behaviours = where, behaviours
+    def __init__(self, where: str, behaviors: Mapping[str, Any]) -> None:
+        self.where, self.behaviors = where, behaviors
 
     def settings(self, call: ast.Call) -> dict[str, Any]:
         """Return the settings between two parentheses."""
@@ -397,23 +397,23 @@ class _Reader:
             case ast.Name(id=word) if word.lower() in _CONSTANTS:
                 return _CONSTANTS[word.lower()]
             case ast.Name(id=word):
-                known = self.behaviours.get(word.lower())
+                known = self.behaviors.get(word.lower())
                 return word if known is None else known()
             case ast.Constant(value=None | bool()):
                 return node.value
             case ast.List(elts=parts):
                 return tuple(self._value(part) for part in parts)
-            case ast.Call(func=ast.Name(id=word)) if self.behaviours:
+            case ast.Call(func=ast.Name(id=word)) if self.behaviors:
                 return self._behaviour(word, node)
         raise ArgumentError(
             f"{ast.unparse(node)!r} in {self.where}: a value is a number, a word, a list "
-            "or a behaviour"
+            "or a behavior"
         )
 
     def _behaviour(self, word: str, call: ast.Call) -> Any:
-        known = self.behaviours.get(word.lower())
+        known = self.behaviors.get(word.lower())
         if known is None:
-            accepted = ", ".join(sorted(self.behaviours))
+            accepted = ", ".join(sorted(self.behaviors))
             raise ArgumentError(f"{word!r} in {self.where} is not known: use one of {accepted}")
         settings = self.settings(call)
         try:

@@ -203,9 +203,9 @@ def more_seeds(features: Any, first: Ids, count: int, rng: np.random.Generator) 
     return found
 
 
-def squared_distances(features: Any, centres: NDArray[Any]) -> Floats:  # [V, f], [K, f] -> [V, K]
-    """Return the squared Euclidean distances of rows to centres."""
-    found = sklearn("metrics").pairwise.euclidean_distances(features, centres, squared=True)
+def squared_distances(features: Any, centers: NDArray[Any]) -> Floats:  # [V, f], [K, f] -> [V, K]
+    """Return the squared Euclidean distances of rows to centers."""
+    found = sklearn("metrics").pairwise.euclidean_distances(features, centers, squared=True)
     distances: Floats = found.astype(np.float64)
     return distances
 

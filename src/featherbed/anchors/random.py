@@ -22,7 +22,7 @@ class AnchorInit(Protocol):
 
 
 def check_scale(name: str, value: float | None) -> None:
-    """Refuse a spread that is not a positive number."""
+    """Refuse a standard deviation that is not a positive number."""
     if value is not None:
         check_number(name, value, above=0)
 

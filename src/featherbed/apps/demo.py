@@ -90,7 +90,7 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class DemoPart:
-    """What a part of the demo found; ``models[0]`` is featherbed's, at the size of the part."""
+    """The results of one part of the demo; ``models[0]`` is featherbed's, at its size."""
 
     title: str
     measure: str

@@ -313,7 +313,7 @@ class LayeredFit(Fit):
         self.codes = AdditiveEncoder(self.atoms)(target, self.codes, seed=self.job.seed())
 
     def _fit_blocks(self, left: Floats) -> None:
-        """Fit the dictionary of the blocks to what the additive codes leave: one step of
+        """Fit the dictionary of the blocks to the residuals of the additive codes: one step of
         k-means."""
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
         pieces = np.ascontiguousarray(left).reshape(-1, across)

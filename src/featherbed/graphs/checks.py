@@ -16,12 +16,12 @@ MOST_OBJECTS = (1 << 31) - 1  # ids are 32-bit numbers, and i * objects + j stay
 
 
 def at_most(name: str, value: Any, least: int) -> int | None:
-    """Return a limit, which may be None, or say what was given instead."""
+    """Return a limit, which may be None, or raise an error."""
     return None if value is None else check_integer(name, value, least)
 
 
 def object_count(value: Any) -> int:
-    """Return how many objects a relation is over, or say what was given instead."""
+    """Return the number of objects of a relation, or raise an error."""
     objects = check_integer("objects", value, 1)
     if objects > MOST_OBJECTS:
         raise ArgumentError(f"objects={objects}: a graph is over at most {MOST_OBJECTS:,} objects")

@@ -36,7 +36,7 @@ def cooccurrence(
     n_j)) (Church and Hanks 1990, here over pairs, not single words) i and j are related if n_ij >=
     ``min_count``, PMI(i, j) >= ``pmi`` where that is given, and, where ``top`` is given, j is among
     the ``top`` best of those left to i, or i among the best of those left to j: an object may have
-    more than ``top`` neighbours.
+    more than ``top`` neighbors.
 
     Liang et al. (2021) take a window of 10. In a long text most pairs of common words meet once by
     chance, hence ``min_count``; 1 is refused unless ``pmi`` or ``top`` choose. Every count is
@@ -46,7 +46,7 @@ def cooccurrence(
         tokens: ids [n], or an iterable of such arrays (sentences, files, sessions); windows stay
             inside each array.
         objects: how many objects there are; ids are 0..objects - 1.
-        window: the largest distance that counts; neighbouring places are 1 apart.
+        window: the largest distance that counts; neighboring places are 1 apart.
         by: what ``top`` goes by, "pmi" or "count"; of equal ones the lower id is better.
 
     >>> cooccurrence(np.array([0, 1, 2, 0, 1, 3, 0, 1]), objects=4, window=1, min_count=2).pairs()

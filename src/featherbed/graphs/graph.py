@@ -15,7 +15,7 @@ import featherbed.graphs.lists as lists
 from featherbed.checks import check_integer, is_integer
 from featherbed.errors import ArgumentError
 from featherbed.graphs.checks import as_array, at_most, drawn_from, flag, object_count, object_ids
-from featherbed.graphs.lists import Ids, Lists, neighbour_lists, slices, within
+from featherbed.graphs.lists import Ids, Lists, neighbor_lists, slices, within
 from featherbed.graphs.sources import checked_vectors, nearest_arcs, nearest_first, sharing_pairs
 from featherbed.hashing import mixed
 
@@ -37,7 +37,7 @@ class Graph:
     >>> graph = Graph.from_edges(4, [[0, 1], [2, 1]])
     >>> graph
     Graph(objects=4, edges=2)
-    >>> graph.neighbours(1)
+    >>> graph.neighbors(1)
     array([0, 2])
     >>> (graph | Graph.from_edges(4, [[0, 3]])).pairs().tolist()
     [[0, 1], [0, 3], [1, 2]]
@@ -57,7 +57,7 @@ class Graph:
             tuple(end[here][there[here]].astype(np.int64) for end in ends)
             for here in slices(len(there))
         )
-        self._hold(neighbour_lists(objects, pieces, len(there), symmetric=False))
+        self._hold(neighbor_lists(objects, pieces, len(there), symmetric=False))
 
     @classmethod
     def from_edges(
@@ -94,7 +94,7 @@ class Graph:
                 f"pairs have shape {found.shape}: give one row of two ids for each edge, [n, 2]"
             )
         pieces = (tuple(object_ids("pairs", found[here], objects).T) for here in slices(len(found)))
-        made = neighbour_lists(objects, pieces, len(found), symmetric)
+        made = neighbor_lists(objects, pieces, len(found), symmetric)
         return cls._of(made, symmetric or None)._kept(most, seed, symmetric)
 
     @classmethod
@@ -136,7 +136,7 @@ class Graph:
         objects, generator = object_count(objects), drawn_from(seed)
         largest, most = at_most("largest", largest, 2), at_most("most", most, 1)
         pairs, count = sharing_pairs(objects, attributes, largest, most, generator)
-        made = neighbour_lists(objects, pairs, count, symmetric=True)
+        made = neighbor_lists(objects, pairs, count, symmetric=True)
         return cls._of(made, True)._kept(most, generator)
 
     @classmethod
@@ -184,7 +184,7 @@ class Graph:
             i, j = nearest_first(objects, arcs)
             keep = within(most, objects, i, j, np.arange(len(i)))
             pieces, count = [(i[keep], j[keep])], int(keep.sum())
-        return cls._of(neighbour_lists(objects, pieces, count, symmetric), symmetric or None)
+        return cls._of(neighbor_lists(objects, pieces, count, symmetric), symmetric or None)
 
     @classmethod
     def load(cls, path: str | Path, mmap: bool = True) -> Graph:
@@ -194,13 +194,13 @@ class Graph:
             path: the file; a damaged one raises FormatError.
             mmap: False reads the lists into memory.
         """
-        starts, neighbours = lists.read(Path(path))
+        starts, neighbors = lists.read(Path(path))
         if not flag("mmap", mmap):
-            starts, neighbours = starts.copy(), neighbours.copy()
-        return cls._of((starts, neighbours))
+            starts, neighbors = starts.copy(), neighbors.copy()
+        return cls._of((starts, neighbors))
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file atomically: ``starts`` [V + 1] and ``neighbours`` [arcs], 4
+        """Write one safetensors file atomically: ``starts`` [V + 1] and ``neighbors`` [arcs], 4
         bytes each.
 
         >>> path = getfixture("tmp_path") / "graph.safetensors"
@@ -218,10 +218,10 @@ class Graph:
         return graph
 
     def _hold(self, held: Lists, symmetric: bool | None = None) -> None:
-        starts, neighbours = held
+        starts, neighbors = held
         objects = len(starts) - 1
-        every = np.broadcast_to(np.True_, len(neighbours))  # one byte that stands for all entries
-        self._matrix = csr_array((every, neighbours, starts), shape=(objects, objects), copy=False)
+        every = np.broadcast_to(np.True_, len(neighbors))  # one byte that stands for all entries
+        self._matrix = csr_array((every, neighbors, starts), shape=(objects, objects), copy=False)
         self._matrix.has_canonical_format = True
         self._symmetric = lists.is_symmetric(held) if symmetric is None else symmetric
 
@@ -258,15 +258,15 @@ class Graph:
         counts: NDArray[np.int64] = np.diff(self._matrix.indptr).astype(np.int64)
         return counts
 
-    def neighbours(self, i: int) -> NDArray[np.int64]:
-        """Return the neighbours of object ``i``, lowest id first."""
+    def neighbors(self, i: int) -> NDArray[np.int64]:
+        """Return the neighbors of object ``i``, lowest id first."""
         if not is_integer(i, 0, self.objects - 1):
             raise ArgumentError(
-                f"neighbours({i!r}): give the id of one of the {self.objects} objects, "
+                f"neighbors({i!r}): give the id of one of the {self.objects} objects, "
                 f"0..{self.objects - 1}"
             )
-        starts, neighbours = self._lists
-        ids: NDArray[np.int64] = neighbours[starts[i] : starts[i + 1]].astype(np.int64)
+        starts, neighbors = self._lists
+        ids: NDArray[np.int64] = neighbors[starts[i] : starts[i + 1]].astype(np.int64)
         return ids
 
     def pairs(self) -> NDArray[np.int64]:  # -> [edges, 2]
@@ -308,7 +308,7 @@ class Graph:
             keep = np.empty(len(i), dtype=bool)
             keep[order] = np.arange(len(i)) - self._matrix.indptr[i] < most
         pieces = ((i[here][keep[here]], j[here][keep[here]]) for here in slices(len(keep)))
-        return Graph._of(neighbour_lists(self.objects, pieces, int(keep.sum()), both), both or None)
+        return Graph._of(neighbor_lists(self.objects, pieces, int(keep.sum()), both), both or None)
 
     def _kept(self, most: int | None, seed: Seed, symmetric: bool = True) -> Graph:
         return self if most is None else self.capped(most, symmetric=symmetric, seed=seed)

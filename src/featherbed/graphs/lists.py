@@ -1,4 +1,4 @@
-"""Neighbor lists: the sorted neighbors of object i are neighbours[starts[i] : starts[i + 1]].
+"""Neighbor lists: the sorted neighbors of object i are neighbors[starts[i] : starts[i + 1]].
 
 Their file is a safetensors container of the two arrays, memory-mapped and checked on opening.
 """
@@ -22,13 +22,13 @@ from featherbed.packed.file import ENTRY, array_of, metadata_of, open_file
 
 BLOCK = 1 << 20  # arcs handled at a time
 Ids = NDArray[np.int64]
-Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbours [arcs]; int64 from 2³¹ on
+Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbors [arcs]; int64 from 2³¹ on
 ABOUT = {"graph": 1}  # what the file is, and the version of its form
 KINDS = {4: "U32", 8: "U64"}
-NAMES = ("starts", "neighbours")
+NAMES = ("starts", "neighbours")  # of the arrays of a file
 
 
-def neighbour_lists(
+def neighbor_lists(
     objects: int, arcs: Iterable[tuple[Ids, Ids]], most_arcs: int, symmetric: bool
 ) -> Lists:
     """Return the lists of arcs i -> j (and j -> i if ``symmetric``), without duplicates and i -> i.
@@ -49,15 +49,15 @@ def neighbour_lists(
     arcs_left = sum(np.count_nonzero(_new(keys, at)) for at in pieces)
     kind = np.int32 if arcs_left < 1 << 31 else np.int64
     starts: NDArray[Any] = np.zeros(objects + 1, dtype=kind)
-    neighbours, filled = np.empty(arcs_left, dtype=kind), 0
+    neighbors, filled = np.empty(arcs_left, dtype=kind), 0
     for at in pieces:
         i, j = np.divmod(keys[at : at + BLOCK][_new(keys, at)], objects)
-        neighbours[filled : filled + len(j)] = j
+        neighbors[filled : filled + len(j)] = j
         filled += len(j)
         rows, counts = np.unique(i, return_counts=True)
         starts[rows + 1] += counts.astype(kind)
     np.cumsum(starts, out=starts)
-    return starts, neighbours
+    return starts, neighbors
 
 
 def _new(keys: Ids, at: int) -> NDArray[np.bool_]:
@@ -76,12 +76,12 @@ def slices(count: int) -> Iterator[slice]:
 
 def blocks(lists: Lists) -> Iterator[tuple[Ids, Ids]]:
     """Yield the arcs (i, j) in order, BLOCK at a time."""
-    starts, neighbours = lists
-    for here in slices(len(neighbours)):
+    starts, neighbors = lists
+    for here in slices(len(neighbors)):
         low = int(np.searchsorted(starts, here.start, side="right")) - 1
         high = int(np.searchsorted(starts, here.stop, side="left"))
         bounds: Ids = np.clip(starts[low : high + 1].astype(np.int64), here.start, here.stop)
-        yield np.repeat(np.arange(low, high), np.diff(bounds)), neighbours[here].astype(np.int64)
+        yield np.repeat(np.arange(low, high), np.diff(bounds)), neighbors[here].astype(np.int64)
 
 
 def is_symmetric(lists: Lists) -> bool:
@@ -131,7 +131,7 @@ def write(lists: Lists, path: Path) -> None:
 
 
 def read(path: Path) -> Lists:
-    """Return the neighbour lists of a file, memory-mapped; raise FormatError where they are
+    """Return the neighbor lists of a file, memory-mapped; raise FormatError where they are
     none."""
     header, start, mapped = open_file(path)
     if metadata_of(header) != ABOUT:
@@ -141,44 +141,44 @@ def read(path: Path) -> Lists:
         )
     if set(header) - {"__metadata__"} != set(NAMES):
         raise FormatError(
-            f"{path.name} must hold the arrays starts and neighbours, and nothing else"
+            f"{path.name} must hold the arrays starts and neighbors, and nothing else"
         )
     kind, shapes = header["starts"]["dtype"], [header[name]["shape"] for name in NAMES]
     vectors = kind in KINDS.values() and all(len(shape) == 1 for shape in shapes)
     if not vectors or not 2 <= shapes[0][0] <= MOST_OBJECTS + 1:
         found = f"{kind} of shapes {shapes}"[:100]
         raise FormatError(
-            f"{path.name}: starts [V + 1] and neighbours [arcs] must be U32 or U64 with V from 1; "
+            f"{path.name}: starts [V + 1] and neighbors [arcs] must be U32 or U64 with V from 1; "
             f"found {found}"
         )
     pairs = zip(NAMES, shapes, strict=True)
     arrays = (array_of(mapped, header, start, name, kind, tuple(shape)) for name, shape in pairs)
-    starts, neighbours = (array.view(array.dtype.str.replace("u", "i")) for array in arrays)
-    problem = _problem(starts, neighbours)
+    starts, neighbors = (array.view(array.dtype.str.replace("u", "i")) for array in arrays)
+    problem = _problem(starts, neighbors)
     if problem:
         raise FormatError(f"{path.name} is broken: {problem}")
-    return starts, neighbours
+    return starts, neighbors
 
 
-def _problem(starts: NDArray[Any], neighbours: NDArray[Any]) -> str | None:
+def _problem(starts: NDArray[Any], neighbors: NDArray[Any]) -> str | None:
     """Return why two arrays are no neighbor lists, or None."""
     objects = len(starts) - 1
-    if starts[0] != 0 or starts[-1] != len(neighbours):
+    if starts[0] != 0 or starts[-1] != len(neighbors):
         span = f"starts go from {starts[0]} to {starts[-1]}"
-        return f"{span}, not from 0 to the number of neighbours, {len(neighbours)}"
+        return f"{span}, not from 0 to the number of neighbors, {len(neighbors)}"
     falling = np.flatnonzero(starts[1:] < starts[:-1])
     if len(falling):
-        return f"object {falling[0]} has a negative number of neighbours, starts must not fall"
+        return f"object {falling[0]} has a negative number of neighbors, starts must not fall"
     last = -1
-    for i, j in blocks((starts, neighbours)):
+    for i, j in blocks((starts, neighbors)):
         wrong = (j < 0) | (j >= objects) | (i == j)
         if wrong.any():
             at = int(wrong.argmax())
-            wrong = f"object {i[at]} has the neighbour {j[at]}"
-            return f"{wrong}: neighbours are others of the {objects} objects"
+            wrong = f"object {i[at]} has the neighbor {j[at]}"
+            return f"{wrong}: neighbors are others of the {objects} objects"
         keys = i * objects + j
         wrong = np.diff(keys, prepend=last) <= 0
         if wrong.any():
-            return f"the neighbours of object {i[wrong.argmax()]} are not sorted, each once"
+            return f"the neighbors of object {i[wrong.argmax()]} are not sorted, each once"
         last = int(keys[-1])
     return None

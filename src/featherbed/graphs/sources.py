@@ -47,7 +47,7 @@ def sharing_pairs(
         raise ArgumentError(
             f"the values relate {pairs:,} pairs (one is shared by {sizes.max():,} objects), "
             f"{MOST_PAIRS:,} are the most: give largest= to leave common values out, or a smaller "
-            "most= to keep some neighbours of each object"
+            "most= to keep some neighbors of each object"
         )
     order = np.lexsort((generator.permutation(len(ids)), values))
     ids, values = ids[order], values[order]

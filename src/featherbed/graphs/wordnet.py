@@ -65,7 +65,7 @@ def wordnet(
     pointers: list[tuple[str, str, int, int]] = []
     for name, lines in _read(_find(folder)):
         for number, line in enumerate(lines, 1):
-            if not line.strip() or line.startswith("  "):  # lines of the licence
+            if not line.strip() or line.startswith("  "):  # lines of the license
                 continue
             try:
                 _parse(line, known, symbols, synsets, pointers)

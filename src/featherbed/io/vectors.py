@@ -111,7 +111,7 @@ class StoredArray:
         return text and len(self.shape) < 2 and min(self.shape, default=1) > 0
 
 
-def spooled(
+def map_blocks(
     blocks: Iterable[Any], dtype: Any, shape: tuple[int, ...], order: Any = "C"
 ) -> NDArray[Any]:
     """Write blocks of bytes to a nameless temporary file and map it; the number of rows may be
@@ -215,7 +215,7 @@ def _npy(path: Path, stream: Callable[[], IO[bytes]], start: int | None, size: i
             return np.memmap(path, dtype, "r", offset, shape, order)  # type: ignore[call-overload, no-any-return]
         with stream() as file:
             file.read(begin)
-            return spooled(iter(partial(file.read, BLOCK), b""), dtype, shape, order)
+            return map_blocks(iter(partial(file.read, BLOCK), b""), dtype, shape, order)
 
     return StoredArray(shape, dtype.name, map_array)
 
@@ -350,7 +350,7 @@ def _keyed(path: Path, rows: Iterable[tuple[bytes, Any]], dtype: str, dim: int) 
             keys[name] = None
             yield row
 
-    matrix = spooled(unique_rows(), dtype, (-1, dim))
+    matrix = map_blocks(unique_rows(), dtype, (-1, dim))
     if dropped:
         message = f"dropped {dropped:,} rows with duplicate keys; the first of each is kept"
         warnings.warn(f"{path.name}: {message}", stacklevel=4)
@@ -459,7 +459,7 @@ def read_parquet(path: Path, array: str | None) -> Source:
             arrays, strings = _columns(path, file, arrow.types, array)
             found, name = choose(path, arrays, array)
             keys: list[Any] = []
-            matrix = spooled(found.open(keys), found.dtype, found.shape)
+            matrix = map_blocks(found.open(keys), found.dtype, found.shape)
     except (arrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise

@@ -76,7 +76,8 @@ def _shuffle(users: Any, items: Any, values: Any, begin: Any, end: Any, state: A
 def learn_cells(width: int, column: int) -> Job:
     """Compile the job that updates rows by the ratings of cells, in a random order within each.
 
-    row ← (1 - s decay) row - s error other row, with s = rate / sqrt(1 + share n) after n updates.
+    row ← (1 - s decay) row - s error other row; s = learning rate / sqrt(1 + share n) after n
+    updates.
     """
     size = np.int64(4 * width)
     lines = (4 * width + 63) // 64

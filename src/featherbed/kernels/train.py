@@ -128,7 +128,7 @@ def _mark(flags: Any, r: Any, kept: Any, starts: Any, columns: Any, support: Any
 
 
 class Variant(NamedTuple):
-    """What a loop over rows is compiled for."""
+    """The combination of settings that a loop over rows is compiled for."""
 
     real: Any  # type of the elements
     width: int  # of rows, so that a row is one vector; 0: any

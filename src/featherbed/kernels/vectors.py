@@ -205,7 +205,7 @@ def level_row(bits: int) -> Callable[..., int]:
         )
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            target, packed, centre, factors, columns, length = arguments
+            target, packed, center, factors, columns, length = arguments
             done = counter(builder, length)
             same = builder.load(builder.inttoptr(factors, F32.as_pointer()), align=4)
             for lanes in LANES[:-1]:
@@ -219,7 +219,7 @@ def level_row(bits: int) -> Callable[..., int]:
                         own = load(builder, floats_at(builder, factors, start), lanes)
                         builder.store(own, scales)
                     row = builder.fmul(
-                        builder.fsub(row, splat(builder, centre, lanes)), builder.load(scales)
+                        builder.fsub(row, splat(builder, center, lanes)), builder.load(scales)
                     )
                     store(builder, row, floats_at(builder, target, start))
             return builder.load(done)

@@ -1,4 +1,4 @@
-"""What a packed table holds: rows, codes, bytes by part, and the weights of its anchors.
+"""The contents of a packed table: rows, codes, bytes by part, and the weights of its anchors.
 
 For tables whose rows are weighted sums of atoms: an anchor is an atom, an object is a row.
 "Largest" is by magnitude; of equal weights the lower id comes first. The padding row is not an
@@ -266,10 +266,10 @@ def purity(clusters: PackedTable | ArrayLike, groups: Sequence[Any]) -> Purity:
             overall.update(mine)
     if not objects:
         raise ArgumentError("no object has both a cluster and a group: purity needs one at least")
-    majority = {c: (*ahead(having[c]), objects[c]) for c in sorted(objects)}
+    majority = {c: (*majority_group(having[c]), objects[c]) for c in sorted(objects)}
     total = sum(objects.values())
     share = sum(count for _, count, _ in majority.values()) / total
-    return Purity(share, ahead(overall)[1] / total, total, majority)
+    return Purity(share, majority_group(overall)[1] / total, total, majority)
 
 
 def groups_of(given: Any) -> set[Hashable]:
@@ -279,7 +279,7 @@ def groups_of(given: Any) -> set[Hashable]:
     return set(given) if isinstance(given, Iterable) and not isinstance(given, str) else {given}
 
 
-def ahead(counts: Counter[Hashable]) -> tuple[Hashable, int]:
+def majority_group(counts: Counter[Hashable]) -> tuple[Hashable, int]:
     """Return the group with the highest count; of equal ones the first by name."""
     return min(counts.items(), key=lambda item: (-item[1], str(item[0])))
 

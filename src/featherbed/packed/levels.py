@@ -23,25 +23,25 @@ def _lloyd(values: NDArray[np.floating], count: int, rounds: int = 60) -> NDArra
     density, edges = np.histogram(data, bins=4096)
     share = np.cumsum(np.cbrt(density))
     best, least = data[:0], np.inf
-    for centres in (
+    for centers in (
         np.linspace(data[0], data[-1], count),
         np.interp((np.arange(count) + 0.5) / count, share / share[-1], edges[1:]),
     ):
         for _ in range(rounds):
-            cuts = _cell_bounds(data, centres)
+            cuts = _cell_bounds(data, centers)
             sizes, totals = np.diff(cuts), np.diff(sums[cuts])
-            centres = np.sort(np.where(sizes > 0, totals / np.maximum(sizes, 1), centres))
-        cuts = _cell_bounds(data, centres)
-        linear, square = 2 * centres * np.diff(sums[cuts]), centres**2 * np.diff(cuts)
+            centers = np.sort(np.where(sizes > 0, totals / np.maximum(sizes, 1), centers))
+        cuts = _cell_bounds(data, centers)
+        linear, square = 2 * centers * np.diff(sums[cuts]), centers**2 * np.diff(cuts)
         loss = float(np.sum(np.diff(squares[cuts]) - linear + square))
         if loss < least:
-            best, least = centres, loss
+            best, least = centers, loss
     return best
 
 
-def _cell_bounds(data: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return where the values nearest to each of rising centres begin in sorted data, and end."""
-    middle = np.searchsorted(data, (centres[1:] + centres[:-1]) / 2)
+def _cell_bounds(data: NDArray[np.float64], centers: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return where the values nearest to each of rising centers begin in sorted data, and end."""
+    middle = np.searchsorted(data, (centers[1:] + centers[:-1]) / 2)
     return np.concatenate([[0], middle, [len(data)]])
 
 
@@ -89,8 +89,8 @@ class ValueLevels:
         if self.kind == "float16":
             return values.astype(np.float16).view(np.uint16).astype(np.uint32)
         assert self.table is not None
-        centres = self.table[1:]
-        cuts = (centres[1:] + centres[:-1]) / 2
+        centers = self.table[1:]
+        cuts = (centers[1:] + centers[:-1]) / 2
         nearest = np.searchsorted(cuts, values.astype(np.float32)).astype(np.uint32) + 1
         return np.where(values == 0, np.uint32(0), nearest)
 

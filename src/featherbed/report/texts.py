@@ -392,7 +392,7 @@ def _codes(insight: Report) -> str:
 def _neighbors(insight: Report) -> str:
     """Return the nearest words of some words."""
     rows = []
-    for one in insight.get("neighbours") or []:
+    for one in insight.get("neighbors") or []:
         nearest = _join(f"{other['word']} {other['cosine']:.2f}" for other in one["nearest"])
         rows.append((as_html(one["word"]), nearest))
     head = ("word", "nearest words by cosine similarity")
@@ -437,7 +437,7 @@ def word_insight(
     """Return the entries of a page about a word table, in plain JSON types.
 
     For every table: ``bands`` of frequency with the cost of rows and the fraction of zero rows, and
-    the ``neighbours`` of some frequent words. For tables of weights: ``anchors`` and ``pairs``
+    the ``neighbors`` of some frequent words. For tables of weights: ``anchors`` and ``pairs``
     (Liang et al. 2021, table 5). For tables of codes: ``codes``. Words are special for anchor k if
     |T[i, k]| c[i, k] / Σ_j c[i, j] is large, with c[i, k] = |T[i, k]| ‖a_k‖.
 
@@ -471,7 +471,7 @@ def word_insight(
         "unit": "codes" if kind == "weights" else "bits",
         "bands": _frequency_bands(given, kind),
         "zero": _zero_insight(given),
-        "neighbours": _neighbor_insight(given),
+        "neighbors": _neighbor_insight(given),
     }
     if kind == "weights":
         total = anchor_count(packed)

@@ -281,7 +281,7 @@ class Endpoints:
         return as_json({"object": "list", "data": data, "model": model.name, "usage": usage})
 
     async def page(self) -> Response:
-        """Return the page to explore what is served."""
+        """Return the page to explore the served tables."""
         return Response(online_page(), media_type="text/html")
 
     async def plotly(self) -> Response:

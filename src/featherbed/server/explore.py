@@ -244,7 +244,7 @@ def list_anchors(table: PackedTable, count: int = 8) -> list[dict[str, Any]]:
 def explore_data(
     table: PackedTable, most: int = POINTS, columns: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, Any]:
-    """Return what the page draws: places, keys and columns of points, and the anchors."""
+    """Return the content of the page: places, keys and columns of points, and the anchors."""
     ids = sample_rows(table.rows, most)
     places = project_rows(table, ids)
     return {

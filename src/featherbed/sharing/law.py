@@ -53,20 +53,20 @@ class Law:
         if not is_integer(rows, 1):
             raise ArgumentError(f"num_embeddings={rows!r}: give the number of ids, at least 1")
         if not is_number(rho, 0) or rho == 0:
-            times = "a neighbour is rho times as likely as another id"
+            times = "a neighbor is rho times as likely as another id"
             raise ArgumentError(f"rho={rho!r}: {times}; give a number above 0")
         self.rows, self.rho = int(rows), float(rho)
         for name, given in (("include_self", include_self), ("mixture", mixture)):
             if not isinstance(given, bool):
                 raise ArgumentError(f"{name}={given!r}: True or False")
         if mixture and (graph is None or rho < 1):
-            chance = "mixture=True draws a neighbour with probability 1 - 1/rho"
+            chance = "mixture=True draws a neighbor with probability 1 - 1/rho"
             raise ArgumentError(f"{chance}: give a graph and rho of at least 1")
         check_choice("per", per, PER)
         self.include_self, self.mixture, self.per = include_self, mixture, per
         self.blocked = blocked_ids(exclude, padding, self.rows)
         self.free = self.rows - len(self.blocked)  # N
-        self.lists = None if graph is None else neighbour_lists(graph, self.rows, self.blocked)
+        self.lists = None if graph is None else neighbor_lists(graph, self.rows, self.blocked)
 
     def resize(self, rows: int) -> None:
         """Continue with another number of ids, after rows were added."""
@@ -103,7 +103,7 @@ class Law:
         if self.lists is None:
             none = np.zeros_like(ids)
             return self._unrank(self._far(ids, which, none, none))
-        starts, neighbours = self.lists
+        starts, neighbors = self.lists
         begin = starts[ids].astype(np.int64)
         count = starts[ids + 1] - begin
         if self.mixture:
@@ -117,7 +117,7 @@ class Law:
             near = how * (weight + rest / (1 + self.rho)) < weight
             inner = which % np.maximum(count, 1)
         out, far, listed = ids.copy(), ~near, near & (inner < count)
-        out[listed] = neighbours[(begin + inner)[listed]]
+        out[listed] = neighbors[(begin + inner)[listed]]
         parts = [part[far] for part in (ids, which, begin, count)]
         ranks = which[far] % self.free if self.mixture else self._far(*parts)
         out[far] = self._unrank(ranks)
@@ -138,11 +138,11 @@ class Law:
         """Return the rank of the n-th free id that is not a neighbor, by bisection."""
         below = np.zeros_like(number)
         if self.lists is not None:
-            neighbours = self.lists[1]
+            neighbors = self.lists[1]
             for bit in reversed(range(int(count.max(initial=0)).bit_length())):
                 reach = below + (1 << bit)
                 fits = reach <= count
-                rank = self._rank(neighbours[np.where(fits, begin + reach - 1, 0)])
+                rank = self._rank(neighbors[np.where(fits, begin + reach - 1, 0)])
                 below = np.where(fits & (rank - (reach - 1) <= number), reach, below)
         return number + below
 
@@ -156,7 +156,7 @@ class Law:
 
 
 def check_rate(p: Any) -> float:
-    """Return a probability, or say what was given instead."""
+    """Return a probability, or raise an error."""
     if not is_number(p, 0, 1):
         chance = "the probability of being replaced is from 0 to 1"
         raise ArgumentError(f"p={p!r}: {chance} (0.01 replaces one id in a hundred)")
@@ -182,7 +182,7 @@ Lists = tuple[NDArray[Any], NDArray[Any]]  # [V + 1], [n]
 _lists: WeakKeyDictionary[Relation, tuple[bytes, Lists]] = WeakKeyDictionary()
 
 
-def neighbour_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
+def neighbor_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
     """Return the start of each id's list, and all lists without blocked ids; cached per graph."""
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):
         raise ArgumentError(
@@ -198,16 +198,16 @@ def neighbour_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
     known = _lists.get(graph)
     if known is not None and known[0] == asked:
         return known[1]
-    starts, neighbours = np.asarray(graph.matrix.indptr), np.asarray(graph.matrix.indices)
-    for wrong in (neighbours.min(initial=0), neighbours.max(initial=0)):
+    starts, neighbors = np.asarray(graph.matrix.indptr), np.asarray(graph.matrix.indices)
+    for wrong in (neighbors.min(initial=0), neighbors.max(initial=0)):
         if not 0 <= wrong < rows:
-            raise ArgumentError(f"the graph names neighbour {wrong}: ids go from 0 to {rows - 1}")
+            raise ArgumentError(f"the graph names neighbor {wrong}: ids go from 0 to {rows - 1}")
     if len(blocked):
-        kept = ~np.isin(neighbours, blocked)
+        kept = ~np.isin(neighbors, blocked)
         before = np.concatenate([[0], np.cumsum(kept)]).astype(starts.dtype)
-        starts, neighbours = before[starts], neighbours[kept]
-    _lists[graph] = asked, (starts, neighbours)
-    return starts, neighbours
+        starts, neighbors = before[starts], neighbors[kept]
+    _lists[graph] = asked, (starts, neighbors)
+    return starts, neighbors
 
 
 def numbers(places: Ids, key: int, stream: int) -> Ids:  # [m] -> [m] of 63 bits

@@ -188,7 +188,7 @@ class SSE(nn.Module):
         """Show the settings."""
         if self.law.lists is None:
             return f"p={self.p:g}"
-        return f"p={self.p:g}, rho={self.law.rho:g}, neighbours={len(self.law.lists[1])}"
+        return f"p={self.p:g}, rho={self.law.rho:g}, neighbors={len(self.law.lists[1])}"
 
 
 @torch.library.custom_op("featherbed::share_ids", mutates_args=())

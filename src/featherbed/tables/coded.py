@@ -17,7 +17,7 @@ from featherbed.ops import check_ids
 from featherbed.tables.table import Table
 
 BLOCK = 1 << 24  # responses held at once when the codes of all rows are taken
-NEAR = 0.02  # spread of a revived choice around the one it copies, of that of all choices
+NEAR = 0.02  # standard deviation of a revived choice around its source, relative to all choices
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from featherbed.errors import ArgumentError, MissingExtra
 from featherbed.tables.rows import to_numpy
 
 Floats = NDArray[np.float64]
-SAMPLE = 20_000  # rows anchors are learnt from
+SAMPLE = 20_000  # rows anchors are learned from
 FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
 
 
@@ -59,7 +59,7 @@ def codec_job(
     if lengths.max() > LONGEST:
         worst = int(lengths.argmax())
         raise ArgumentError(
-            f"row {worst} is {lengths[worst]:.0e} long, codes are learnt of at most {LONGEST:.0e}: "
+            f"row {worst} is {lengths[worst]:.0e} long, codes are learned of at most {LONGEST:.0e}: "
             "scale it down"
         )
     return CodecJob(rows, rows.weights, np.random.default_rng(0))

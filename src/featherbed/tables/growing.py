@@ -30,7 +30,7 @@ class Anchors:
 
 
 @dataclass(frozen=True)
-class Before:
+class AnchorSnapshot:
     """A snapshot of a table: transform, atoms and the state of both in each optimizer."""
 
     values: list[Tensor]
@@ -190,13 +190,13 @@ class GrowingAnchorTable(AnchorTable):
     @torch.no_grad()
     def start_over(
         self, optimizer: Optimizer | None = None, generator: torch.Generator | None = None
-    ) -> Before:
+    ) -> AnchorSnapshot:
         """Reset weights and optimizer state, keep the anchors' directions; return a snapshot."""
         sides = (self.transform, self.atoms)
         states = [
             [owner.state.pop(side, None) for side in sides] for owner in self._forgetting(optimizer)
         ]
-        before = Before([side.detach().clone() for side in sides], states)
+        before = AnchorSnapshot([side.detach().clone() for side in sides], states)
         atoms = torch.empty_like(self.atoms)
         self.init.fill(atoms, self.transform, self.nonnegative, generator)
         atoms = of_first(atoms, group_of([self.transform]))
@@ -211,7 +211,7 @@ class GrowingAnchorTable(AnchorTable):
                 owner.forget(self.transform)
         return owners(optimizer)
 
-    def take_back(self, before: Before, optimizer: Optimizer | None = None) -> None:
+    def take_back(self, before: AnchorSnapshot, optimizer: Optimizer | None = None) -> None:
         """Restore a snapshot; rows added since keep their values."""
         sides, all_owners = (self.transform, self.atoms), self._forgetting(optimizer)
         now = [kept_for(side, optimizer) for side in sides]
@@ -325,16 +325,16 @@ def departures(table: GrowingAnchorTable) -> list[Departure]:
     return [Departure(table, k, int(heirs[k]), float(shares[k, heirs[k]])) for k in order]
 
 
-class Asked:
+class GradientMoment:
     """Running second moment of row gradients, over the last batches."""
 
     def __init__(self, table: GrowingAnchorTable) -> None:
         self.table = table
         self.moment = table.atoms.detach().new_zeros(table.embedding_dim, table.embedding_dim)
         self.mean = self.moment.new_zeros(table.embedding_dim)
-        table.on_gradient = self.see
+        table.on_gradient = self.accumulate
 
-    def see(self, gradient: Tensor) -> None:  # [..., d]
+    def accumulate(self, gradient: Tensor) -> None:  # [..., d]
         """Accumulate the gradients of rows."""
         rows = gradient.detach().reshape(-1, self.table.embedding_dim).to(self.moment)
         if not bool(rows.isfinite().all()):
@@ -351,5 +351,5 @@ class Asked:
         # rows move against their gradients
         sign = torch.where(found @ mean > 0, -1.0, 1.0).to(found)
         length = self.table.atoms.detach().norm(dim=1).median()
-        asked: Tensor = found * (sign * length)[:, None]
-        return asked
+        scaled: Tensor = found * (sign * length)[:, None]
+        return scaled

@@ -15,7 +15,13 @@ from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.processes import group_of, total
 from featherbed.optim.row_optimizer import owners
-from featherbed.tables.growing import Asked, Before, Departure, GrowingAnchorTable, departures
+from featherbed.tables.growing import (
+    AnchorSnapshot,
+    Departure,
+    GradientMoment,
+    GrowingAnchorTable,
+    departures,
+)
 from featherbed.theory.objective import check_lambdas, nbant_objective
 
 RULES = ("trial", "trend")
@@ -26,7 +32,7 @@ CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to 
 
 
 @dataclass(frozen=True)
-class Measured:
+class GrowthRecord:
     """The measurements of one ``Growth.step`` and its decision: grow, shrink, undo or keep."""
 
     anchors: int
@@ -116,16 +122,16 @@ class Growth:
         self.lambda1, self.lambda2 = float(lambda1), float(lambda2)
         self.delta, self.window = check_integer("delta", delta), check_integer("window", window)
         self.restarts, self.generator = restarts, generator
-        self.history: list[Measured] = []
+        self.history: list[GrowthRecord] = []
         # removals of anchors, the last one last: a departure for each table
         self.removed: list[list[Departure]] = []
-        self._asked = [Asked(table) for table in self.tables]
+        self._moments = [GradientMoment(table) for table in self.tables]
         # for how many epochs each of the last anchors is still left to learn
         self._young: list[int] = []
         # the objective before, and by how many anchors K has changed
         self._trial: tuple[float, int] | None = None
         # snapshots of tables that started over, while that is on trial
-        self._before: list[Before] = []
+        self._before: list[AnchorSnapshot] = []
         self._direction, self._failed, self._rest = 1, 0, 0
         self._pause = (
             self.window
@@ -142,7 +148,7 @@ class Growth:
         own = torch.tensor([int(torch.count_nonzero(table.transform)) for table in self.tables])
         return int(total(own, group_of(table.transform for table in self.tables)).sum())
 
-    def step(self, evaluate: Callable[[], float] | float) -> Measured:
+    def step(self, evaluate: Callable[[], float] | float) -> GrowthRecord:
         """Measure the objective and decide; ``evaluate()`` returns the mean validation loss."""
         if not callable(evaluate) and self.rule != "trend":
             raise ArgumentError(
@@ -158,7 +164,7 @@ class Growth:
             table.on_training = self._change if self._due else None
         return found
 
-    def _measured(self, evaluate: Any) -> Measured:
+    def _measured(self, evaluate: Any) -> GrowthRecord:
         given = evaluate() if callable(evaluate) else evaluate
         given = given.detach() if isinstance(given, torch.Tensor) else given
         try:
@@ -176,9 +182,9 @@ class Growth:
             raise ArgumentError(f"the validation loss is {loss}: {cause}")
         nonzeros, anchors = self.nonzeros(), self.anchor_count * len(self.tables)
         value = nbant_objective(loss, nonzeros, anchors, self.lambda1, self.lambda2)
-        return Measured(self.anchor_count, loss, nonzeros, float(value), "keep")
+        return GrowthRecord(self.anchor_count, loss, nonzeros, float(value), "keep")
 
-    def _by_trend(self, found: Measured) -> Measured:
+    def _by_trend(self, found: GrowthRecord) -> GrowthRecord:
         recent = [*(m.objective for m in self.history), found.objective][-self.window :]
         for direction, decision in ((1, "grow"), (-1, "shrink")):
             trend = all(direction * a >= direction * b for a, b in pairwise(recent))
@@ -187,7 +193,7 @@ class Growth:
                 return replace(found, decision=decision)
         return found
 
-    def _by_trial(self, found: Measured, evaluate: Any) -> Measured:
+    def _by_trial(self, found: GrowthRecord, evaluate: Any) -> GrowthRecord:
         decision = "keep"
         fell = self.history[-1].objective - found.objective if self.history else math.inf
         # an epoch teaches less than an anchor costs
@@ -207,7 +213,7 @@ class Growth:
             self._propose(found.objective)
         return replace(found, decision=decision)
 
-    def _started_over(self, found: Measured, evaluate: Any) -> tuple[Measured, str]:
+    def _started_over(self, found: GrowthRecord, evaluate: Any) -> tuple[GrowthRecord, str]:
         """Keep the result of a restart, or restore the snapshot."""
         assert self._trial is not None
         (objective, _), self._trial, before, self._before = self._trial, None, self._before, []
@@ -218,7 +224,7 @@ class Growth:
             table.take_back(one, self.optimizer)
         return self._measured(evaluate), "undo"
 
-    def _judged(self, found: Measured, evaluate: Any) -> tuple[Measured, str]:
+    def _judged(self, found: GrowthRecord, evaluate: Any) -> tuple[GrowthRecord, str]:
         """Keep the change on trial, or undo it."""
         assert self._trial is not None
         (before, change), self._trial = self._trial, None
@@ -267,7 +273,7 @@ class Growth:
         most = min(table.max_anchors for table in self.tables)
         return min(self.delta, most - self.anchor_count if direction > 0 else self.anchor_count - 1)
 
-    def _without(self, found: Measured, evaluate: Any) -> Measured | None:
+    def _without(self, found: GrowthRecord, evaluate: Any) -> GrowthRecord | None:
         """Remove the anchors whose absence lowers the objective most; None if there are none."""
         best, chosen = found, None
         if self.anchor_count == 1:
@@ -299,8 +305,8 @@ class Growth:
         for _ in range(back):
             self._put_back()
         if due > back:
-            for table, asked in zip(self.tables, self._asked, strict=True):
-                table.add_anchors(asked.directions(due - back), optimizer=self.optimizer)
+            for table, gradients in zip(self.tables, self._moments, strict=True):
+                table.add_anchors(gradients.directions(due - back), optimizer=self.optimizer)
             self._young = [*self._young, *[self.window] * (due - back)]
 
     def _ripe(self, table: GrowingAnchorTable) -> list[Departure]:
@@ -325,20 +331,25 @@ class Growth:
             "history": [asdict(found) for found in self.history],
             "removed": [[one.state() for one in change] for change in self.removed],
             "before": [vars(one) for one in self._before],
-            "asked": [(asked.moment.clone(), asked.mean.clone()) for asked in self._asked],
+            "moments": [
+                (gradients.moment.clone(), gradients.mean.clone()) for gradients in self._moments
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state; load the states of the model and the optimizer first."""
         for name in PLAIN:
             setattr(self, name, state[name])
-        self.history = [Measured(**found) for found in state["history"]]
+        self.history = [GrowthRecord(**found) for found in state["history"]]
         self.removed = [
             [Departure.of_state(table, one) for table, one in zip(self.tables, change, strict=True)]
             for change in state["removed"]
         ]
-        self._before = [Before(**one) for one in state["before"]]
-        for asked, (moment, mean) in zip(self._asked, state["asked"], strict=True):
-            asked.moment, asked.mean = moment.to(asked.moment).clone(), mean.to(asked.mean).clone()
+        self._before = [AnchorSnapshot(**one) for one in state["before"]]
+        for gradients, (moment, mean) in zip(self._moments, state["moments"], strict=True):
+            gradients.moment, gradients.mean = (
+                moment.to(gradients.moment).clone(),
+                mean.to(gradients.mean).clone(),
+            )
         for table in self.tables:
             table.on_training = self._change if self._due else None

@@ -32,7 +32,7 @@ class HashedTable(Table):
     """
 
     example: ClassVar[dict[str, Any]] = {"buckets": 6}
-    weights = RowParameter()  # [V, k], learnt values
+    weights = RowParameter()  # [V, k], learned values
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
 from featherbed.tables.parts.cells import CELLS, CodeCell
 from featherbed.tables.parts.guides import Guidance, Guide, Online, Pretrained
-from featherbed.tables.parts.norms import Normalise
+from featherbed.tables.parts.norms import Normalize
 from featherbed.tables.parts.relaxations import Softmax, StraightThrough, short_repr
 from featherbed.tables.rows import empty_parameter, encode, to_numpy
 
@@ -99,7 +99,7 @@ class KDTable(CodedTable):
     cell: CodeCell | None
     projection: nn.Parameter | None  # [d', d]
     bias: nn.Parameter | None  # [d]
-    last: Normalise | None  # of the rows
+    last: Normalize | None  # of the rows
     steps: Tensor
 
     def __init__(
@@ -130,10 +130,10 @@ class KDTable(CodedTable):
         where: dict[str, Any] = {"dtype": dtype, "device": device}
         self.add_rows("code_logits", self.parts * self.choices, **where)
         self._add_composer(composer, **where)
-        self.norm: Normalise | None = None
+        self.norm: Normalize | None = None
         if self.relax.logit_norm:
             learned = not self.relax.schedule.falls
-            self.norm = Normalise(self.choices, learnt=learned, **where)
+            self.norm = Normalize(self.choices, learned=learned, **where)
         self.guidance: Guidance | None = None
         if guide is not None:
             shape = num_embeddings, embedding_dim, self.parts, self.choices
@@ -158,7 +158,7 @@ class KDTable(CodedTable):
             self.projection = empty_parameter((width, self.embedding_dim), **where)
             self.bias = empty_parameter((self.embedding_dim,), **where)
         if self.composer.output_norm:
-            self.last = Normalise(self.embedding_dim, learnt=True, **where)
+            self.last = Normalize(self.embedding_dim, learned=True, **where)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

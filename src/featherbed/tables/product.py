@@ -20,7 +20,7 @@ from featherbed.packed.band import Band, Fixed
 from featherbed.tables.coded import CodedTable
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import codec_job
-from featherbed.tables.parts.norms import Normalise
+from featherbed.tables.parts.norms import Normalize
 from featherbed.tables.parts.relaxations import harden, short_repr
 from featherbed.tables.rows import empty_parameter, encode
 from featherbed.tables.table import SCALE_SAMPLE
@@ -134,7 +134,7 @@ class ProductTable(CodedTable):
         self.atoms = empty_parameter((sets * self.choices, self.width), **where)
         keys = empty_parameter((sets * self.choices, query), **where)
         self.key_vectors = keys if softmax else None
-        self.norm = Normalise(self.choices, learnt=False, **where) if normalize else None
+        self.norm = Normalize(self.choices, learned=False, **where) if normalize else None
         self.initialize(generator)
 
     @property
@@ -169,14 +169,14 @@ class ProductTable(CodedTable):
     def _keys(self) -> Tensor:  # [D, K, query_dim]
         return self._sets(self.atoms if self.key_vectors is None else self.key_vectors)
 
-    def _asked(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, query_dim], float32 at least
+    def _queries_of(self, ids: Tensor) -> Tensor:  # [...] -> [..., D, query_dim], float32 at least
         found: Tensor = self.row_values("queries", ids)
         wide = torch.promote_types(found.dtype, torch.float32)
         return found.to(wide).reshape(*ids.shape, self.parts, self.query_dim)
 
-    def _responses(self, asked: Tensor) -> Tensor:  # [..., D, query_dim] -> [..., D, K]
-        keys = self._keys().to(asked.dtype)
-        match = torch.einsum("...jq,jkq->...jk", asked, keys)
+    def _responses(self, queries: Tensor) -> Tensor:  # [..., D, query_dim] -> [..., D, K]
+        keys = self._keys().to(queries.dtype)
+        match = torch.einsum("...jq,jkq->...jk", queries, keys)
         if self.key_vectors is not None:
             return match
         return 2 * match - keys.square().sum(-1)  # -||q - k||², but for ||q||²
@@ -184,7 +184,7 @@ class ProductTable(CodedTable):
     def responses(self, ids: Tensor) -> Tensor:  # [n] -> [n, D, K]
         """Return the responses of the keys to the queries of rows."""
         with torch.autocast(ids.device.type, enabled=False):
-            found = self._responses(self._asked(ids))
+            found = self._responses(self._queries_of(ids))
         return found if self.norm is None else self.norm.settled(found)
 
     def codes(self, ids: Tensor) -> Codes:
@@ -199,24 +199,24 @@ class ProductTable(CodedTable):
         if not self.training:
             return self.lookup(ids)
         with torch.autocast(ids.device.type, enabled=False):
-            asked = self._asked(ids)
-            found = self._responses(asked)
+            queries = self._queries_of(ids)
+            found = self._responses(queries)
             found = found if self.norm is None else self.norm(found)
             if self.key_vectors is not None:
                 weights = harden((found / self.variant.temperature).softmax(-1)).to(self.dtype)
                 chosen = torch.einsum("...jk,jkw->...jw", weights, self._sets(self.atoms))
             else:
-                chosen = self._centroids(asked.to(self.dtype), found.argmax(-1))
+                chosen = self._centroids(queries.to(self.dtype), found.argmax(-1))
         rows = chosen.mean(-2) if self.additive else chosen.reshape(*ids.shape, self.embedding_dim)
         return self.mask_padding(ids, rows)
 
-    def _centroids(self, asked: Tensor, codes: Tensor) -> Tensor:  # [..., D, w] and [..., D]
+    def _centroids(self, queries: Tensor, codes: Tensor) -> Tensor:  # [..., D, w] and [..., D]
         values = self._sets(self.atoms)[torch.arange(self.parts, device=codes.device), codes]
-        loss = F.mse_loss(values, asked.detach())
+        loss = F.mse_loss(values, queries.detach())
         if self.variant.commitment:
-            loss = loss + self.variant.commitment * F.mse_loss(asked, values.detach())
+            loss = loss + self.variant.commitment * F.mse_loss(queries, values.detach())
         self.add_loss(loss)
-        return asked + (values - asked).detach()
+        return queries + (values - queries).detach()
 
     def assign(self, ids: Tensor, codes: Tensor) -> None:  # [n], [n, D]
         """Assign codes to rows: set queries to unit-length keys, and reset running statistics."""

@@ -23,7 +23,7 @@ class Sizes:
     training: int | None
     parameters: int
     dense: int  # bytes of the dense float32 table
-    # N D log2 K of learnt codes, as their papers count (packed: ceil(log2 K) bits a code)
+    # N D log2 K of learned codes, as their papers count (packed: ceil(log2 K) bits a code)
     code_bits: float | None = None
 
     @property

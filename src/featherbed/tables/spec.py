@@ -22,7 +22,7 @@ METHODS: tuple[type[Table], ...] = tuple(  # every table class of the public lis
 )
 _RANDOM = (HalfNormal, Xavier, RandomBasis)
 _CODED = (Softmax, StraightThrough, Temperature, Online, Composer, Matching)
-BEHAVIOURS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*_RANDOM, *_CODED)}
+BEHAVIORS: dict[str, Any] = {kind.__name__.lower(): kind for kind in (*_RANDOM, *_CODED)}
 
 
 def method_name(method: type[Table]) -> str:
@@ -44,7 +44,7 @@ def parse_spec(spec: str) -> tuple[type[Table], dict[str, Any]]:
     >>> parse_spec("anchor:anchors=50,init=xavier(gain=0.5)")
     (<class 'featherbed.tables.anchor.AnchorTable'>, {'anchors': 50, 'init': Xavier(gain=0.5)})
     """
-    name, settings = split_spec(spec, behaviours=BEHAVIOURS)
+    name, settings = split_spec(spec, behaviors=BEHAVIORS)
     methods = {method_name(method): method for method in METHODS}
     method = methods.get(name.lower())
     if method is None:

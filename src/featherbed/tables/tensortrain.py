@@ -66,7 +66,9 @@ class TensorTrainTable(Table):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.rank, self.std = check_integer("rank", rank), std
         if not is_number(std, 0) or std == 0:
-            raise ArgumentError(f"std={std!r}: give the spread of fresh rows, a number above 0")
+            raise ArgumentError(
+                f"std={std!r}: give the standard deviation of initial rows, above 0"
+            )
         self.shape, self.dims = _factors(self.num_embeddings, self.embedding_dim, shape, dims)
         self.ranks = _ranks(self.rank, self.shape, self.dims)  # r_0, ..., r_c
         sizes = zip(self.shape, self.ranks, self.dims, self.ranks[1:], strict=False)

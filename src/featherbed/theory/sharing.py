@@ -62,12 +62,12 @@ class Transition:
         self.rows, self.p = check_integer("rows", rows), share_of_one("p", p)
         if not is_number(rho) or rho <= 0:
             raise ArgumentError(
-                f"rho={rho!r}: a neighbour is rho times as likely as another id; give a number "
+                f"rho={rho!r}: a neighbor is rho times as likely as another id; give a number "
                 "above 0"
             )
         if mixture and (graph is None or rho < 1):
             raise ArgumentError(
-                "mixture=True draws a neighbour with probability 1 - 1/rho: give a graph and rho "
+                "mixture=True draws a neighbor with probability 1 - 1/rho: give a graph and rho "
                 "of at least 1"
             )
         if graph is not None and graph.objects != self.rows:
@@ -76,11 +76,11 @@ class Transition:
             )
         self.free = np.ones(self.rows)
         self.free[ids_of("exclude", list(exclude), self.rows)] = 0.0
-        total, count, self.neighbours = float(self.free.sum()), np.zeros(self.rows), None  # N, n_j
+        total, count, self.neighbors = float(self.free.sum()), np.zeros(self.rows), None  # N, n_j
         if graph is not None:
             weighted = graph.matrix.astype(np.float64).multiply(self.free[None, :])
-            self.neighbours = weighted.tocsr()
-            count = self.neighbours @ self.free
+            self.neighbors = weighted.tocsr()
+            count = self.neighbors @ self.free
         changes = self.free * self.p if total > 1 else np.zeros(self.rows)
         if mixture:
             self.every, self.near = changes / (rho * total), changes * (1 - 1 / rho) / (count + 1)
@@ -100,8 +100,8 @@ class Transition:
             )
         flat = given.reshape(self.rows, -1)
         found = self.own[:, None] * flat + self.every[:, None] * (self.free @ flat)
-        if self.neighbours is not None:
-            found += self.near[:, None] * (self.neighbours @ flat)
+        if self.neighbors is not None:
+            found += self.near[:, None] * (self.neighbors @ flat)
         return found.reshape(given.shape)
 
     def average(self, ids: ArrayLike, losses: ArrayLike) -> Array:  # [n], [n, V] -> [n]
@@ -114,8 +114,8 @@ class Transition:
             )
         kept = self.own[places] * given[np.arange(len(places)), places]
         found: Array = kept + self.every[places] * (given @ self.free)
-        if self.neighbours is not None:
-            near = np.asarray(self.neighbours[places].multiply(given).sum(axis=1)).ravel()
+        if self.neighbors is not None:
+            near = np.asarray(self.neighbors[places].multiply(given).sum(axis=1)).ravel()
             found += self.near[places] * near
         return found
 

@@ -210,7 +210,7 @@ class Classifier:
         return [self._rank(row, k) for row in self.probabilities(np.concatenate(encoded), offsets)]
 
     def word_effects(self, text: str, most: int = 200) -> list[tuple[str, float]]:
-        """Return each of the first ``most`` words of a text and what it adds to the answer.
+        """Return each of the first ``most`` words of a text and its contribution to the answer.
 
         That is p(class | text) - p(class | text without the word), for the text's own class.
         """

@@ -148,7 +148,8 @@ def build_optimizer(
     model: nn.Module,
     penalties: dict[nn.Parameter, Penalty],
 ) -> torch.optim.Optimizer:
-    """Return the optimizer; penalized weights do not decay, code logits have their own rate."""
+    """Return the optimizer; penalized weights do not decay, code logits have their own
+    learning rate."""
     codes, others = split_codes(model)
     if settings.optimizer == "yogi":
         optimizer: torch.optim.Optimizer = Yogi(others, settings.lr, penalties=penalties)

@@ -1,4 +1,4 @@
-"""Rows of a ranking within a byte budget, divided by what the order of items loses.
+"""Rows of a ranking within a byte budget, divided by the loss in the order of items.
 
 Rounding adds e_u . v + u . e_v to a score. With rows of users at length 1, every user counts as
 much as every other, as in NDCG; the expected square of the error is

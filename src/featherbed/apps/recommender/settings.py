@@ -302,7 +302,7 @@ class RankingTables(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AlsSettings(Settings):
-    """Alternating least squares; what is not given is chosen by the validation NDCG@10."""
+    """Alternating least squares; settings left out are chosen by the validation NDCG@10."""
 
     alpha: float | None = setting(None, "Factor of the confidence of events.", above=0)
     regularization: float | None = setting(None, "L2 regularization of rows.", minimum=1e-9)

@@ -179,7 +179,7 @@ class SequenceRun(Application[SequenceSettings, SequenceData, FittedSequenceMode
         return found | {"users": len(task.users), "sizes": measure_sizes(folder, self.served)}
 
     def _examples(self, data: SequenceData, task: Task) -> list[dict[str, str]]:
-        """Return the last items of some test histories, and what is recommended after them."""
+        """Return the last items of some test histories, and the recommended next items."""
         keys = data.sequences.item_keys
         titles = None if data.titles is None else data.titles.names
 

@@ -24,7 +24,7 @@ from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddi
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 
 from featherbed.optim.processes import mark, of_first, total
-from featherbed.tables.parts.norms import Normalise
+from featherbed.tables.parts.norms import Normalize
 from featherbed.tables.table import Table
 
 WIRES = ("rows", "codes")
@@ -90,7 +90,7 @@ def join_processes(table: Table, group: Any, wire: str, divided: bool) -> None:
         if name not in table.row_tensors:
             buffer.copy_(of_first(buffer, group))
     for module in table.modules() if divided else ():
-        if isinstance(module, Normalise):
+        if isinstance(module, Normalize):
             module.group = group
 
 

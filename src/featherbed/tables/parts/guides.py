@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featherbed.checks import is_number
 from featherbed.errors import ArgumentError
-from featherbed.tables.parts.norms import Normalise
+from featherbed.tables.parts.norms import Normalize
 from featherbed.tables.rows import empty_parameter
 
 
@@ -154,9 +154,9 @@ class PretrainedGuidance(Guidance):
         self.encoder: nn.Parameter | None = None
         if guide.autoencode:
             self.encoder = empty_parameter((dim, parts * choices), **where)
-        self.norm: Normalise | None = None
+        self.norm: Normalize | None = None
         if guide.autoencode and guide.normalize:
-            self.norm = Normalise(choices, learnt=True, **where)
+            self.norm = Normalize(choices, learned=True, **where)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

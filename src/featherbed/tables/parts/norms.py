@@ -29,13 +29,13 @@ class Summed(torch.autograd.Function):
         return total(gradients[0], ctx.group), None
 
 
-class Normalise(nn.Module):
-    """y = (x - mean) / sqrt(var + eps), with learned scale and shift if ``learnt``.
+class Normalize(nn.Module):
+    """y = (x - mean) / sqrt(var + eps), with learned scale and shift if ``learned``.
 
     Statistics are those of the batch in training, running ones in evaluation; with a process
     ``group`` those of the batches of all its processes.
 
-    >>> Normalise(3, learnt=False).settled(torch.ones(2, 3)).shape
+    >>> Normalize(3, learned=False).settled(torch.ones(2, 3)).shape
     torch.Size([2, 3])
     """
 
@@ -47,7 +47,7 @@ class Normalise(nn.Module):
         self,
         width: int,
         *,
-        learnt: bool,
+        learned: bool,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -56,8 +56,8 @@ class Normalise(nn.Module):
         where: dict[str, Any] = {"dtype": wide, "device": device}
         self.register_buffer("mean", torch.empty(width, **where))
         self.register_buffer("var", torch.empty(width, **where))
-        self.scale = nn.Parameter(torch.empty(width, **where)) if learnt else None
-        self.shift = nn.Parameter(torch.empty(width, **where)) if learnt else None
+        self.scale = nn.Parameter(torch.empty(width, **where)) if learned else None
+        self.shift = nn.Parameter(torch.empty(width, **where)) if learned else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class Normalise(nn.Module):
         return scale, move if self.shift is None else move + self.shift
 
     def settled(self, x: Tensor) -> Tensor:  # [..., width]
-        """Normalise by the running statistics."""
+        """Normalize by the running statistics."""
         scale, move = self.line()
         return (x.to(scale.dtype) * scale + move).to(x.dtype)
 
