@@ -331,9 +331,7 @@ class Growth:
             "history": [asdict(found) for found in self.history],
             "removed": [[one.state() for one in change] for change in self.removed],
             "before": [vars(one) for one in self._before],
-            "moments": [
-                (gradients.moment.clone(), gradients.mean.clone()) for gradients in self._moments
-            ],
+            "moments": [(one.moment.clone(), one.mean.clone()) for one in self._moments],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,10 +344,8 @@ class Growth:
             for change in state["removed"]
         ]
         self._before = [AnchorSnapshot(**one) for one in state["before"]]
-        for gradients, (moment, mean) in zip(self._moments, state["moments"], strict=True):
-            gradients.moment, gradients.mean = (
-                moment.to(gradients.moment).clone(),
-                mean.to(gradients.mean).clone(),
-            )
+        moments = state["moments"] if "moments" in state else state["asked"]  # its former name
+        for own, (moment, mean) in zip(self._moments, moments, strict=True):
+            own.moment, own.mean = moment.to(own.moment).clone(), mean.to(own.mean).clone()
         for table in self.tables:
             table.on_training = self._change if self._due else None
