@@ -670,6 +670,29 @@ def test_a_pass_without_a_step_does_not_stop_the_next():
     assert len(table._slots.collected) <= 1
 
 
+@pytest.mark.parametrize("kernels", ["numba", "numpy"])
+def test_a_table_that_is_read_twice_in_a_step_scans_as_one_read_once(kernels, monkeypatch):
+    """A tower over two features reads one table twice: the scan sees the gradients of both."""
+    monkeypatch.setenv("FEATHERBED_KERNELS", kernels)
+
+    def support(split):
+        seeds = torch.Generator().manual_seed(0)
+        table = fb.AnchorTable(40, 4, anchors=8, slots=2, scan_every=2, generator=seeds)
+        optimizer = fb.Yogi(table.parameters(), lr=0.05)
+        start = table.support.clone()
+        for _ in range(8):
+            ids = torch.randint(40, (12,), generator=seeds)
+            wanted = torch.randn(12, 4, generator=seeds)
+            parts = zip(ids.split(split), wanted.split(split), strict=True)
+            optimizer.zero_grad()
+            sum((table(some) - aim).square().sum() for some, aim in parts).backward()
+            optimizer.step()
+        assert (table.support != start).any()
+        return table.support
+
+    assert torch.equal(support(12), support(5))
+
+
 def test_huge_pages_change_no_value():
     rows = torch.arange(native.LARGE).view(-1, 8)  # int64: eight times as large as needed
     parameter = nn.Parameter(rows.float())

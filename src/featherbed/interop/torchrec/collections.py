@@ -48,12 +48,18 @@ class CompactTables:
     """What both collections share: a table for every configuration of TorchRec."""
 
     pooled: bool
-    tables: nn.ModuleDict
+    inside: str  # the attribute that holds the tables, before and after they are sharded
     wire: str
+
+    @property
+    def tables(self) -> nn.ModuleDict:
+        """The tables by the names of their configurations."""
+        found: nn.ModuleDict = getattr(self, self.inside)
+        return found
 
     def _hold(self, configs: list[Any], method: str | Mapping[str, Table], wire: str) -> None:
         self.wire = check_choice("wire", wire, WIRES)
-        self.tables = nn.ModuleDict()
+        setattr(self, self.inside, nn.ModuleDict())
         for config in configs:
             shape = config.num_embeddings, config.embedding_dim
             table = make_table(method, *shape) if isinstance(method, str) else method[config.name]
@@ -113,13 +119,12 @@ class CompactEmbeddingCollection(CompactTables, EmbeddingCollection):
     torch.Size([2, 8])
     """
 
-    pooled = False
+    pooled, inside = False, "embeddings"
 
     def __init__(
         self, tables: list[Any], method: str | Mapping[str, Table], wire: str = "rows"
     ) -> None:
         super().__init__(tables=tables, device=META)
-        self.embeddings = nn.ModuleDict()
         self._device = torch.device("cpu")
         self._hold(tables, method, wire)
 
@@ -154,13 +159,12 @@ class CompactEmbeddingBagCollection(CompactTables, EmbeddingBagCollection):
     torch.Size([2, 8])
     """
 
-    pooled = True
+    pooled, inside = True, "embedding_bags"
 
     def __init__(
         self, tables: list[Any], method: str | Mapping[str, Table], wire: str = "rows"
     ) -> None:
         super().__init__(tables=tables, device=META)
-        self.embedding_bags = nn.ModuleDict()
         self._device = torch.device("cpu")
         self._hold(tables, method, wire)
 

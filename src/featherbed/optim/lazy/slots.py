@@ -49,6 +49,7 @@ class Slots:
         self.table, self.every = table, every
         self.group: Any = None
         self.collected: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.backward = -1  # number of the backward pass that collected last
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a state without collected gradients and process group."""
@@ -56,9 +57,12 @@ class Slots:
 
     def collects(self, parameter: Tensor, steps: int) -> bool:
         """Return whether a backward pass collects gradients for a scan in the next step."""
-        if parameter.requires_grad and parameter.grad is None:
+        # the sum over all look-ups of a backward pass reaches ``grad`` after the last of them
+        now: int = torch._C._current_graph_task_id()
+        if parameter.requires_grad and parameter.grad is None and now != self.backward:
             # a new step begins: these gradients are of one that was not taken
             self.collected.clear()
+        self.backward = now
         return parameter.requires_grad and (steps + 1) % self.every == 0
 
     def propose(self, gradient: Tensor, steps: int) -> Proposal | None:  # sparse [V, s]
