@@ -1,18 +1,27 @@
 """Throughput, latency and memory of the HTTP server, side by side with bare FastAPI endpoints.
 
-    python benchmarks/serve.py [--seconds 5] [--rounds 3] | --soak 600 | --hostile 2000
+    python benchmarks/serve.py [--seconds 3] [--rounds 7] [--soak 600] [--hostile 2000]
 
-Needs ``wrk``. All traffic stays on this machine. One worker each; the server and the bare endpoints
-are asked in turns, and medians over rounds are compared. ``--soak`` saturates the server with good
-and bad requests while files are replaced every 5 seconds, compares every answer with numpy, and
-watches memory and file handles. ``--hostile`` sends requests that must each be refused.
+Needs ``wrk`` and Linux. All traffic stays on this machine. The parts, in this order:
+
+soak: the server is saturated with good and bad requests while files are replaced every 5 seconds;
+every answer is compared with numpy, memory and file handles are watched. hostile: requests that
+must each be refused. memory: a worker that has served rows, with numba and without. rates: the
+server and the bare endpoints are asked in turns, medians over rounds. latency: the same two, at a
+constant 70 % of their rates, medians over rounds.
+
+For rates and latency the servers have core 1 and the load generator core 0, each with real-time
+priority (SCHED_FIFO) where the user may set it, so that other programs do not interrupt them.
+``--soak 0`` and ``--hostile 0`` leave parts out; the record is written if all were measured.
 """
 
 import argparse
+import contextlib
 import gc
 import io
 import json
 import os
+import platform
 import re
 import select
 import shutil
@@ -26,6 +35,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -69,6 +79,34 @@ POST = """
 wrk.method = "POST"
 wrk.body = '{body}'
 """
+
+
+def may_have_priority():
+    """Return whether processes may be given real-time priority."""
+    command = ["chrt", "-f", "1", "true"]
+    return shutil.which("chrt") is not None and subprocess.run(command, check=False).returncode == 0
+
+
+def on_core(core):
+    """Return the beginning of a command that runs on one core, before all other programs."""
+    priority = ["chrt", "-f", "1"] if may_have_priority() else []
+    return [*priority, "taskset", "-c", str(core)]
+
+
+@contextlib.contextmanager
+def generator_core():
+    """Run this process on core 0, before all other programs."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {0})
+    if may_have_priority():
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    gc.collect()
+    gc.disable()  # the load generator must not stall
+    yield
+    gc.enable()
+    if may_have_priority():
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.sched_setaffinity(0, cores)
 
 
 def free_port():
@@ -118,6 +156,7 @@ def wrk(url, script, seconds, connections=16):
         file.write(script)
         file.flush()
         command = [
+            *on_core(0),
             "wrk",
             "-t1",
             f"-c{connections}",
@@ -223,50 +262,55 @@ def paced_latency(server, path, rate, seconds, connections):
     idle, buffer = [connection.socket for connection in opened], bytearray(1 << 18)
     total, sent, answered = int(rate * seconds), 0, 0
     latencies, busy, missing = np.empty((2, total)), {}, {}
-    gc.collect()
-    gc.disable()  # the load generator must not stall
-    begin = clock() + 0.01
-    while answered < total:
-        while idle and sent < total and begin + sent / rate <= clock():
-            one = idle.pop()
-            busy[one], missing[one] = (begin + sent / rate, clock()), size
-            one.send(contents[sent % len(contents)])
-            sent += 1
-        wait = begin + sent / rate - clock() if idle and sent < total else 0.01
-        for one in select.select(list(busy), (), (), max(0, wait))[0]:
-            missing[one] -= one.recv_into(buffer)
-            if missing[one] == 0:
-                latencies[:, answered] = clock() - np.array(busy.pop(one))
-                answered += 1
-                idle.append(one)
-    gc.enable()
+    with generator_core():
+        begin = clock() + 0.01
+        while answered < total:
+            while idle and sent < total and begin + sent / rate <= clock():
+                one = idle.pop()
+                busy[one], missing[one] = (begin + sent / rate, clock()), size
+                one.send(contents[sent % len(contents)])
+                sent += 1
+            wait = begin + sent / rate - clock() if idle and sent < total else 0.01
+            for one in select.select(list(busy), (), (), max(0, wait))[0]:
+                missing[one] -= one.recv_into(buffer)
+                if missing[one] == 0:
+                    now, (due, left) = clock(), busy.pop(one)
+                    latencies[:, answered] = now - due, now - left
+                    answered += 1
+                    idle.append(one)
     for connection in opened:
         connection.close()
-    found = {"requests_per_second": round(rate), "requests": total}
-    for name, values in zip(("from_due", "from_sent"), 1e3 * latencies, strict=True):
-        median, tail = np.median(values), np.percentile(values, 99)
-        ratio = round(float(tail / median), 2)
-        found[name] = {"p50": round(median, 3), "p99": round(tail, 3), "ratio": ratio}
-    return found
+    quantiles = np.percentile(1e3 * latencies, (50, 99), axis=1).T
+    return dict(zip(("from_due", "from_sent"), quantiles, strict=True))
 
 
 def compare_latency(pairs, seconds, rounds):
-    """Ask servers in turns at 70 % of their peaks; return the round of the median ratio of each."""
+    """Ask servers in turns at 70 % of their peaks; return medians over the rounds."""
     found = {}
     for connections in (2, 16):
         runs = {name: [] for name in pairs}
         for _ in range(rounds):
             for name, (server, path, peak) in pairs.items():
+                time.sleep(0.5)  # what the last one left is done
                 runs[name].append(paced_latency(server, path, 0.7 * peak, seconds, connections))
         for name, some in runs.items():
-            some.sort(key=lambda run: run["from_due"]["ratio"])
-            found[f"{name}, {connections} connections"] = some[len(some) // 2]
+            one = {"requests_per_second": round(0.7 * pairs[name][2])}
+            for key in ("from_due", "from_sent"):
+                median, tail = np.median([run[key] for run in some], axis=0)
+                ratios = [float(run[key][1] / run[key][0]) for run in some]
+                one[key] = {
+                    "p50": round(float(median), 3),
+                    "p99": round(float(tail), 3),
+                    "ratio": round(statistics.median(ratios), 2),
+                    "ratio of each round": [round(ratio, 2) for ratio in ratios],
+                }
+            found[f"{name}, {connections} connections"] = one
     return found
 
 
-def serve(*paths, options=(), **environment):
+def serve(*paths, options=(), prefix=(), **environment):
     """Start ``featherbed serve``."""
-    command = [sys.executable, "-m", "featherbed.cli", "serve", *map(str, paths)]
+    command = [*prefix, sys.executable, "-m", "featherbed.cli", "serve", *map(str, paths)]
     return Server(*command, "--port", "{port}", *options, ready="/ready", **environment)
 
 
@@ -333,12 +377,12 @@ def soak(folder, seconds):
     ]
     server = serve(path, options=["--watch"])
     found = {"right": 0, "refused": 0, "wrong": 0, "status_5xx": 0, "dropped": 0, "replaced": 0}
-    stop, lock = time.monotonic() + seconds, threading.Lock()
+    stop, lock = threading.Event(), threading.Lock()
 
     def ask(seed):
         mine, counts = np.random.default_rng(seed), dict.fromkeys(found, 0)
         connection = Connection(server.port)
-        while time.monotonic() < stop:
+        while not stop.is_set():
             requests = random_requests(mine, rows, packed, keys)
             for number in mine.integers(0, len(requests), 2_000):
                 content, expected = requests[number]
@@ -361,16 +405,17 @@ def soak(folder, seconds):
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(min(20, seconds / 4))
+    time.sleep(20)  # compiled loops and caches are there
     memory, handles, used = [server.resident()], [server.handles()], server.cpu_seconds()
     begin = time.monotonic()
-    while time.monotonic() < stop:
+    for _ in range(seconds // 5):  # slept, so that minutes in which everything was paused count not
         time.sleep(5)
         packed[found["replaced"] % 2].save(path)
         found["replaced"] += 1
         memory.append(server.resident())
         handles.append(server.handles())
     share = (server.cpu_seconds() - used) / (time.monotonic() - begin)
+    stop.set()
     for thread in threads:
         thread.join()
     server.stop()
@@ -524,15 +569,13 @@ def measure_memory(path):
     return found
 
 
-def measure(folder, seconds, rounds):
-    paths = write_files(folder)
+def measure_rates(paths, folder, seconds, rounds):
+    """Return rates beside bare endpoints, and latencies at 70 % of them."""
     (folder / "bare.py").write_text(BARE.format(batch=BATCH, dim=DIM))
     options = ["--port", "{port}", "--no-access-log", "--log-level", "warning", "--app-dir"]
-    memory = measure_memory(paths[0])
-    bare = Server(
-        sys.executable, "-m", "uvicorn", "bare:app", *options, str(folder), ready="/openapi.json"
-    )
-    server = serve(*paths)
+    command = [*on_core(1), sys.executable, "-m", "uvicorn", "bare:app", *options, str(folder)]
+    bare = Server(*command, ready="/openapi.json")
+    server = serve(*paths, options=["--watch"], prefix=on_core(1))
     npy = IDS.format(accept="application/x-npy", batch=BATCH, last=ROWS - 1)
     as_json = IDS.format(accept="application/json", batch=BATCH, last=ROWS - 1)
     pairs = {
@@ -542,61 +585,72 @@ def measure(folder, seconds, rounds):
         "bare orjson": (bare.url + "/json", as_json),
     }
     found = median_rates(pairs, seconds, rounds)
-    latency = compare_latency(
-        {
-            "rows .npy": (server, "/items/rows", found["rows .npy"]["requests_per_second"]),
-            "bare bytes": (bare, "/npy", found["bare bytes"]["requests_per_second"]),
-        },
-        min(seconds, 3),
-        rounds,
-    )
+    peaks = {
+        "rows .npy": (server, "/items/rows", found["rows .npy"]["requests_per_second"]),
+        "bare bytes": (bare, "/npy", found["bare bytes"]["requests_per_second"]),
+    }
+    latency = compare_latency(peaks, seconds, rounds)
     vector = json.dumps({"vector": [0.5] * DIM, "k": 10})
     others = {"search 100,000": (server.url + "/words/search", POST.format(body=vector))}
     if len(paths) > 2:
-        users = '{"user":"%d"}'
-        others["recommend MovieLens-1M"] = (
-            server.url + "/films/recommend",
-            USERS.format(body=users),
-        )
+        users = USERS.format(body='{"user":"%d"}')
+        others["recommend MovieLens-1M"] = (server.url + "/films/recommend", users)
     found |= median_rates(others, seconds, rounds)  # apart: requests left behind cost the next one
+    server.stop()
+    bare.stop()
     rate = {name: one["requests_per_second"] for name, one in found.items()}
-    result = {
-        "cores": os.cpu_count(),
+    return {
         "rates": found,
         "npy_to_bare": round(rate["rows .npy"] / rate["bare bytes"], 3),
         "json_to_bare": round(rate["rows JSON"] / rate["bare orjson"], 3),
         "at 70 % of the peak": latency,
-        "memory": memory,
     }
-    server.stop()
-    bare.stop()
-    return result
+
+
+def describe_run(seconds, rounds):
+    """Return the conditions of a run."""
+    names = ("featherbed", "fastapi", "uvicorn", "numpy", "numba", "orjson")
+    return {
+        "cores": os.cpu_count(),
+        "placed": "servers on core 1, load generator on core 0",
+        "scheduling": "SCHED_FIFO" if may_have_priority() else "normal",
+        "seconds": seconds,
+        "rounds": rounds,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+    }
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--soak", type=int, default=0, help="seconds; instead of the timings")
-    parser.add_argument("--hostile", type=int, default=0, help="requests; instead of the timings")
+    parser.add_argument("--seconds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--soak", type=int, default=600, help="seconds, 0 for none")
+    parser.add_argument("--hostile", type=int, default=2_000, help="requests, 0 for none")
     parser.add_argument("--files", type=Path, help="folder that keeps the tables that are served")
     arguments = parser.parse_args()
+    if shutil.which("wrk") is None:
+        sys.exit("wrk is not installed: apt-get install wrk")
+    result = {"run": describe_run(arguments.seconds, arguments.rounds)}
+
+    def add(part):
+        result.update(part)
+        print(json.dumps(part, indent=1), flush=True)
+
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.files or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
+        paths = write_files(folder)
         if arguments.soak:
-            result = {"soak": soak(folder, arguments.soak)}
-        elif arguments.hostile:
-            server = serve(*write_files(folder), options=["--timeout", "2"])
-            result = {"hostile": hostile(server, arguments.hostile)}
+            add({"soak": soak(folder, arguments.soak)})
+        if arguments.hostile:
+            server = serve(*paths, options=["--timeout", "2"])
+            add({"hostile": hostile(server, arguments.hostile)})
             server.stop()
-        elif shutil.which("wrk") is None:
-            sys.exit("wrk is not installed: apt-get install wrk")
-        else:
-            result = measure(folder, arguments.seconds, arguments.rounds)
-    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(stored | result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+        add({"memory": measure_memory(paths[0])})
+        add(measure_rates(paths, folder, arguments.seconds, arguments.rounds))
+    if arguments.soak and arguments.hostile:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

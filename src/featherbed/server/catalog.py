@@ -97,7 +97,9 @@ class ServedModel:
     @cached_property
     def points(self) -> bytes:
         """The data of the page as JSON, computed when it is first asked for."""
-        return orjson.dumps(explore_data(self.rows_table))
+        counts = self.model.popularity() if self.kind == "recommender" else None
+        titles = getattr(self.model, "titles", None)
+        return orjson.dumps(explore_data(self.rows_table, counts=counts, titles=titles))
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of the known words of a text, in order."""

@@ -34,6 +34,7 @@ TEMPLATE = Path(__file__).with_name("explore.html")
 POINTS = 100_000  # rows drawn at most
 OFFLINE_POINTS = 30_000
 NEIGHBORS = 8
+ATOMS = 10  # shown of a row
 ANCHORS = 200  # shown at most
 BLOCK = 1 << 14
 
@@ -81,12 +82,16 @@ def project_rows(table: PackedTable, ids: Ids) -> Floats:  # [n] -> [n, 2]
 
 
 def color_columns(
-    table: PackedTable, ids: Ids, given: Mapping[str, NDArray[Any]] | None = None
+    table: PackedTable,
+    ids: Ids,
+    given: Mapping[str, NDArray[Any]] | None = None,
+    counts: NDArray[Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the columns that points may be colored by: ``kind`` and base64 ``values`` of each.
 
-    They are the strongest anchor, the first code, the band, the norm, and the ``given`` columns
-    (such as popularity), each with one entry per row of the table.
+    They are the ``given`` columns, each with one entry per row of the table, the strongest anchor,
+    the first code, the band, the popularity (``counts``, or those stored with the keys) and the
+    norm.
     """
     columns: dict[str, dict[str, Any]] = {}
     for name, values in (given or {}).items():
@@ -111,6 +116,9 @@ def color_columns(
         for number, (_, batch, _) in enumerate(table.places(ids)):
             bands[batch] = number
         columns["band"] = as_categories(bands)
+    counts = getattr(table.keys, "counts", None) if counts is None else counts
+    if counts is not None:
+        columns["popularity (log10)"] = as_numbers(np.log10(1.0 + counts[ids]))
     norms = [
         np.linalg.norm(table[ids[start : start + BLOCK]], axis=1)
         for start in range(0, len(ids), BLOCK)
@@ -136,19 +144,36 @@ def read_columns(path: Path) -> dict[str, NDArray[Any]]:
     return columns
 
 
+def atom_weights(table: PackedTable, ids: Ids) -> tuple[Ids, Floats]:  # [n] -> [n, a], [n, a]
+    """Return the atoms that rows use and their weights; refuse tables without weights."""
+    band = weighted_band(table)
+    if band.values is not None:
+        weights = band.values.rows(ids)
+        return np.broadcast_to(np.arange(weights.shape[1]), weights.shape), weights
+    indices, values = band.fetch(ids, ids)
+    assert values is not None
+    return indices, values
+
+
 def strongest_anchors(table: PackedTable, ids: Ids) -> Ids:
     """Return the anchor with the largest weight of each row, -1 for rows without weights."""
-    band, anchors = weighted_band(table), anchor_count(table)
-    if band.values is not None:
-        weights = np.abs(band.values.rows(ids)[:, :anchors])
-        indices = np.broadcast_to(np.arange(anchors), weights.shape)
-    else:
-        indices, values = band.fetch(ids, ids)
-        assert values is not None
-        weights = np.where(indices < anchors, np.abs(values), 0)
+    indices, values = atom_weights(table, ids)
+    weights = np.where(indices < anchor_count(table), np.abs(values), 0)
     best = weights.argmax(1)
     found: Ids = np.where(weights.max(1) > 0, indices[np.arange(len(ids)), best], -1)
     return found
+
+
+def largest_atoms(table: PackedTable, ids: Ids) -> tuple[Ids, Floats]:  # [n] -> [n, a], [n, a]
+    """Return the atoms with the largest weights of each row, largest first; refuse as above."""
+    parts = []
+    for start in range(0, len(ids), BLOCK):
+        indices, weights = atom_weights(table, ids[start : start + BLOCK])
+        order = np.argsort(-np.abs(weights), axis=1, kind="stable")[:, :ATOMS]
+        parts.append([np.take_along_axis(values, order, 1) for values in (indices, weights)])
+    most = max(indices.shape[1] for indices, _ in parts)  # ragged rows differ from block to block
+    padded = [[np.pad(v, ((0, 0), (0, most - v.shape[1]))) for v in part] for part in parts]
+    return np.concatenate([i for i, _ in padded]), np.concatenate([w for _, w in padded])
 
 
 def describe_row(
@@ -158,45 +183,28 @@ def describe_row(
 
     With ``original``, the rows before compression, also the nearest rows there.
     """
-    row = table[np.array([id_])]
-    number, band, position = next(
-        (number, band, positions)
-        for number, (band, batch, positions) in enumerate(table.places(np.array([id_])))
-        if len(batch)
-    )
-    ids, scores = table.search(row[0], NEIGHBORS + 1, metric="cosine")
+    at = np.array([id_])
+    row = table[at]
+    band = next(n for n, (_, batch, _) in enumerate(table.places(at)) if len(batch))
+    ids, scores = table.search(row[0], min(NEIGHBORS + 1, table.rows), metric="cosine")
     details: dict[str, Any] = {
         "id": id_,
         "key": table.name_of(id_),
-        "band": number if len(table.bands) > 1 else None,
-        "bits": int(row_cost(table, np.array([id_]), coded=False)[0]),
+        "band": band if len(table.bands) > 1 else None,
+        "bits": int(row_cost(table, at, coded=False)[0]),
         "norm": float(np.linalg.norm(row)),
         "neighbors": name_rows(table, ids, scores, id_),
+        "codes": None,
+        "atoms": None,
     }
-    try:
-        details["codes"] = table.codes_of([id_])[0].tolist()
-    except FeatherbedError:
-        details["codes"] = None
-    details["atoms"] = None
-    try:
-        weighted_band(table)
-        if band.values is not None:
-            weights = band.values.rows(position)[0]
-            indices = np.arange(len(weights))
-        else:
-            found, values = band.fetch(np.array([id_]), position)
-            assert values is not None
-            indices, weights = found[0], values[0]
-        order = np.argsort(-np.abs(weights), kind="stable")[:10]
-        details["atoms"] = [
-            {"atom": int(indices[at]), "weight": float(weights[at])}
-            for at in order
-            if weights[at] != 0
-        ]
-    except FeatherbedError:
-        pass
+    with suppress(FeatherbedError):  # no fixed codes
+        details["codes"] = table.codes_of(at)[0].tolist()
+    with suppress(FeatherbedError):  # no weights over atoms
+        pairs = zip(*(values[0].tolist() for values in largest_atoms(table, at)), strict=True)
+        details["atoms"] = [{"atom": atom, "weight": weight} for atom, weight in pairs if weight]
     if original is not None:
-        before, similar = original.search(original[id_], NEIGHBORS + 1, metric="cosine")
+        most = min(NEIGHBORS + 1, table.rows)
+        before, similar = original.search(original[id_], most, metric="cosine")
         details["neighbors_before"] = name_rows(table, before, similar, id_)
     return details
 
@@ -242,7 +250,12 @@ def list_anchors(table: PackedTable, count: int = 8) -> list[dict[str, Any]]:
 
 
 def explore_data(
-    table: PackedTable, most: int = POINTS, columns: Mapping[str, NDArray[Any]] | None = None
+    table: PackedTable,
+    most: int = POINTS,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    counts: NDArray[Any] | None = None,
+    titles: Any = None,  # by id
 ) -> dict[str, Any]:
     """Return the content of the page: places, keys and columns of points, and the anchors."""
     ids = sample_rows(table.rows, most)
@@ -256,7 +269,8 @@ def explore_data(
         "x": as_base64(places[:, 0].astype("<f4")),
         "y": as_base64(places[:, 1].astype("<f4")),
         "keys": None if table.keys is None else [table.name_of(int(id_)) for id_ in ids],
-        "columns": color_columns(table, ids, columns),
+        "titles": None if titles is None else [titles[int(id_)] for id_ in ids],
+        "columns": color_columns(table, ids, columns, counts),
         "anchors": list_anchors(table),
     }
 
@@ -276,15 +290,20 @@ def offline_page(
     """
     data = explore_data(table, OFFLINE_POINTS, columns)
     ids = sample_rows(table.rows, OFFLINE_POINTS)
-    data["neighbors"] = as_base64(nearest_rows(table, ids).astype("<u4"))
-    try:
-        codes = table.codes_of(ids)
-        data["codes"] = {"count": codes.shape[1], "values": as_base64(codes.astype("<u2"))}
-    except FeatherbedError:
-        data["codes"] = None
+    whole = "<u2" if table.rows <= 1 << 16 else "<u4"
+    data["neighbors"] = as_base64(nearest_rows(table, ids).astype(whole))
+    data["bits"] = as_base64(row_cost(table, ids, coded=False).astype("<u4"))
+    with suppress(FeatherbedError):  # no fixed codes
+        data["codes"] = as_base64(table.codes_of(ids).astype("<u2"))
+    with suppress(FeatherbedError):  # no weights over atoms
+        atoms, weights = largest_atoms(table, ids)
+        largest = max(1e-30, float(np.abs(weights).max()))
+        data["atoms"] = as_base64(atoms.astype("<u2"))
+        data["weights"] = as_base64(np.rint(weights * (32767 / largest)).astype("<i2"))
+        data["largest"] = largest
     if original is not None:
         before = nearest_rows(original_table(original, table), ids)
-        data["neighbors_before"] = as_base64(before.astype("<u4"))
+        data["neighbors_before"] = as_base64(before.astype(whole))
     script = f"<script>{plotly_script()}</script>"
     return render(script, {"name": name, "kind": "table", "data": data})
 

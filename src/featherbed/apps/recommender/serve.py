@@ -600,6 +600,12 @@ class Recommender:
             )
         return found
 
+    def popularity(self) -> Ids:  # [items]
+        """Return the number of training ratings of every item."""
+        items = self._seen[1]
+        counts = np.bincount(items[items < self.about.items], minlength=self.about.items)
+        return counts.astype(np.int64)
+
     def _user(self, key: str) -> int:
         return _id_of(self.users, key, "user")
 
