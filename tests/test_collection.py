@@ -27,6 +27,14 @@ def made(specs=SPECS, **settings):
     return fb.Collection.from_spec(specs, generator=torch.Generator().manual_seed(0), **settings)
 
 
+def bags():
+    return torch.tensor([3, 4, 6, 1]), torch.ones(4, 1).long()
+
+
+def ones(collection):
+    return {column.name: torch.ones(column.rows) for column in collection.layout.columns}
+
+
 def some_ids(batch=6):
     generator = torch.Generator().manual_seed(1)
     return torch.stack([torch.randint(n, (batch,), generator=generator) for n in COUNTS], dim=1)
@@ -145,6 +153,24 @@ np.testing.assert_allclose(packed.rows("size", ids[:, 1]), rows[:, 4:12], atol=1
         (lambda _: fb.Collection.from_spec({"a": "b"}), "column 'a' shares 'b'"),
         (lambda _: fb.Collection.from_spec({"a": (5, 4, "denes")}), "'denes' in spec"),
         (lambda c: fb.Collection(list(c.tables), [Column("a", 0, 50, 9)]), "lies outside"),
+        (lambda c: c.rows("site", [1]), "ids are list: give a tensor"),
+        (lambda c: c.bag([1], torch.ones(4, 1).long()), "ids are list: give a tensor"),
+        (lambda c: c.bag(*bags(), torch.ones(3)), r"shape \(3,\): give \[4\], one for each id"),
+        (lambda c: c.pack().bag(*bags(), [1, 2]), r"shape \(2,\): give \[4\]"),
+        (lambda c: c.pack()[[[1, 2, 3, 4], [1, 2]]], "ids are no array"),
+        (lambda c: c.pack()[np.full((1, 4), 2**63 + 1, np.uint64)], "id 9223372036854775809 is"),
+        (lambda c: c.save("c.safetensors", keys="spoken"), "keys='spoken'"),
+        (lambda c: c.compress("1KB", None), "importance is NoneType: give a dictionary"),
+        (lambda c: c.compress("1KB", {**ones(c), "x": torch.ones(2)}), "there is no column 'x'"),
+        (lambda c: c.importance([1], lambda _: c(some_ids()).detach().sum()), "does not depend on"),
+        (lambda c: c.importance([1], lambda _: 0.5), "loss of a batch is 0.5: return its mean"),
+        (lambda c: c.importance([1], lambda _: c(some_ids()).sum(1)), "loss of a batch is tensor"),
+        (lambda c: c.importance([1], lambda _: c(some_ids()).sum() / 0), "loss of a batch is"),
+        (lambda _: fb.Collection.from_tables([fb.DenseTable(3, 4)]), "tables are list: give"),
+        (lambda _: fb.Collection.from_tables({"a": nn.Embedding(3, 4)}), "'a' is Embedding: give"),
+        (lambda _: made({"": (3, 4, "dense")}), "named '': give a text"),
+        (lambda _: made({1: (3, 4, "dense")}), "named '1': give a text"),
+        (lambda _: made({"a\nb": (3, 4, "dense")})(torch.tensor([[9]])), r"column 'a\\nb'"),
     ],
 )
 def test_bad_input_is_one_line(call, message):
@@ -190,6 +216,27 @@ def test_keys_without_shared_rows_are_known_or_refused():
         made(specs).ids({"site": ["a", "c"]})
 
 
+@pytest.mark.parametrize("mixed", [["a.org", 1], [1, "a.org"], ["a.org", None]])
+def test_keys_and_ids_are_not_mixed(mixed):
+    collection = made(KEYED)
+    with pytest.raises(fb.ArgumentError, match=r"column 'site' got (1|None) among its keys"):
+        collection.ids({"site": mixed, "hour": [0, 1], "referrer": [0, 1]})
+
+
+def test_columns_with_padding_are_not_fused():
+    collection = made(dict.fromkeys(("a", "b"), (9, 4, "dense:padding_idx=0")))
+    assert not collection(torch.tensor([[0, 0]])).any()
+
+
+def test_the_state_of_other_columns_is_refused():
+    specs = {"a": (50, 4, "dense"), "b": (9, 4, "dense")}
+    state = nn.ModuleDict({"tables": made(specs)}).state_dict()
+    nn.ModuleDict({"tables": made(specs)}).load_state_dict(state)
+    other = made({name: specs[name] for name in "ba"})
+    with pytest.raises(RuntimeError, match=r"the state is of the columns {'a': "):
+        nn.ModuleDict({"tables": other}).load_state_dict(state)
+
+
 def test_a_vocabulary_of_another_table_is_refused():
     other = Column("site", 0, 0, 9, VOCABULARY)
     with pytest.raises(fb.ArgumentError, match="has 9 rows, its vocabulary 5"):
@@ -222,6 +269,62 @@ def test_importance_is_the_mean_squared_gradient_of_a_sample():
     expected = counts * (2 * 0.1) ** 2 / 100
     torch.testing.assert_close(importance["0"], expected.double(), rtol=1e-4, atol=1e-9)
     assert all(parameter.grad is None for parameter in collection.parameters())
+
+
+def test_importance_of_bags_and_columns_is_that_of_their_rows():
+    """One id a bag gives what a batch gives; a row that is in a bag twice has twice the gradient."""
+    collection, ids, _ = planted()
+    head = torch.linspace(-1, 1, 24)
+    batch = ids[:40]
+
+    def measured(look_up):
+        return collection.importance([batch], lambda given: (look_up(given) @ head).tanh().mean())
+
+    def bagged(given):
+        lengths = torch.ones(3, len(given), dtype=torch.int64)
+        return collection.bag(given.T.reshape(-1), lengths)
+
+    def by_column(given):
+        parts = [collection.rows(name, given[:, c]) for c, name in enumerate(collection.names)]
+        return torch.cat(parts, dim=1)
+
+    expected = measured(collection)
+    for found in (measured(bagged), measured(by_column)):
+        for name, part in expected.items():
+            torch.testing.assert_close(found[name], part)
+    once = collection.importance([0], lambda _: collection.rows("0", torch.tensor([[5]])).sum())
+    twice = collection.importance([0], lambda _: collection.rows("0", torch.tensor([[5, 5]])).sum())
+    torch.testing.assert_close(twice["0"], 4 * once["0"])
+    several = torch.tensor([5, 5, 7]), torch.tensor([[3], [0], [0]])
+    mean = collection.importance([0], lambda _: collection.bag(*several, mode="mean").sum())
+    torch.testing.assert_close(mean["0"][[5, 7]], torch.tensor([4 / 9, 1 / 9]).double())
+    assert all(parameter.grad is None for parameter in collection.parameters())
+
+
+def test_importance_of_frozen_rows_is_measured_without_a_trace():
+    collection, _, loss = planted()
+    expected = collection.importance([torch.arange(100)], loss)
+    collection.requires_grad_(False)
+    with torch.no_grad():
+        found = collection.importance([torch.arange(100)], loss)
+    torch.testing.assert_close(found["0"], expected["0"])
+
+
+@pytest.mark.parametrize("kind", ["html", "json", "txt"])
+def test_the_report_of_a_budget_shows_curve_and_columns(kind, tmp_path):
+    collection = made({"<script>": (400, 8, "dense"), "b": (320, 8, "dense"), "c": "b"})
+    report = collection.compress("4KB", ones(collection)).report
+    report.save(tmp_path / f"budget.{kind}")
+    text = (tmp_path / f"budget.{kind}").read_text()
+    assert ("<script>" in text) == (kind != "html")
+    if kind == "json":
+        found = json.loads(text)
+        assert found["curve"] == [list(point) for point in report.curve]
+        assert {one["name"]: one["bits"] for one in found["columns"]} == report.bits
+    else:
+        assert all(f"{loss:.6f}" in text for _, loss in report.curve)
+        assert all(f"{bits:.2f}" in text for bits in report.bits.values())
+        assert "3 columns: 23.0 KB" in text
 
 
 def test_a_budget_goes_where_the_task_is_sensitive(tmp_path):
@@ -267,7 +370,7 @@ def test_compressed_columns_stay_shared_and_train_on():
     ("budget", "change", "message"),
     [
         (100, lambda _: None, "budget=100: the smallest file of these 3 columns has [0-9,]+ bytes"),
-        ("4KB", lambda found: found.pop("1"), "importance lacks the column '1'"),
+        ("4KB", lambda found: found.pop("1"), "importance lacks the column .1.: the columns are"),
         (
             "4KB",
             lambda found: found.update({"1": torch.ones(3)}),

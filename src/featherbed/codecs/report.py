@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featherbed.codecs.words import score_words
-from featherbed.files import replacing
 from featherbed.report.compression import compression_page, compression_text
+from featherbed.report.page import write_report
 from featherbed.version import __version__
 
 if TYPE_CHECKING:
@@ -84,19 +83,7 @@ class CompressionReport:
 
     def save(self, path: str | Path) -> None:
         """Write the report atomically: HTML for .html, JSON for .json, otherwise text."""
-        path = Path(path)
-        if path.suffix in (".html", ".htm"):
-            text = compression_page(self.data)
-        elif path.suffix == ".json":
-            data = _as_json(self.data)
-            text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        else:
-            text = f"{self}\n"
-        with (
-            replacing(path) as descriptor,
-            open(descriptor, "w", encoding="utf-8", closefd=False) as file,
-        ):
-            file.write(text)
+        write_report(path, self.data, compression_page, compression_text)
 
 
 def _word_scores(table: PackedTable, rows: Any, files: list[Path]) -> list[dict[str, Any]] | None:
@@ -114,14 +101,3 @@ def _word_scores(table: PackedTable, rows: Any, files: list[Path]) -> list[dict[
         | {"before": before["score"], "after": after["score"]}
         for before, after in pairs
     ]
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value in JSON types; NaN and infinity become null."""
-    if isinstance(value, dict):
-        return {str(key): _as_json(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(part) for part in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -48,14 +48,22 @@ class Column:
 
     def ids(self, given: Any) -> NDArray[Any]:
         """Return ids as they are, and the ids of keys: strings, where the column has keys."""
-        array = np.asarray(given, dtype=object if _has_text(given) else None)
-        if array.dtype != object:
+        what = f"ids of the column {self.name!r}"
+        array = as_array(given, what, object if _starts_with_text(given) else None)
+        if array.dtype.kind not in "UTO":
             return array
         if self.keys is None:
             raise UnknownKeyError(
                 f"the column {self.name!r} has no keys: give ids from 0 to {self.rows - 1}"
             )
+        array = as_array(given, what, object)
         flat = array.reshape(-1).tolist()
+        others = [key for key in flat if not isinstance(key, str)]
+        if others:
+            raise ArgumentError(
+                f"the column {self.name!r} got {others[0]!r} among its keys: give keys, which are "
+                "strings, or ids, which are whole numbers, not both"
+            )
         found = np.asarray(self.keys.ids(flat), dtype=np.int64)
         if len(found) and int(found.min()) < 0:
             unknown = flat[int(np.flatnonzero(found < 0)[0])]
@@ -65,13 +73,18 @@ class Column:
         return found.reshape(array.shape)
 
 
-def _has_text(given: Any) -> bool:
-    """Return whether a string, or an array or list that begins with one, is given."""
-    if isinstance(given, np.ndarray):
-        return given.dtype.kind in "UTO"
+def _starts_with_text(given: Any) -> bool:
     while isinstance(given, list | tuple) and len(given):
         given = given[0]
     return isinstance(given, str)
+
+
+def as_array(given: Any, name: str, kind: Any = None) -> NDArray[Any]:
+    """Return an array of what was given, or raise an error if its rows differ in length."""
+    try:
+        return np.asarray(given, dtype=kind)
+    except (ValueError, OverflowError) as error:
+        raise ArgumentError(f"{name} are no array: {str(error)[:100]}") from None
 
 
 class PackedCollection:
@@ -126,20 +139,33 @@ class PackedCollection:
                 out[:, ends[column] - dim : ends[column]] = rows[:, place]
         return out
 
-    def bag(self, ids: ArrayLike, lengths: ArrayLike, *, mode: str = "sum") -> Floats:
-        """Pool the rows of bags, [N] ids of all bags of a column after those of the one before.
+    def bag(
+        self,
+        ids: ArrayLike,  # [N]
+        lengths: ArrayLike,  # [columns, B]
+        per_sample_weights: ArrayLike | None = None,  # [N]
+        *,
+        mode: str = "sum",
+    ) -> Floats:  # [B, Σ d]
+        """Pool the rows of bags, the ids of all bags of a column after those of the one before.
 
-        ``lengths`` [columns, B]: the number of ids in each bag. Returns [B, Σ d].
+        ``lengths``: the number of ids in each bag.
         """
-        given, counts = self.layout.bags(np.asarray(ids), np.asarray(lengths))
-        rows = given + np.repeat(self.layout.starts, counts.sum(1))
-        parts = np.split(rows, np.cumsum(counts.sum(1))[:-1])
+        given, counts = self.layout.bags(as_array(ids, "ids"), as_array(lengths, "lengths"))
+        rows, ends = given + np.repeat(self.layout.starts, counts.sum(1)), counts.sum(1).cumsum()
+        parts = np.split(rows, ends[:-1])
+        weights: list[NDArray[Any]] | None = None
+        if per_sample_weights is not None:
+            shares = as_array(per_sample_weights, "per_sample_weights")
+            self.layout.check_weights(shares.shape, len(given))
+            weights = np.split(shares, ends[:-1])
         out = np.empty((counts.shape[1], sum(self.dims)), dtype=np.float32)
         ends = np.cumsum(self.dims)
         for table, columns in self.layout.groups:
             inside = counts[columns].reshape(-1)
             own = np.concatenate([parts[column] for column in columns])
-            pooled = self.tables[table].bag(own, np.cumsum(inside) - inside, mode=mode)
+            some = None if weights is None else np.concatenate([weights[c] for c in columns])
+            pooled = self.tables[table].bag(own, np.cumsum(inside) - inside, some, mode=mode)
             for column, part in zip(columns, np.split(pooled, len(columns)), strict=True):
                 out[:, ends[column] - part.shape[1] : ends[column]] = part
         return out
@@ -202,6 +228,12 @@ class Layout:
         self.names = [column.name for column in columns]
         if not self.columns or len(set(self.names)) < len(self.names):
             raise ArgumentError(f"columns={self.names}: give one or more, each under its own name")
+        for name in self.names:
+            if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+                raise ArgumentError(
+                    f"a column is named {str(name)[:40]!r}: give a text of 1 to {LONGEST_NAME} "
+                    "characters"
+                )
         for column in self.columns:
             inside = 0 <= column.table < len(rows)
             if not inside or not 0 <= column.start <= rows[column.table] - column.rows:
@@ -231,14 +263,26 @@ class Layout:
         more = f" and {len(self.names) - 8} more" if len(self.names) > 8 else ""
         return ", ".join(map(repr, self.names[:8])) + more
 
-    def check_names(self, names: Any) -> None:
-        """Raise an error unless every column is named, and no other."""
-        for name in names:
+    def check_names(self, given: Any, what: str = "the batch") -> None:
+        """Raise an error unless something is given for every column, and for no other."""
+        if not isinstance(given, Mapping):
+            raise ArgumentError(
+                f"{what} is {type(given).__name__}: give a dictionary with the columns "
+                f"{self._shown()}"
+            )
+        for name in given:
             self.number(name)
-        missing = [name for name in self.names if name not in names]
+        missing = [name for name in self.names if name not in given]
         if missing:
             raise ArgumentError(
-                f"the batch lacks the column {missing[0]!r}: give ids of {self._shown()}"
+                f"{what} lacks the column {missing[0]!r}: the columns are {self._shown()}"
+            )
+
+    def check_weights(self, shape: Sequence[int], count: int) -> None:
+        """Raise an error unless there is one weight for every id of the bags."""
+        if tuple(shape) != (count,):
+            raise ArgumentError(
+                f"per_sample_weights have the shape {tuple(shape)}: give [{count}], one for each id"
             )
 
     def batch(self, ids: ArrayLike | Mapping[str, ArrayLike]) -> Ids:  # -> [B, columns]
@@ -250,7 +294,7 @@ class Layout:
                 shapes = {name: part.shape for name, part in zip(self.names, parts, strict=True)}
                 raise ArgumentError(f"ids have the shapes {shapes}: give [B] for every column")
             ids = np.stack(parts, axis=1)
-        given = np.asarray(ids)
+        given = as_array(ids, "ids")
         if given.ndim != 2 or given.shape[1] != len(self.names):
             raise ArgumentError(
                 f"ids have the shape {given.shape}: give [B, {len(self.names)}], a column each for "
@@ -279,13 +323,12 @@ class Layout:
         """Return ids as int64; an error names the column of a bad one."""
         if ids.dtype.kind not in "iu" and ids.size:
             raise IdError(f"ids have dtype {ids.dtype}: a column takes whole numbers")
-        wide = ids.astype(np.int64)
-        if wide.size:
+        if ids.size:
             for place, column in enumerate(columns):
-                low, high = int(wide[:, place].min()), int(wide[:, place].max())
+                low, high = int(ids[:, place].min()), int(ids[:, place].max())
                 if low < 0 or high >= self.counts[column]:
                     raise self.beyond(column, low if low < 0 else high)
-        return wide
+        return ids.astype(np.int64)
 
     def beyond(self, column: int, bad: int) -> IdError:
         """Return the error for an id that a column does not have."""

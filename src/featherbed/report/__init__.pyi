@@ -1,4 +1,6 @@
 from featherbed.report.anchors import inspect_anchors as inspect_anchors
+from featherbed.report.budget import budget_page as budget_page
+from featherbed.report.budget import budget_text as budget_text
 from featherbed.report.curves import CurvePanel as CurvePanel
 from featherbed.report.curves import draw_curves as draw_curves
 from featherbed.report.page import bin_name as bin_name

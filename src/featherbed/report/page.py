@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, MissingExtra
+from featherbed.files import replacing
 
 NONE = "–"
 SHARES = ("share", "recall", "weighted_recall", "analogy")  # shown as percentages
@@ -141,6 +144,39 @@ def page(heading: str, title: str, sections: Iterable[str]) -> str:
         f"<title>{title}</title><style>{STYLE}</style></head>\n"
         f"<body><main><h1>{heading}</h1>" + "\n".join(parts) + "</main></body></html>\n"
     )
+
+
+def write_report(
+    path: str | Path,
+    report: dict[str, Any],
+    html: Callable[[dict[str, Any]], str],
+    text: Callable[[dict[str, Any]], str],
+) -> None:
+    """Write a report atomically: HTML for .html, JSON for .json, otherwise text."""
+    path = Path(path)
+    if path.suffix in (".html", ".htm"):
+        written = html(report)
+    elif path.suffix == ".json":
+        data = _as_json(report)
+        written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    else:
+        written = f"{text(report)}\n"
+    with (
+        replacing(path) as descriptor,
+        open(descriptor, "w", encoding="utf-8", closefd=False) as file,
+    ):
+        file.write(written)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value in JSON types; NaN and infinity become null."""
+    if isinstance(value, dict):
+        return {str(key): _as_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if hasattr(value, "item"):  # a number of numpy
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plot(name: str, traces: list[dict[str, Any]], layout: dict[str, Any], height: int = 360) -> str:

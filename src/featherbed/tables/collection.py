@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featherbed.checks import check_integer
+from featherbed.checks import check_choice, check_integer
 from featherbed.errors import ArgumentError, IdError
 from featherbed.packed.collection import Column, Layout, PackedCollection
-from featherbed.packed.keys import Keys, Vocabulary
-from featherbed.tables.division import Division, divide_budget, measure_importance
+from featherbed.packed.keys import FORMS, Keys, Vocabulary
+from featherbed.tables.division import Division, Sensitivity, divide_budget
 from featherbed.tables.spec import make_table, parse_spec
 from featherbed.tables.table import Table
 
@@ -48,10 +47,26 @@ class Collection(nn.Module):
         self.tables = nn.ModuleList(tables)
         self.layout = Layout(columns, [table.num_embeddings for table in tables])
         self.dims = [tables[column.table].embedding_dim for column in columns]
-        self.on_gradient: Callable[[Tensor, Tensor], None] | None = None  # see ``importance``
+        self.sensitivity: Sensitivity | None = None  # while ``importance`` measures
         self.report: Division | None = None  # of the budget, after ``compress``
         self.register_buffer("starts", torch.from_numpy(self.layout.starts), persistent=False)
         self.starts: Tensor
+        self.register_state_dict_post_hook(_keep_places)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        """Refuse the state of other columns, whose tables may have the same shapes."""
+        theirs = local_metadata.get("columns", self._places())
+        if theirs != self._places():
+            rest[-1].append(  # error_msgs
+                f"the state is of the columns {str(theirs)[:100]}, this collection has "
+                f"{str(self._places())[:100]} (table, first row, rows): make it of the same columns"
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+    def _places(self) -> dict[str, list[int]]:
+        return {c.name: [c.table, c.start, c.rows] for c in self.layout.columns}
 
     @classmethod
     def from_spec(cls, columns: Mapping[str, Spec], *, fuse: bool = True, **settings: Any) -> Self:
@@ -79,7 +94,9 @@ class Collection(nn.Module):
             rows, dim, spec = given
             if isinstance(rows, Vocabulary):
                 vocabularies[name], rows = rows, len(rows)
-            alike = parse_spec(spec)[0].rows_alike and fuse
+            kind, chosen = parse_spec(spec)
+            # fused, the row of padding_idx would be that of the first column alone
+            alike = fuse and kind.rows_alike and chosen.get("padding_idx") is None
             key = (check_integer("dim", dim), spec, None if alike else name)
             groups.setdefault(key, []).append((name, check_integer("rows", rows)))
         tables, places = list[Table](), dict[str, Column]()
@@ -105,6 +122,14 @@ class Collection(nn.Module):
         >>> Collection.from_tables({"word": fb.DenseTable(9, 4), "tag": fb.DenseTable(3, 2)})
         Collection(2 columns, 12 rows: word 9 x 4, tag 3 x 2)
         """
+        if not isinstance(tables, Mapping):
+            raise ArgumentError(f"tables are {type(tables).__name__}: give {{name: table, ...}}")
+        for name, table in tables.items():
+            if not isinstance(table, Table):
+                raise ArgumentError(
+                    f"{name!r} is {type(table).__name__}: give a table of featherbed, such as "
+                    "fb.DenseTable, or let replace_embeddings(..., collect=True) make them"
+                )
         different = list({id(table): table for table in tables.values()}.values())
         number = {id(table): place for place, table in enumerate(different)}
         columns = [
@@ -131,9 +156,7 @@ class Collection(nn.Module):
         """Return the rows of all columns; ids [B, columns], or [B] by the name of the column."""
         batch = self.shifted(ids)
         rows = self._look_up(batch)
-        if self.on_gradient is not None:
-            rows.register_hook(partial(self.on_gradient, batch))  # type: ignore[no-untyped-call]
-        return rows
+        return rows if self.sensitivity is None else self.sensitivity.of_batch(rows, batch)
 
     def _look_up(self, batch: Tensor) -> Tensor:  # [B, columns], rows of the tables -> [B, Σ d]
         if len(self.tables) == 1:
@@ -151,11 +174,16 @@ class Collection(nn.Module):
     ) -> dict[str, Tensor]:  # name -> float64 [rows]
         """Measure how sensitive the task is to each row, in one pass over ``batches``.
 
-        ``loss(batch)`` is the mean loss of a batch through this collection. The importance of a row
-        is the mean squared gradient of a sample's loss: changing the row by e adds about
-        ½ importance |e|² to the loss.
+        ``loss(batch)`` is the mean loss of a batch through this collection, whose samples are rows
+        of ids or bags. The importance of a row is the mean squared gradient of a sample's loss:
+        changing the row by e adds about ½ importance |e|² to the loss. No parameter and no gradient
+        of the model changes.
         """
-        return measure_importance(self, batches, loss)
+        self.sensitivity = Sensitivity(self)
+        try:
+            return self.sensitivity.measure(batches, loss)
+        finally:
+            self.sensitivity = None
 
     def compress(self, budget: int | str, importance: dict[str, Tensor]) -> Collection:
         """Return a collection of graded rows (``fb.GradedTable``) in a file of at most ``budget``.
@@ -198,7 +226,7 @@ class Collection(nn.Module):
             shape = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
             raise ArgumentError(f"ids are {shape}: give a tensor [B, {len(self.dims)}]")
         counts = self.layout.counts.tolist()
-        checked: Tensor = column_ids(ids, counts, "\n".join(self.names))
+        checked: Tensor = column_ids(ids, counts, "\n".join(map(repr, self.names)))
         return checked + self.starts
 
     def ids(self, keys: Mapping[str, Any]) -> Tensor:  # -> int64 [B, columns]
@@ -218,9 +246,13 @@ class Collection(nn.Module):
     def rows(self, name: str, ids: Tensor) -> Tensor:  # [...] -> [..., d]
         """Return the rows of ids of one column."""
         column = self.layout.columns[self.layout.number(name)]
-        flat = column_ids(ids.reshape(-1, 1), [column.rows], name)
-        found: Tensor = self.tables[column.table](flat[:, 0] + column.start)
-        return found.reshape(*ids.shape, found.shape[1])
+        _check_tensors(ids=ids)
+        flat = column_ids(ids.reshape(-1, 1), [column.rows], repr(name))[:, 0] + column.start
+        found: Tensor = self.tables[column.table](flat)
+        found = found.reshape(*ids.shape, found.shape[1])
+        if self.sensitivity is None:
+            return found
+        return self.sensitivity.of_column(found, column.table, flat)
 
     def bag(
         self,
@@ -239,7 +271,11 @@ class Collection(nn.Module):
         >>> collection.bag(torch.tensor([3, 4, 49, 8]), lengths).shape
         torch.Size([2, 8])
         """
+        _check_tensors(ids=ids, lengths=lengths)
         given, counts = self.layout.bags(ids.cpu().numpy(), lengths.cpu().numpy())
+        if per_sample_weights is not None:
+            _check_tensors(per_sample_weights=per_sample_weights)
+            self.layout.check_weights(per_sample_weights.shape, len(given))
         bags, ends = counts.shape[1], np.cumsum(counts.sum(1))
         rows = torch.from_numpy(given + np.repeat(self.layout.starts, counts.sum(1))).to(ids.device)
         found: list[Tensor | None] = [None] * len(self.dims)
@@ -254,7 +290,10 @@ class Collection(nn.Module):
             pooled = self.all_tables()[number].bag(own, offsets, weights, mode=mode)
             for place, column in enumerate(columns):
                 found[column] = pooled[place * bags : (place + 1) * bags]
-        return torch.cat([part for part in found if part is not None], dim=1)
+        whole = torch.cat([part for part in found if part is not None], dim=1)
+        if self.sensitivity is None:
+            return whole
+        return self.sensitivity.of_bags(whole, rows, counts, per_sample_weights, mode)
 
     def pack(
         self,
@@ -264,6 +303,7 @@ class Collection(nn.Module):
         keys: str = "plain",
     ) -> PackedCollection:
         """Return the packed form, see ``fb.Table.pack``; ``keys`` is the form of stored keys."""
+        check_choice("keys", keys, FORMS)
         tables = [table.pack(values, dictionary, layout) for table in self.all_tables()]
         columns = [
             replace(column, keys=None if column.keys is None else Keys.of(column.keys, keys))
@@ -286,11 +326,23 @@ class Collection(nn.Module):
         return f"Collection({len(shown)} columns, {total:,} rows: {', '.join(shown[:8])}{more})"
 
 
+def _keep_places(module: Any, _: Any, __: str, local_metadata: Any) -> None:
+    local_metadata["columns"] = module._places()
+
+
+def _check_tensors(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(f"{name} are {type(value).__name__}: give a tensor")
+
+
 @torch.library.custom_op("featherbed::column_ids", mutates_args=())
 def column_ids(ids: Tensor, rows: list[int], names: str) -> Tensor:  # [B, columns] -> int64
     """Return ids as int64, or raise an error that names the column of the bad id.
 
-    >>> column_ids(torch.tensor([[1, 0]]), [5, 1], "site app").tolist()
+    ``names`` are the names of the columns as shown, one on each line.
+
+    >>> column_ids(torch.tensor([[1, 0]]), [5, 1], "'site'\\n'app'").tolist()
     [[1, 0]]
     """
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.is_complex():
@@ -303,7 +355,7 @@ def column_ids(ids: Tensor, rows: list[int], names: str) -> Tensor:  # [B, colum
                 bad = low[column] if low[column] < 0 else high[column]
                 name = names.split("\n")[column]
                 raise IdError(
-                    f"id {bad} is not in the column {name!r}: its ids go from 0 to {count - 1}"
+                    f"id {bad} is not in the column {name}: its ids go from 0 to {count - 1}"
                 )
     return checked
 

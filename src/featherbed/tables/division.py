@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from featherbed.errors import ArgumentError
 from featherbed.packed.collection import Column, PackedCollection
 from featherbed.packed.file import header_for
 from featherbed.packed.matrix import MOST_GRADES
+from featherbed.report.budget import budget_page, budget_text
+from featherbed.report.page import write_report
 from featherbed.tables.graded import GradedTable
 from featherbed.tables.rows import to_numpy
 
@@ -35,19 +38,34 @@ CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # budgets of the report, times t
 class Division:
     """How a budget was divided: bits of each column, and what other budgets are expected to cost.
 
-    ``bits``: mean bits of an element of each column; ``curve``: (bytes, expected increase of the
-    loss) for several budgets, by the second-order estimate ½ Σ importance · error².
+    ``bits``: mean bits of an element of each column; ``shapes``: its rows and width; ``curve``:
+    (bytes, expected increase of the loss) for several budgets, by the second-order estimate
+    ½ Σ importance · error²; ``dense``: bytes of float32 rows.
     """
 
     budget: int
     file: int
+    dense: int
     bits: dict[str, float]
+    shapes: dict[str, tuple[int, int]]
     curve: tuple[tuple[int, float], ...]
+
+    def save(self, path: str | Path) -> None:
+        """Write the report atomically: a page for .html, JSON for .json, otherwise text."""
+        columns = [
+            {"name": name, "rows": rows, "dim": dim, "bits": self.bits[name]}
+            for name, (rows, dim) in self.shapes.items()
+        ]
+        report = {"budget": self.budget, "file": self.file, "dense": self.dense}
+        write_report(
+            path, report | {"columns": columns, "curve": self.curve}, budget_page, budget_text
+        )
 
     def __str__(self) -> str:
         most = sorted(self.bits.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {bits:.2f}" for name, bits in most[:6])
-        return f"{self.file:,} of {self.budget:,} bytes; bits an element: {shown} ..."
+        more = ", ..." * (len(most) > 6)
+        return f"{self.file:,} of {self.budget:,} bytes; bits an element: {shown}{more}"
 
 
 @dataclass
@@ -76,39 +94,144 @@ class Group:
         return cls(columns, matrix, lengths, costs)
 
 
-def measure_importance(
-    collection: Collection, batches: Iterable[Any], loss: Callable[[Any], Tensor]
-) -> dict[str, Tensor]:  # name -> float64 [rows]
-    """Return the mean squared gradient of the loss of a sample, for each row of each column.
+@dataclass(frozen=True)
+class Looked:
+    """Elements of a look-up: element i is row ``rows[i]`` of a table.
 
-    ``loss(batch)`` is the mean loss of a batch, and looks the collection up once. To second order a
-    change e of row i adds ½ importance_i |e|² to the mean loss (the empirical Fisher information).
+    Its gradient is ``shares[i]`` times row ``samples[i]`` of those of the look-up, columns ``part``
+    (without shares: row i). Without ``samples`` element i is of sample i.
     """
-    tables = [torch.zeros(t.num_embeddings, dtype=torch.float64) for t in collection.all_tables()]
-    seen = 0
 
-    def see(rows: Tensor, gradient: Tensor) -> None:  # [B, columns], [B, Σ d]
-        nonlocal seen
-        seen += len(rows)
-        parts = torch.split(gradient.detach().double(), collection.dims, dim=1)
-        for number, column in enumerate(collection.layout.columns):
-            squares = (len(rows) * parts[number]).square().mean(1)
-            tables[column.table].index_add_(0, rows[:, number].cpu(), squares.cpu())
+    table: int
+    rows: Tensor  # int64 [n]
+    part: slice
+    samples: Tensor | None = None  # int64 [n]
+    shares: Tensor | None = None  # float64 [n]
 
-    collection.on_gradient = see
-    try:
+    def gradients(self, gradient: Tensor) -> Tensor:  # [samples or n, Σ d] -> [n, d]
+        """Return the gradients of the elements."""
+        own = gradient[:, self.part]
+        return own if self.shares is None else own[self.samples] * self.shares[:, None]
+
+
+class Sensitivity:
+    """Mean squared gradients of the rows of a collection, from its look-ups in some batches.
+
+    To second order a change e of row i adds ½ importance_i |e|² to the mean loss (the empirical
+    Fisher information).
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        self.sums = [
+            torch.zeros(t.num_embeddings, dtype=torch.float64) for t in collection.all_tables()
+        ]
+        self.found: list[tuple[Tensor, int, list[Looked]]] = []  # of this batch, with samples
+
+    def of_batch(self, found: Tensor, rows: Tensor) -> Tensor:  # [B, Σ d], [B, columns] -> [B, Σ d]
+        """See the look-up of a batch, one id of each column in a sample."""
+        looked = [
+            Looked(column.table, rows[:, number].cpu(), part)
+            for number, (column, part) in enumerate(self._parts())
+        ]
+        return self._see(found, len(rows), looked)
+
+    def of_column(
+        self, found: Tensor, table: int, rows: Tensor
+    ) -> Tensor:  # [B, ..., d] -> same shape
+        """See the look-up of one column; the first dimension is that of samples."""
+        count = found.shape[0] if found.dim() > 1 else 1
+        samples = torch.arange(count).repeat_interleave(len(rows) // max(1, count))
+        looked = Looked(table, rows.cpu(), slice(None), samples)
+        return self._see(found, count, [looked])
+
+    def of_bags(
+        self,
+        found: Tensor,  # [B, Σ d]
+        rows: Tensor,  # int64 [N]
+        counts: NDArray[np.int64],  # [columns, B]
+        weights: Tensor | None,  # [N]
+        mode: str,
+    ) -> Tensor:  # [B, Σ d]
+        """See the look-up of bags: a sample is a bag of each column."""
+        bags, ends = counts.shape[1], np.cumsum(counts.sum(1))
+        looked = []
+        for (column, part), inside, end in zip(self._parts(), counts, ends, strict=True):
+            own = slice(int(end - inside.sum()), int(end))
+            samples = torch.arange(bags).repeat_interleave(torch.from_numpy(inside))
+            shares = torch.ones(len(samples), dtype=torch.float64)
+            if weights is not None:
+                shares = weights[own].detach().double().cpu()
+            some, padding = rows[own].cpu(), self.collection.all_tables()[column.table].padding_idx
+            if mode == "mean":
+                counted = (some != (-1 if padding is None else padding)).double()
+                sizes = torch.zeros(bags, dtype=torch.float64).index_add_(0, samples, counted)
+                shares = shares / sizes.clamp(min=1)[samples]
+            looked.append(Looked(column.table, some, part, samples, shares))
+        return self._see(found, bags, looked)
+
+    def _parts(self) -> list[tuple[Column, slice]]:
+        """Return the columns and where their rows are among those side by side."""
+        dims = self.collection.dims
+        ends = np.cumsum(dims).tolist()
+        parts = [slice(end - dim, end) for end, dim in zip(ends, dims, strict=True)]
+        return list(zip(self.collection.layout.columns, parts, strict=True))
+
+    def _see(self, found: Tensor, samples: int, looked: list[Looked]) -> Tensor:
+        if not found.requires_grad:  # frozen rows
+            found = found.detach().requires_grad_()
+        self.found.append((found, samples, looked))
+        return found
+
+    def measure(
+        self, batches: Iterable[Any], loss: Callable[[Any], Tensor]
+    ) -> dict[str, Tensor]:  # name -> float64 [rows]
+        """Return the importance of the rows of each column, by its name."""
+        seen = 0
         for batch in batches:
-            torch.autograd.backward(loss(batch))
-    finally:
-        collection.on_gradient = None
-    if not seen:
-        raise ArgumentError("no batch was looked up: give batches of training rows")
-    for parameter in collection.parameters():
-        parameter.grad = None
-    return {
-        column.name: tables[column.table][column.start : column.start + column.rows] / seen
-        for column in collection.layout.columns
-    }
+            with torch.enable_grad():
+                seen += self._add(loss(batch))
+        if not seen:
+            raise ArgumentError("no batch was looked up: give batches of training rows")
+        return {
+            column.name: self.sums[column.table][column.start : column.start + column.rows] / seen
+            for column in self.collection.layout.columns
+        }
+
+    def _add(self, value: Any) -> int:
+        """Add the squared gradients of the loss of a batch; return its number of samples."""
+        found, self.found = self.found, []
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.isfinite().all():
+            shown = f"{value!r:.60}".replace("\n", " ")
+            raise ArgumentError(
+                f"the loss of a batch is {shown}: return its mean, a tensor of one finite number"
+            )
+        if not found:
+            return 0
+        samples = max(count for _, count, _ in found)
+        if not value.requires_grad:
+            raise ArgumentError(
+                "the loss does not depend on the rows that were looked up: compute it from them, "
+                "without detach() or torch.no_grad()"
+            )
+        outputs = [rows for rows, _, _ in found]
+        gradients = torch.autograd.grad(value, outputs, allow_unused=True)
+        for gradient, (_, _, looked) in zip(gradients, found, strict=True):
+            for one in looked if gradient is not None else ():
+                assert gradient is not None
+                flat = gradient.reshape(-1, gradient.shape[-1]).double().cpu()
+                self._add_squares(one, samples * one.gradients(flat))
+        return samples
+
+    def _add_squares(self, looked: Looked, gradients: Tensor) -> None:  # [n, d]
+        """Add squares; a row that is there several times in a sample has the sum of gradients."""
+        rows = looked.rows
+        if looked.samples is not None:
+            count = len(self.sums[looked.table])
+            pairs, index = torch.unique(looked.samples * count + rows, return_inverse=True)
+            whole = gradients.new_zeros(len(pairs), gradients.shape[1])
+            rows, gradients = pairs % count, whole.index_add_(0, index, gradients)
+        self.sums[looked.table].index_add_(0, rows, gradients.square().mean(1))
 
 
 @torch.no_grad()
@@ -117,6 +240,7 @@ def divide_budget(
 ) -> tuple[list[GradedTable], list[Column], Division]:
     """Return graded tables of all columns within ``budget`` bytes, their columns and a report."""
     most = read_bytes(budget)
+    collection.layout.check_names(importance, "importance")
     groups = _groups(collection, importance)
     sizes = [(group.lengths, group.rows.shape[1]) for group in groups]
     costs = np.concatenate([group.costs.reshape(-1) for group in groups])
@@ -149,7 +273,9 @@ def divide_budget(
     _set_bits(tables, groups, best[1])
     curve = [(int(most * part), _expected(costs, cells, 8 * most * part)) for part in CURVE]
     bits = {column.name: _mean_bits(tables[column.table], column) for column in columns}
-    return tables, columns, Division(most, best[0], bits, tuple(curve))
+    shapes = {column.name: (column.rows, tables[column.table].embedding_dim) for column in columns}
+    dense = sum(group.rows.nbytes for group in groups)
+    return tables, columns, Division(most, best[0], dense, bits, shapes, tuple(curve))
 
 
 def _groups(collection: Collection, importance: dict[str, Tensor]) -> list[Group]:
@@ -176,8 +302,6 @@ def _checked(collection: Collection, column: Column, importance: dict[str, Tenso
     total = np.zeros(column.rows)
     for other in collection.layout.columns:
         if (other.table, other.start) == (column.table, column.start):
-            if other.name not in importance:
-                raise ArgumentError(f"importance lacks the column {other.name!r}")
             given = np.asarray(importance[other.name], dtype=np.float64)
             finite = given.shape == (column.rows,) and bool(np.isfinite(given).all())
             if not finite or bool((given < 0).any()):
