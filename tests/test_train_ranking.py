@@ -18,6 +18,7 @@ from featherbed.apps.recommender import (
 )
 from featherbed.apps.recommender.als import AlsSearch, CountedEvents, fit_als
 from featherbed.apps.recommender.ranking import ranking_metrics
+from featherbed.apps.recommender.serve import split_history
 from featherbed.cli import main
 from featherbed.io.records import Ratings, read_ratings
 
@@ -236,7 +237,9 @@ def run(capsys, monkeypatch, *words):
     ("content", "words", "message"),
     [
         ("user,item,plays\na,x,1\na,y,-2\nb,x,1\n", (), "count -2 is below 0"),
-        ("user,item\na,x\nb,x\nc,x\n", (), "of one item only"),
+        ("user,item,plays\na,x,1\na,y,NaN\nb,x,1\n", (), "count 'NaN' is not a number"),
+        ("user,item,plays\na,x,0\na,y,0\nb,x,0\n", (), "every count is 0"),
+        ("user,item\na,x\nb,x\nc,x\n", (), "events of one item only"),
         ("user,item\na,x\na,y\na,z\n", (), "of one user only"),
         ("user,item\na,x\nb,y\nc,z\n", (), "too few for a random split|part .* is empty"),
         ("user,item\na,x\na,y\nb,x\n", ("--split", "time"), "no times"),
@@ -260,6 +263,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
     assert re.search(message, lines[0]), lines[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv"]
+
+
+def test_a_history_that_is_no_text_is_one_line(tmp_path, capsys, monkeypatch, trained):
+    (tmp_path / "history").write_bytes(b"\xffi3\x80")
+    assert len(split_history(",".join(["i3"] * 200))) == 200  # longer than any name of a file
+    words = ("recommend", trained[0] / "out", "--history", tmp_path / "history")
+    code, error = run(capsys, monkeypatch, *words)
+    assert code == 2 and "cannot be read as UTF-8 text" in error and error.count("\n") == 1
 
 
 def test_ratings_point_to_rankings(tmp_path, capsys, monkeypatch):

@@ -254,9 +254,8 @@ class Application(ABC, Generic[S, D, F]):
         if out.is_file():
             raise ArgumentError(f"{out} is a file: give a folder for --out")
         if (out / self.marker).exists() and not (options.overwrite or options.resume):
-            raise ArgumentError(
-                f"{out} holds a {self.kind} already: give another folder, --overwrite or --resume"
-            )
+            ways = "--overwrite or --resume" if (out / CHECKPOINTS).is_dir() else "or --overwrite"
+            raise ArgumentError(f"{out} holds a {self.kind} already: give another folder, {ways}")
         others = [name for name in MARKERS if name != self.marker and (out / name).exists()]
         if others and not (options.overwrite or options.resume):
             raise ArgumentError(

@@ -199,15 +199,13 @@ class HashedKeys(Keys):
             raise _wrong_buckets()
         low, high = (bits.unpack(self.buckets, begin + at, 32).astype(np.uint64) for at in (0, 32))
         zeros = ~(low | high << np.uint64(32))  # the ends of buckets, lowest first
-        place, start = bucket % GROUP, np.zeros(len(bucket), dtype=np.int64)
+        place, left = bucket % GROUP, zeros
         for number in range(GROUP - 1):
-            passed = place > number
-            end = _lowest(zeros) + 1
-            start = np.where(passed, end, start)
-            zeros = np.where(passed, zeros & (zeros - np.uint64(1)), zeros)
-        if not zeros.all():
+            left = np.where(place > number, left & (left - np.uint64(1)), left)
+        if not left.all():
             raise _wrong_buckets()
-        return before + start - place, _lowest(zeros) - start
+        start = _length(zeros ^ left)
+        return before + start - place, _lowest(left) - start
 
     def search_one(self, key: bytes) -> int:
         """Return the id of a key given in UTF-8, or -1."""
@@ -268,6 +266,13 @@ class HashedKeys(Keys):
 def _lowest(words: NDArray[np.uint64]) -> Ids:
     """Return the place of the lowest bit of every word, 64 if there is none."""
     return np.bitwise_count(~words & (words - np.uint64(1))).astype(np.int64)
+
+
+def _length(words: NDArray[np.uint64]) -> Ids:
+    """Return the number of bits up to the highest one of every word."""
+    for shift in (1, 2, 4, 8, 16, 32):
+        words = words | words >> np.uint64(shift)
+    return np.bitwise_count(words).astype(np.int64)
 
 
 def _fullest(totals: NDArray[np.integer], slots: int) -> int:

@@ -500,14 +500,13 @@ def _events_of(
             "NUMBER leaves out low ratings, --set columns.count=NAME uses the numbers as counts"
         )
         values = np.ones(len(ratings), np.float32)
-    elif name is not None and not values.any():
-        values = np.ones(len(ratings), np.float32)
     elif name is not None and not values.all():
         ratings = ratings.select(values > 0)
         lines.append(f"{len(values) - len(ratings):,} pairs have the count 0 and are left out")
         values = ratings.values
     if not len(ratings):
-        raise DataError(f"{source}: no events are left: give a lower --minimum")
+        advice = "give a lower --minimum" if minimum is not None else "every count is 0"
+        raise DataError(f"{source}: no events are left: {advice}")
     return _without_empty(replace(ratings, values=values), source)
 
 
@@ -563,11 +562,15 @@ def _fractions(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _popular_rows(events: CountedEvents, dim: int) -> Rows:
-    """Return rows whose order is that of popularity: one column has the rank of each item."""
+    """Return rows whose order is that of popularity: one column falls with the rank of an item.
+
+    It falls fast at first, so that rounding keeps the items apart that lists begin with; ties are
+    broken by id, which also falls with popularity.
+    """
     users, items = np.zeros((events.lists.num_users, dim)), np.zeros((events.lists.num_items, dim))
     order = np.argsort(-events.popularity, kind="stable")
     # positive, so that rows folded in are positive too
-    users[:, 0], items[order, 0] = 1.0, np.linspace(1.5, 0.5, len(items))
+    users[:, 0], items[order, 0] = 1.0, 0.5 + 20 / (20 + np.arange(len(items)))
     return users, items
 
 

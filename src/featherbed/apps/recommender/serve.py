@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from featherbed.apps.recommender.closed import (
     solve_implicit,
     solve_ratings,
 )
-from featherbed.errors import ArgumentError, FormatError, UnknownKeyError
+from featherbed.errors import ArgumentError, DataError, FormatError, UnknownKeyError
 from featherbed.files import write_file
 from featherbed.packed import (
     ARRAYS_VERSION,
@@ -293,7 +294,6 @@ def _is_same(one: Path, other: Path) -> bool:
 
 FEW = 1 << 16  # rows that numpy scores before compiled loops are even loaded
 PRIOR_USERS = 20_000  # users whose rows give the prior of a new one
-MAX_PATH = 1_000
 CLOSE = 20_000  # maximum number of keys compared with an unknown one
 
 
@@ -681,11 +681,8 @@ def parse_history(text: str) -> list[tuple[str, float | None]]:
     >>> parse_history("12:5, 57:3.5,tt:99,80")
     [('12', 5.0), ('57', 3.5), ('tt', 99.0), ('80', None)]
     """
-    path = Path(text)
-    if len(text) < MAX_PATH and path.is_file():
-        text = path.read_text(encoding="utf-8").replace("\n", ",")
     pairs: list[tuple[str, float | None]] = []
-    for entry in filter(None, map(str.strip, text.split(","))):
+    for entry in split_history(text):
         item, colon, rating = entry.rpartition(":")
         try:
             pairs.append((item, float(rating)) if colon else (entry, None))
@@ -694,6 +691,23 @@ def parse_history(text: str) -> list[tuple[str, float | None]]:
                 f"{entry[:60]!r} in the history: write item:rating or item, separated by commas"
             ) from None
     return pairs
+
+
+def split_history(text: str) -> list[str]:
+    """Return the entries of a text, which commas and ends of lines separate, or of such a file.
+
+    >>> split_history("12:5, 57")
+    ['12:5', '57']
+    """
+    if os.path.isfile(text):  # noqa: PTH113 - Path.is_file raises an error for a long history
+        try:
+            text = Path(text).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError):
+            raise DataError(
+                f"{text} cannot be read as UTF-8 text: give a history of items, separated by "
+                "commas or ends of lines"
+            ) from None
+    return list(filter(None, map(str.strip, text.replace("\n", ",").split(","))))
 
 
 def check_recommender(folder: str | Path) -> Recommender:

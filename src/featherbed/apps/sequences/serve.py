@@ -37,6 +37,7 @@ from featherbed.apps.recommender.serve import (
     ScoredItem,
     StoredTitles,
     encode_titles,
+    split_history,
 )
 from featherbed.errors import ArgumentError, FormatError
 from featherbed.files import write_file
@@ -59,7 +60,6 @@ from featherbed.version import __version__
 
 VERSION = 1
 MAX_LAYERS, MAX_LENGTH, MAX_INNER = 16, 4096, 1 << 16
-MAX_PATH = 1_000
 EPS = 1e-5  # of torch's LayerNorm
 FILES = (ITEMS, USERS, MODEL, TITLES, SEQUENCES)
 
@@ -403,10 +403,7 @@ def parse_items(text: str) -> list[str]:
     >>> parse_items("12, 57,tt:99")
     ['12', '57', 'tt:99']
     """
-    path = Path(text)
-    if len(text) < MAX_PATH and path.is_file():
-        text = path.read_text(encoding="utf-8").replace("\n", ",")
-    return list(filter(None, map(str.strip, text.split(","))))
+    return split_history(text)
 
 
 def _keys_of(history: Sequence[Any]) -> list[str]:

@@ -235,7 +235,7 @@ def open_columns(
     if not head.strip():
         text.close()
         raise DataError(
-            f"{found} is empty: give a file with ratings"
+            f"{found} is empty: give a file with lines of data"
             if text.is_whole
             else f"{found} has no line in its first megabyte: it is no text"
         )
@@ -326,7 +326,7 @@ def _open_parquet(path: Path, progress: Progress | None) -> Columns:
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a readable Parquet file: {str(error)[:100]}") from None
     if start is None or not start.num_rows:
-        raise DataError(f"{path} is empty: give a file with ratings")
+        raise DataError(f"{path} is empty: give a file with lines of data")
     cells = [
         [None if cell is None else str(cell) for cell in column.to_pylist()]
         for column in start.columns

@@ -95,7 +95,10 @@ def read_events(
         sides["item"].append(block[1])
         times.append(block[2])
     if not len(times):
-        raise DataError(f"{file.path}: no usable line among {counts['lines']:,}")
+        raise DataError(
+            f"{file.path}: no usable line among {counts['lines']:,}, none has a user, an item and "
+            "a time that can be read"
+        )
     (users, user_keys), (items, item_keys) = (side.finish() for side in sides.values())
     if len(item_keys) < 2:
         raise DataError(

@@ -656,7 +656,7 @@ def read_ratings(
     options: dict[str, Any] = {"folder": workplace, "max_rows": max_rows}
     sides = {"user": KeyColumn(**options), "item": KeyColumn(**options)}
     values, times = Spool(np.float32, **options), Spool(np.int64, **options)
-    for block, parsed in _parse_blocks(file, roles, counts, strict):
+    for block, parsed in _parse_blocks(file, roles, counts, strict, value):
         _check_range(file, block, parsed, low, high, value)
         sides["user"].append(parsed.users)
         sides["item"].append(parsed.items)
@@ -674,7 +674,8 @@ def read_ratings(
     for side, keys in (("user", user_keys), ("item", item_keys)):
         if len(keys) < min_keys:
             raise DataError(
-                f"{file.path} has ratings of one {side} only, {keys[0]!r}: nothing can be learned"
+                f"{file.path} has {'events' if implicit else 'ratings'} of one {side} only, "
+                f"{keys[0]!r}: nothing can be learned"
             )
     columns = (users, items, values.array(), user_keys, item_keys)
     ratings = Ratings(*columns, times.array() if "time" in roles else None)
@@ -751,9 +752,12 @@ def _note_late_time(file: Columns, roles: dict[str, int]) -> list[str]:
 
 
 def _parse_blocks(
-    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool
+    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool, value: str
 ) -> Iterator[tuple[Block, ParsedLines]]:
-    """Yield parsed blocks; count the fates of their lines, raise an error for refused ones."""
+    """Yield parsed blocks; count the fates of their lines, raise an error for refused ones.
+
+    ``value`` is the word for the numbers: rating or count.
+    """
     for block in prefetch(file.blocks(list(roles.values()))):
         frame = block.frame
         if "rating" not in roles and "time" in roles:
@@ -770,30 +774,31 @@ def _parse_blocks(
         refused = MISSING if strict else ABSURD
         if totals[refused:].any():
             row = int(np.flatnonzero(fates >= refused)[0])
-            problem = _describe_problem(block, row, int(fates[row]), list(roles))
+            problem = _describe_problem(block, row, int(fates[row]), list(roles), value)
             raise DataError(f"{file.path}, {file.unit} {block.line(row)}: {problem}")
         yield block, parsed
 
 
-def _describe_problem(block: Block, row: int, fate: int, roles: list[str]) -> str:
+def _describe_problem(block: Block, row: int, fate: int, roles: list[str], value: str) -> str:
     cells = dict(zip([*roles, BROKEN], block.frame.row(row), strict=True))
     if cells[BROKEN] in FAULTS:
         return str(cells[BROKEN])
     if (cells[BROKEN] or "").strip():
         return "it cannot be cut into the columns of the first lines"
     if fate == MISSING:
-        return f"no {next((role for role in roles if not str(cells[role] or '').strip()), 'value')}"
+        empty = (role for role in roles if not str(cells[role] or "").strip())
+        return f"no {next((value if role == 'rating' else role for role in empty), 'value')}"
     if fate == ABSURD:
         return (
-            f"rating {cells['rating']!r} is not a number from {-MAX_RATING:,.0f} to "
-            f"{MAX_RATING:,.0f}: correct or remove the line (an empty rating is skipped), or "
-            "rescale the ratings"
+            f"{value} {cells['rating']!r} is not a number from {-MAX_RATING:,.0f} to "
+            f"{MAX_RATING:,.0f}: correct or remove the line (an empty {value} is skipped), or "
+            f"rescale the {value}s"
         )
     if "time" in roles:
         _, fates = parse_times(block.frame[str(roles.index("time"))][row : row + 1])
         if fates[0] != GOOD:
             return f"time {str(cells['time'])[:60]!r} is not a number or an ISO date"
-    return f"rating {str(cells['rating'])[:60]!r} is not a number"
+    return f"{value} {str(cells['rating'])[:60]!r} is not a number"
 
 
 def _check_range(
