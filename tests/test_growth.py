@@ -746,7 +746,9 @@ def test_a_state_does_not_change_with_what_it_was_taken_of():
     for one, loss in itertools.product((growth, other), (1.0, 2.0, 3.0)):
         one.tables[0](torch.arange(4)).square().sum().backward()
         one.step(loss)
-    for (moment, mean), (old, older) in zip(state.pop("moments"), before.pop("moments"), strict=True):
+    for (moment, mean), (old, older) in zip(
+        state.pop("moments"), before.pop("moments"), strict=True
+    ):
         assert torch.equal(moment, old)
         assert torch.equal(mean, older)
     assert state == before
