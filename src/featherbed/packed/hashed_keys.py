@@ -204,7 +204,8 @@ class HashedKeys(Keys):
             left = np.where(place > number, left & (left - np.uint64(1)), left)
         if not left.all():
             raise _wrong_buckets()
-        start = _length(zeros ^ left)
+        passed: NDArray[np.uint64] = zeros ^ left
+        start = _length(passed)
         return before + start - place, _lowest(left) - start
 
     def search_one(self, key: bytes) -> int:

@@ -83,7 +83,7 @@ def _panel(panel: CurvePanel, color: Mapping[str, str]) -> list[str]:
         f"{_short(size)}</text>"
         for size in _sizes(math.exp(low), math.exp(high))
     ]
-    for name, line in reversed(panel.lines.items()):  # the first one lies on top
+    for name, line in reversed(list(panel.lines.items())):  # the first one lies on top
         places = [(x(size), y(quality)) for size, quality in sorted(line)]
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
         parts.append(f'<path d="M{path}" fill="none" stroke="{color[name]}" stroke-width="2"/>')
