@@ -204,7 +204,7 @@ class HashedKeys(Keys):
             left = np.where(place > number, left & (left - np.uint64(1)), left)
         if not left.all():
             raise _wrong_buckets()
-        passed: NDArray[np.uint64] = zeros ^ left
+        passed: NDArray[np.uint64] = np.bitwise_xor(zeros, left)
         start = _length(passed)
         return before + start - place, _lowest(left) - start
 
