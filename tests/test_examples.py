@@ -97,6 +97,7 @@ QUICK = {  # arguments that make an example quick, and what it prints
     "language_model": (["--words", "200", "--epochs", "1"], "24 anchors  perplexity"),
     "recommender": (["--ratings", "6000", "--budget", "8KB"], "a new user:"),
     "shared_embeddings": (["--epochs", "2", "--ratings", "4000"], "p = 0.1"),
+    "sequence_model": (["--users", "100", "--epochs", "1"], "is followed by"),
 }
 
 

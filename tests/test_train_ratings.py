@@ -569,8 +569,8 @@ def test_files_that_cannot_be_learnt_from(what, run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--set reading.low=2", "outside the range 2 to any"),
-        ("--set reading.high=4", "outside the range any to 4"),
+        ("--set reading.low=2", "rating 1 is below 2"),
+        ("--set reading.high=4", "rating 5 is above 4"),
         ("--set reading.high=nan", "give a finite number"),
         ("--set reading.low=5 --set reading.high=1", "low must not be above high"),
         ("--set reading.duplicates=refuse", "are rated more than once"),

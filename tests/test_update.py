@@ -116,7 +116,7 @@ def test_old_ratings_count_in_a_new_estimate(folders, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("user,item,plays\na,i3,-1\n", "outside the range"),
+        ("user,item,plays\na,i3,-1\n", "count -1 is below 0"),
         ("user,plays\na,1\n", "no column for item"),
         ("", "empty|no usable"),
         ("user,item,plays\na,i3,0\n", "no events are left"),

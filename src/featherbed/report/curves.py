@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from featherbed.report.page import COLORS, as_bytes, as_html
+from featherbed.report.page import COLORS, as_html
 
 Point = tuple[float, float]  # bytes, quality
-WIDTH, HEIGHT = 430, 300  # of a panel
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 46, 44  # margins inside a panel
-LEGEND, COLUMNS = 22, 3  # height of a line of the legend, names in it for each panel
-TICKS = 5
+WIDTH, HEIGHT = 310, 260  # of a panel
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 46, 44  # margins inside a panel
+LEGEND, COLUMNS = 22, 2  # height of a line of the legend, names in it for each panel
+TICKS, GAP = 5, 0.16  # values on the vertical axis, gap between sizes as a share of the other
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _panel(panel: CurvePanel, color: Mapping[str, str]) -> list[str]:
     parts.append(f'<text x="{LEFT}" y="37" fill="#5b6671">{as_html(panel.quality)}</text>')
     parts.append(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end" fill="#5b6671">'
-        "bytes of the files, logarithmic</text>"
+        "bytes of the files (log)</text>"
     )
     parts += [
         f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}" stroke="#dfe3e8"/>'
@@ -80,10 +80,10 @@ def _panel(panel: CurvePanel, color: Mapping[str, str]) -> list[str]:
     parts += [
         f'<path d="M{x(size):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eef1f4"/>'
         f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">'
-        f"{as_html(as_bytes(size))}</text>"
+        f"{_short(size)}</text>"
         for size in _sizes(math.exp(low), math.exp(high))
     ]
-    for name, line in panel.lines.items():
+    for name, line in reversed(panel.lines.items()):  # the first one lies on top
         places = [(x(size), y(quality)) for size, quality in sorted(line)]
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
         parts.append(f'<path d="M{path}" fill="none" stroke="{color[name]}" stroke-width="2"/>')
@@ -113,11 +113,25 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _sizes(low: float, high: float) -> list[float]:
-    """Return sizes of 1, 2 and 5 times a power of ten between two limits.
+    """Return sizes between two limits: 1, 2 and 5 times powers of ten, or fewer if they crowd.
 
-    >>> _sizes(900, 21_000)
-    [1000, 2000, 5000, 10000, 20000]
+    >>> _sizes(900, 21_000), _sizes(900, 210_000)
+    ([1000, 2000, 5000, 10000, 20000], [1000, 3000, 10000, 30000, 100000])
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    sizes = [factor * 10**power for power in powers for factor in (1, 2, 5)]
+    smallest = (high / low) ** GAP  # ratio of sizes whose labels do not touch
+    factors = (1, 2, 5) if smallest < 2 else (1, 3) if smallest < 3 else (1,)
+    sizes = [factor * 10**power for power in powers for factor in factors]
     return [size for size in sizes if low <= size <= high]
+
+
+def _short(size: float) -> str:
+    """Return a round size as a label.
+
+    >>> _short(500), _short(20_000), _short(5e6)
+    ('500 B', '20 KB', '5 MB')
+    """
+    for unit, name in ((1e6, "MB"), (1e3, "KB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size:g} B"
