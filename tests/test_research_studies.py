@@ -48,6 +48,7 @@ QUICK = {  # a study for each runner that no paper uses, and rows that differ in
     "sharing/rademacher": "brief,biases",
     "sharing/figure3": "",
     "ranking/stored": "random-32",
+    "ranking/counts": "noise",
     "ranking/foldin": "",
     "text/agnews": "bag-int4,ant-10",
     "text/imdb": "",

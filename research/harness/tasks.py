@@ -28,6 +28,7 @@ TASKS = {
     "factors": Task("runners.factors:run_factors"),
     "ranking": Task("runners.ranking:run_ranking"),
     "stored-ranking": Task("runners.ranking:run_stored", "sources.ratings:open_lines"),
+    "counted-ranking": Task("runners.ranking:run_defaults", "sources.counts:open_counts"),
     "folded-ratings": Task("runners.folding:run_folded", "sources.ratings:open_lines"),
     "text": Task("runners.text:run_text", TEXTS),
     "language": Task("runners.language:run_language", CORPUS),

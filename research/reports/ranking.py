@@ -1,11 +1,13 @@
-"""Ranking: BPR with shared embeddings, stored rankings, new users."""
+"""Ranking: BPR with shared embeddings, stored rankings, counts, new users."""
 
 import statistics
 
 from research.harness.report import markdown, mean_text, records_of
 from research.harness.settings import read_experiment
 
-NAME, STORED, FOLDED = "ranking/ml1m", "ranking/stored", "ranking/foldin"
+NAME, STORED, COUNTS, FOLDED = (
+    f"ranking/{name}" for name in ("ml1m", "stored", "counts", "foldin")
+)
 MEASURES = ("p@1", "p@5", "p@10", "ndcg@10", "recall@10")
 
 
@@ -24,6 +26,7 @@ def blocks() -> dict[str, list[str]]:
     sign = "" if gain.startswith("-") else "+"
     return {
         "stored": _stored(),
+        "counts": _counted(),
         "foldin": _folded(),
         "ml1m": markdown(head, rows),
         "gain": [f"Sharing gains {sign}{gain} NDCG@10 (seeds in pairs)."],
@@ -59,6 +62,19 @@ def _stored() -> list[str]:
         "same users trained",
     ]
     return markdown([*head, "bytes", "times smaller", "seeds"], rows)
+
+
+def _counted() -> list[str]:
+    """Return the table of rankings with default settings, on files of counts, purchases, clicks."""
+    rows, labels = [], {row.name: row.label for row in read_experiment(COUNTS).rows}
+    keys = ("ndcg@10", "default_ndcg@10", "popularity_ndcg@10", "of_default", "of_popularity")
+    for name, records in records_of(COUNTS).items():
+        measures = [one["measures"] for one in records]
+        cells = [mean_text([one[key] for one in measures], 4) for key in keys]
+        sizes = (f"{measures[0][key]:,.0f}" for key in ("pairs", "items", "dim"))
+        rows.append((labels[name], *sizes, *cells, str(len(records))))
+    head = ["file", "pairs", "items", "d", "stored", "implicit, default", "popularity"]
+    return markdown([*head, "of implicit", "of popularity", "seeds"], rows)
 
 
 def _folded() -> list[str]:

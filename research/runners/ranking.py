@@ -15,6 +15,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from featherbed.apps.recommender import train_ranking
+from featherbed.apps.recommender.als import CountedEvents, some_users
+from featherbed.apps.recommender.rank import LEAST, SCORES
 from featherbed.apps.recommender.ranking import (
     Interactions,
     ranking_metrics,
@@ -25,6 +27,7 @@ from featherbed.errors import ArgumentError, MissingExtra
 from research.harness.records import Outcome, Run
 from research.runners.rankers import train_ranker
 from research.runners.sweep import combinations
+from research.sources.counts import Writer
 from research.sources.ratings import Source
 
 PARTS = ("train", "validation", "minimum")  # interactions per user, minimum number of ratings
@@ -93,6 +96,37 @@ def run_stored(settings: Mapping[str, Any], seed: int, source: Path, run: Run) -
     sizes = found["sizes"]
     measures |= {"bytes": sizes["file"], "float32_bytes": sizes["float32"], "dim": found["dim"]}
     details = {"stored": found["implicit"], "als": found["als_settings"], "method": found["method"]}
+    return Outcome(measures, outcome.fitted.history, details)
+
+
+def run_defaults(settings: Mapping[str, Any], seed: int, source: Writer, run: Run) -> Outcome:
+    """Run ``train_ranking`` with default settings beside ALS of the package implicit with its own.
+
+    Both learn from training and validation events, and rank the same test events.
+    """
+    with TemporaryDirectory() as place:
+        path = source(settings["file"], Path(place))
+        outcome = train_ranking(
+            path, Path(place) / "out", seed=seed, progress=run.shown, log=run.say
+        )
+    found, split = outcome.metrics, outcome.data.split
+    known, held = CountedEvents.of(split.train, split.validation), CountedEvents.of(split.test)
+    model = implicit_model("als")(random_state=seed, num_threads=1)
+    shape = known.lists.num_users, known.lists.num_items
+    matrix = csr_matrix((known.counts, known.lists.items, known.lists.starts), shape=shape)
+    model.fit(matrix, show_progress=False)
+    most = max(LEAST, SCORES // known.lists.num_items)  # as train_ranking draws them
+    users = some_users(held.lists, most, np.random.default_rng(seed))
+    default = ranking_metrics(
+        model.user_factors[users], model.item_factors, known.lists, held.lists, users=users
+    )
+    own, popular = found["test"]["ndcg@10"], found["popularity"]["ndcg@10"]
+    measures = {"ndcg@10": own, "default_ndcg@10": default["ndcg@10"]}
+    measures |= {"als_ndcg@10": found["als"]["ndcg@10"], "popularity_ndcg@10": popular}
+    measures |= {"of_default": own / default["ndcg@10"], "of_popularity": own / popular}
+    measures |= {"dim": found["dim"], "bytes": found["sizes"]["file"], "users": len(users)}
+    measures |= {"pairs": len(known.lists) + len(held.lists), "items": known.lists.num_items}
+    details = {"stored": found["implicit"], "method": found["method"]}
     return Outcome(measures, outcome.fitted.history, details)
 
 

@@ -62,10 +62,11 @@ def open_source(name: str, data: str | Path | None = None, quick: bool = False) 
         raise ArgumentError(f"data={name!r}: papers are run on {', '.join(SOURCES)}")
     if quick:
         return generated()
-    return SOURCES[name](lambda folder: _folder(folder, data))
+    return SOURCES[name](lambda folder: find_folder(folder, data))
 
 
-def _folder(name: str, data: str | Path | None) -> Path:
+def find_folder(name: str, data: str | Path | None) -> Path:
+    """Return the folder of a data set, below ``data`` or $FEATHERBED_DATA."""
     if data is None:
         return find_data(name)
     if not (Path(data) / name).is_dir():
@@ -80,7 +81,7 @@ def open_lines(name: str, data: str | Path | None = None, quick: bool = False) -
     if name != "ml-1m":
         raise ArgumentError(f"data={name!r}: files of ratings are those of ml-1m")
     if not quick:
-        return _folder(name, data) / "ratings.dat"
+        return find_folder(name, data) / "ratings.dat"
     ratings, path = generated().ratings, WORK / "generated.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = zip(ratings.users, ratings.items, ratings.values, strict=True)
