@@ -68,7 +68,7 @@ class FolderLoss:
 def measure_loss(
     original: str | Path, compressed: str | Path, sentences: Sequence[str] = ()
 ) -> FolderLoss:
-    """Return the loss of a compressed folder on ``sentences`` or on the 32 sentences of this module.
+    """Return the loss of a compressed folder on ``sentences`` or on 32 built-in sentences.
 
     For causal models it is the change of the perplexity, for others the mean |change of cosine| of
     the mean states of all pairs of sentences. Without a tokenizer.json, random tokens are used.

@@ -59,8 +59,8 @@ def codec_job(
     if lengths.max() > LONGEST:
         worst = int(lengths.argmax())
         raise ArgumentError(
-            f"row {worst} is {lengths[worst]:.0e} long, codes are learned of at most {LONGEST:.0e}: "
-            "scale it down"
+            f"row {worst} is {lengths[worst]:.0e} long, codes are learned of at most "
+            f"{LONGEST:.0e}: scale it down"
         )
     return CodecJob(rows, rows.weights, np.random.default_rng(0))
 
