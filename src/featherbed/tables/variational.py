@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featherbed.anchors.selection import kl as divergence
 from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import MOST_CODES, Band, Hash, Identity, Members, sparse_layout
+from featherbed.packed.band import MOST_CODES, Band, Entries, Hash, Identity, Members
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
@@ -215,7 +215,8 @@ class VariationalTable(Table):
         whole = Band(len(kept), Identity(), dictionary=stored, members=members)
         if layout == "all" or self.embedding_dim > MOST_CODES:
             return [whole, rest]
-        codes, _ = sparse_layout(rows[kept], "ragged" if layout == "auto" else layout, values)
+        how = "ragged" if layout == "auto" else layout
+        codes, _ = Entries.of(rows[kept]).layout(how, values)
         units = Matrix.encode(np.eye(self.embedding_dim, dtype=np.float32), "float16")
         sparse = Band(len(kept), codes, None, units, members=members)
         return [sparse if layout != "auto" or _bytes(sparse) < _bytes(whole) else whole, rest]
