@@ -322,7 +322,7 @@ def check_fit(make: Make) -> None:
         type(table).from_dense(target[0], **settings)
     except ArgumentError:
         return
-    raise AssertionError("from_dense must refuse what is no matrix")
+    raise AssertionError("from_dense must refuse anything but a matrix")
 
 
 def check_capabilities(make: Make) -> None:

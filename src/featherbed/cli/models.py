@@ -347,7 +347,7 @@ def recommend(
         )
     if len(found) < k:
         kind = "items in all" if all_items else "items this user has not rated"
-        log_line(f"note: there are only {len(found)} {kind}, {k} were asked for")
+        log_line(f"note: there are only {len(found)} {kind}, {k} were requested")
 
 
 def _recommend_next(
@@ -366,7 +366,7 @@ def _recommend_next(
         log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")
     typer.echo(_to_json(found) if json else format_items(found))
     if len(found) < k:
-        log_line(f"note: there are only {len(found)} items left, {k} were asked for")
+        log_line(f"note: there are only {len(found)} items left, {k} were requested")
 
 
 def format_items(items: list[ScoredItem]) -> str:

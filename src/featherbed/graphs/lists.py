@@ -20,7 +20,7 @@ from featherbed.packed.file import ARRAYS_VERSION, read_arrays, write_arrays
 BLOCK = 1 << 20  # arcs handled at a time
 Ids = NDArray[np.int64]
 Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbors [arcs]; int64 from 2³¹ on
-KIND = "graph"  # what the file is
+KIND = "graph"  # of the file, in its metadata
 NAMES = ("starts", "neighbours")  # of the arrays of a file
 
 

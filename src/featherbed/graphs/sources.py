@@ -17,7 +17,7 @@ from featherbed.graphs.lists import Ids
 MOST_PAIRS = 1 << 27  # sixteen bytes each while lists are made: 2 GB
 EXACT = 1 << 16  # objects up to which every vector is compared with every other
 PROBES = 32  # of 4 √V cells, how many are searched above that
-NUMBERS = 1 << 22  # of a block of vectors and of what is found for them
+NUMBERS = 1 << 22  # in a block of vectors and its results
 METRICS = ("cosine", "l2")
 Floats = NDArray[np.float32]
 

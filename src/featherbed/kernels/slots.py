@@ -66,7 +66,7 @@ def compose(kind: Any, fixed: int) -> Job:
 
 
 @Job
-def spread(address: Any, start: Any, stop: Any) -> Any:
+def copy_rows(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]]."""
     block = words(address)
     rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)

@@ -80,8 +80,8 @@ class Sampler(ABC):
         """Return a number of ids that can be drawn, or say why this one cannot."""
         if check_integer("samples", count) > self.rows and not self.replace:
             raise ArgumentError(
-                f"samples={count}: there are only {self.rows} distinct ids; ask for at most that "
-                "many, or pass replace=True"
+                f"samples={count}: there are only {self.rows} distinct ids; draw at most "
+                "that number, or pass replace=True"
             )
         return count
 

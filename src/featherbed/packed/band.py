@@ -714,7 +714,7 @@ def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [...] -> [..., d']
 
 
 def join_bands(parts: list[Band], layout: str, kind: str) -> Band:
-    """Return bands of the same table one below the other; what rows share is that of the first.
+    """Return bands of the same table one below the other; shared parts are those of the first.
 
     Ragged codes take the ``layout`` and values of ``kind`` that all entries together would have.
 

@@ -44,7 +44,7 @@ def edit_rows(
     band = table.bands[0]
     if len(table.bands) == 1 and _holds_rows(band):
         return table.replace(bands=[_edit_band(band, ids, rows, added)], keys=keys)
-    first = table.rows - band.rows  # ids of rows added before, if that is what the band holds
+    first = table.rows - band.rows  # first id of rows added before, if the band holds such
     holds_added = (
         band.members is not None
         and _holds_rows(band)

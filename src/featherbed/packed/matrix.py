@@ -52,8 +52,8 @@ def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """
     if bits == 8:
         return levels
-    spread = (levels[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
-    return np.packbits(spread.reshape(len(levels), -1), axis=1, bitorder="little")
+    flags = (levels[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(flags.reshape(len(levels), -1), axis=1, bitorder="little")
 
 
 def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[np.uint8]:
@@ -340,7 +340,7 @@ class Graded:
         return self.data.nbytes + self.scale.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave what can be computed again out of copies and pickles."""
+        """Leave computed values out of copies and pickles."""
         kept = {name: part for name, part in self.__dict__.items() if name != "_layout"}
         return kept | {"_decoded": None}
 

@@ -147,7 +147,7 @@ class Law:
         return number + below
 
     def _rank(self, ids: Ids) -> Ids:
-        """Return the rank of ids among those that are not excluded."""
+        """Return the rank of ids among the ids that are not excluded."""
         return ids - np.searchsorted(self.blocked, ids).astype(np.int64)
 
     def _unrank(self, ranks: Ids) -> Ids:
@@ -194,9 +194,9 @@ def neighbor_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
             f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over "
             "all of them"
         )
-    asked = blocked.tobytes()
+    excluded = blocked.tobytes()
     known = _lists.get(graph)
-    if known is not None and known[0] == asked:
+    if known is not None and known[0] == excluded:
         return known[1]
     starts, neighbors = np.asarray(graph.matrix.indptr), np.asarray(graph.matrix.indices)
     for wrong in (neighbors.min(initial=0), neighbors.max(initial=0)):
@@ -206,7 +206,7 @@ def neighbor_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
         kept = ~np.isin(neighbors, blocked)
         before = np.concatenate([[0], np.cumsum(kept)]).astype(starts.dtype)
         starts, neighbors = before[starts], neighbors[kept]
-    _lists[graph] = asked, (starts, neighbors)
+    _lists[graph] = excluded, (starts, neighbors)
     return starts, neighbors
 
 

@@ -82,7 +82,7 @@ class DenseTable(Table):
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Multiply with the rows; the padding row has no gradient."""
         if hidden.shape[-1] != self.embedding_dim:
-            return super().logits(hidden)  # which says what is wrong
+            return super().logits(hidden)  # which raises the error
         rows = self.weight.to(hidden.dtype)
         scores = F.linear(hidden, rows)
         if self.padding_idx is None:

@@ -155,7 +155,7 @@ class Growth:
                 "rule='trial' evaluates more than once: give a function that returns the "
                 "validation loss"
             )
-        self._change()  # what was due, in case nothing was trained since
+        self._change()  # if it is still due, because nothing was trained since
         self._young = [left - 1 for left in self._young if left > 1]
         found = self._measured(evaluate)
         found = self._by_trend(found) if self.rule == "trend" else self._by_trial(found, evaluate)

@@ -284,7 +284,7 @@ def enclosing_simplex(points: Tensor) -> tuple[Tensor, Tensor]:  # [V, K - 1] ->
     helmert.diagonal(1).copy_(-torch.arange(1.0, count))
     helmert /= helmert.norm(dim=1, keepdim=True)
     # each coordinate is brought to one scale, and back in the corners
-    spread = points.abs().amax(0).clamp(min=1e-30)
-    across = points / spread @ helmert
+    scale = points.abs().amax(0).clamp(min=1e-30)
+    across = points / scale @ helmert
     radius = MARGIN * count * (-across).amax().clamp(min=1e-3) if count > 1 else 1.0
-    return 1 / count + across / radius, radius * helmert.T * spread
+    return 1 / count + across / radius, radius * helmert.T * scale

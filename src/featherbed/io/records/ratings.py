@@ -1048,7 +1048,7 @@ def make_ratings(
 ) -> Ratings:
     """Generate ratings with planted structure: groups of users and items, Zipf popularity.
 
-    rating = 3.5 + taste . style + noise, clipped to 1..5; a taste mixes those of two groups.
+    rating = 3.5 + taste . style + noise, clipped to 1..5; a taste mixes the tastes of two groups.
     """
     rng = np.random.default_rng(seed)
 
