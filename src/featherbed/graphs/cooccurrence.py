@@ -55,8 +55,8 @@ def cooccurrence(
     objects, window, min_count = _checked(objects, window, min_count)
     if pmi is not None and not is_number(pmi):
         raise ArgumentError(
-            f"pmi={pmi!r}: give a finite number (0 keeps pairs at least as frequent as by chance) or "
-            "None"
+            f"pmi={pmi!r}: give a finite number (0 keeps pairs at least as frequent as by "
+            "chance) or None"
         )
     if top is not None:
         top = check_integer("top", top, 1)

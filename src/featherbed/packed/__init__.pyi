@@ -11,6 +11,7 @@ from featherbed.packed.band import Ragged as Ragged
 from featherbed.packed.band import Remainder as Remainder
 from featherbed.packed.band import code_count as code_count
 from featherbed.packed.cells import Cell as Cell
+from featherbed.packed.cells import sigmoid as sigmoid
 from featherbed.packed.disk import open_rows as open_rows
 from featherbed.packed.edit import edit_rows as edit_rows
 from featherbed.packed.engine import WORTH as WORTH
