@@ -113,10 +113,7 @@ class Settings:
 
     @classmethod
     def read(
-        cls,
-        recipe: str | Path | None = None,
-        assignments: Iterable[str] = (),
-        **options: Any,
+        cls, recipe: str | Path | None = None, assignments: Iterable[str] = (), **options: Any
     ) -> Self:
         """Create settings from a recipe file, ``name=value`` assignments and given values.
 

@@ -100,12 +100,7 @@ def train_ratings(
         table__dim=dim,
         split__method=split,
     )
-    outcome = train_recommender(
-        file,
-        out,
-        settings,
-        **run_options(seed, resume, overwrite, quiet),
-    )
+    outcome = train_recommender(file, out, settings, **run_options(seed, resume, overwrite, quiet))
     if outcome.summary:  # the first of several processes has it
         typer.echo("\n".join(outcome.summary))
 
@@ -245,11 +240,7 @@ def train_text(
         data__text=text,
     )
     outcome = train_classifier(
-        file,
-        out,
-        settings,
-        test=test,
-        **run_options(seed, resume, overwrite, quiet),
+        file, out, settings, test=test, **run_options(seed, resume, overwrite, quiet)
     )
     typer.echo("\n".join(outcome.summary))
 
@@ -293,12 +284,7 @@ def train_lm(
         optimizer__lr=lr,
         corpus__prompts=prompts or None,
     )
-    outcome = train_language(
-        files,
-        out,
-        settings,
-        **run_options(seed, resume, overwrite, quiet),
-    )
+    outcome = train_language(files, out, settings, **run_options(seed, resume, overwrite, quiet))
     typer.echo("\n".join(outcome.summary))
 
 

@@ -146,9 +146,7 @@ class PackedTable:
         return index.ids(array.reshape(-1).tolist()).reshape(array.shape)
 
     def get(
-        self,
-        keys: str | Sequence[str] | NDArray[np.str_],
-        default: str | ArrayLike = "zeros",
+        self, keys: str | Sequence[str] | NDArray[np.str_], default: str | ArrayLike = "zeros"
     ) -> Floats:
         """Return the rows [..., d] of keys, and ``default`` for unknown ones.
 

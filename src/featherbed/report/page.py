@@ -241,10 +241,7 @@ INTERRUPTED = "<b>Training was interrupted</b>: the model is the best epoch so f
 
 
 def report_page(
-    report: Report,
-    kind: str,
-    required: Iterable[str],
-    sections: Iterable[Callable[[Report], str]],
+    report: Report, kind: str, required: Iterable[str], sections: Iterable[Callable[[Report], str]]
 ) -> str:
     """Return the page of a run: its sections, then all settings and the command."""
     check_parts(report, ("name", "metrics", "sizes", *required))

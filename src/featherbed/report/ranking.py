@@ -25,12 +25,7 @@ from featherbed.report.page import (
     table,
     times_smaller,
 )
-from featherbed.report.ratings import (
-    cost_section,
-    shipped_sizes,
-    size_sentences,
-    sizes_section,
-)
+from featherbed.report.ratings import cost_section, shipped_sizes, size_sentences, sizes_section
 
 METRICS = {
     "ndcg@10": "NDCG@10",

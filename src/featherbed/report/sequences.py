@@ -96,10 +96,7 @@ def _metrics_table(report: Report, title: str, ending: str, note: str) -> str:
 def _history(report: Report) -> str:
     plots = []
     for number, (title, columns) in enumerate(
-        (
-            ("NDCG@10", {"validation": "validation_ndcg@10"}),
-            ("loss", {"train": "train_loss"}),
-        )
+        (("NDCG@10", {"validation": "validation_ndcg@10"}), ("loss", {"train": "train_loss"}))
     ):
         lines = history_lines(report, columns)
         plots.append(history_plot(report, f"curve{number}", lines, axis(title), 300))
