@@ -95,7 +95,7 @@ def is_symmetric(lists: Lists) -> bool:
 def within(most: int, objects: int, first: Ids, second: Ids, order: Ids) -> NDArray[np.bool_]:
     """Return the pairs kept if taken in ``order`` while both ends have fewer than ``most``."""
     crowded = np.bincount(first, minlength=objects) + np.bincount(second, minlength=objects) > most
-    keep = ~(crowded[first] | crowded[second])  # there is room for these whatever the others do
+    keep = ~(crowded[first] | crowded[second])  # these fit in any order
     order = order[~keep[order]]
     room = [most] * objects
     for here in slices(len(order)):
@@ -138,9 +138,11 @@ def _problem(starts: NDArray[Any], neighbors: NDArray[Any]) -> str | None:
     if starts[0] != 0 or starts[-1] != len(neighbors):
         span = f"starts go from {starts[0]} to {starts[-1]}"
         return f"{span}, not from 0 to the number of neighbors, {len(neighbors)}"
-    falling = np.flatnonzero(starts[1:] < starts[:-1])
-    if len(falling):
-        return f"object {falling[0]} has a negative number of neighbors, starts must not fall"
+    decreasing = np.flatnonzero(starts[1:] < starts[:-1])
+    if len(decreasing):
+        return (
+            f"object {decreasing[0]} has a negative number of neighbors, starts must not decrease"
+        )
     last = -1
     for i, j in blocks((starts, neighbors)):
         wrong = (j < 0) | (j >= objects) | (i == j)

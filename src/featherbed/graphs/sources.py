@@ -31,9 +31,9 @@ def sharing_pairs(
 ) -> tuple[Iterator[tuple[Ids, Ids]], int]:
     """Return pairs of objects that share a value, in pieces, and how many pairs at most.
 
-    The holders of a value stand in a circle, in random order, and each is paired with the next, the
-    next but one and so on, half around: all pairs. With ``most`` no further than gives each that
-    many.
+    The objects with a value are arranged in a circle, in random order, and each is paired with the
+    next, the next but one and so on, halfway around: all pairs. With ``most`` the distance is
+    limited so that each object has about that number of pairs.
     """
     ids, values = _cells(objects, attributes)
     sizes = np.bincount(values)

@@ -150,7 +150,7 @@ class Uniform(Sampler):
         return torch.full(ids.shape, 1 / self.rows, dtype=torch.float64, device=ids.device)
 
 
-def first_places(ids: Tensor) -> Tensor:  # int64 [n] -> int64 [distinct], rising
+def first_places(ids: Tensor) -> Tensor:  # int64 [n] -> int64 [distinct], ascending
     """Return the positions of the first occurrence of each id.
 
     >>> first_places(torch.tensor([4, 2, 4, 7, 2]))

@@ -246,7 +246,7 @@ def related_entries(table: Any, graph: Relation) -> Exempt:
     anchors = table.anchor_objects()
     if anchors is None:
         raise ArgumentError(
-            "the anchors of this table stand for no objects, so nothing relates to them: choose "
+            "the anchors of this table represent no objects, so no graph relates to them: choose "
             "objects as anchors, for example init=fb.Frequency(counts)"
         )
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):

@@ -246,7 +246,7 @@ def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]
 
 
 def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
-    """Return choices with at most ``room`` rows each; rows that lose least move to the next.
+    """Return choices with at most ``room`` rows each; rows that lose least take another one.
 
     >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.9]]), room=2).tolist()
     [0, 0, 1]

@@ -143,5 +143,5 @@ class DenseTable(Table):
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Copy the matrix."""
-        row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
+        row_weights(weights, matrix)  # only checked: every row is kept as it is
         self.weight.copy_(matrix)

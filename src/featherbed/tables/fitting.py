@@ -21,7 +21,7 @@ from featherbed.tables.rows import to_numpy
 
 Floats = NDArray[np.float64]
 SAMPLE = 20_000  # rows anchors are learned from
-FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
+FAINT = 1e-6  # minimum weight of a row relative to the mean: values are divided by its root
 
 
 def row_weights(weights: Any, matrix: Tensor, name: str = "weights") -> Floats | None:  # [V]

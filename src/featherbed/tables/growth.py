@@ -28,7 +28,7 @@ RULES = ("trial", "trend")
 # the attributes that a state keeps as they are
 PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_pause", "_due")
 OVER = 1 << 30  # a change that starts over
-CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to cost least
+CANDIDATES = 3  # anchors whose removal is measured, those of the lowest expected cost
 
 
 @dataclass(frozen=True)

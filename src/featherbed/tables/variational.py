@@ -237,7 +237,7 @@ class VariationalTable(Table):
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Set the means to the matrix and the noise to its initial level."""
-        row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
+        row_weights(weights, matrix)  # only checked: every row is kept as it is
         self.rows.copy_(matrix)
         if self.padding_idx is not None:
             self.rows[self.padding_idx] = 0

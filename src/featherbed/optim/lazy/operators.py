@@ -90,7 +90,7 @@ def slot_rows(
     support: Tensor,  # int [V, s]
     atoms: Tensor,  # [K, d]
     ids: Tensor,  # int64 [n]
-    owner: Tensor | None,  # int64 [n], rising: the bag of each id
+    owner: Tensor | None,  # int64 [n], ascending: the bag of each id
     weights: Tensor | None,  # [n], with owner
     bags: int,
     padding: int,  # id of the row that is zero, or -1
