@@ -56,8 +56,7 @@ def compress(
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
     effort: Annotated[
-        str,
-        typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes."),
+        str, typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes.")
     ] = "normal",
     seed: Seed = 0,
     quiet: Quiet = False,

@@ -395,17 +395,6 @@ class Entries:
         return Fixed.encode(wide_indices, wide_values, atoms, kind), None
 
 
-def sparse_layout(
-    values: NDArray[np.floating],  # [V, K], or [V, s] with a support
-    layout: str,
-    kind: str,
-    support: NDArray[np.integer] | None = None,  # [V, s], distinct in a row
-    atoms: int | None = None,  # K
-) -> tuple[Codes, NDArray[np.floating] | None]:
-    """Return the layout of a sparse matrix (``Entries.layout``)."""
-    return Entries.of(values, support, atoms).layout(layout, kind)
-
-
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
 _WORDS = BLOCK_BITS // 32
 
@@ -725,7 +714,7 @@ def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [...] -> [..., d']
 
 
 def join_bands(parts: list[Band], layout: str, kind: str) -> Band:
-    """Return bands of the same table one below the other; what rows share is that of the first.
+    """Return bands of the same table one below the other; shared parts are those of the first.
 
     Ragged codes take the ``layout`` and values of ``kind`` that all entries together would have.
 

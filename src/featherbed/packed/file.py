@@ -364,7 +364,7 @@ def _compact(fields: dict[str, Any]) -> str:  # every byte of a small file count
 def header_of(table: PackedTable) -> bytes:
     """Return the header of a table's file: length, JSON, padding to 8 bytes.
 
-    Arrays are in order of falling element size, so that all are aligned.
+    Arrays are in order of decreasing element size, so that all are aligned.
     """
     return header_for(stored_metadata(table), table.arrays)
 

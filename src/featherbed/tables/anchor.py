@@ -16,7 +16,7 @@ from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
 from featherbed.optim.lazy.operators import slot_rows
 from featherbed.optim.lazy.slots import Slots
-from featherbed.packed.band import Band, sparse_layout
+from featherbed.packed.band import Band, Entries
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed
@@ -207,7 +207,8 @@ class AnchorTable(Table):
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Sparse codes over the anchors, in the given or the smallest layout."""
         support = None if self.support is None else self.support.cpu().numpy()
-        codes, left = sparse_layout(to_numpy(self.transform), layout, values, support, self.anchors)
+        entries = Entries.of(to_numpy(self.transform), support, self.anchors)
+        codes, left = entries.layout(layout, values)
         matrix = None if left is None else Matrix.encode(left, values)
         return [Band(self.num_embeddings, codes, matrix, encode(self.atoms, dictionary))]
 
@@ -245,7 +246,7 @@ def related_entries(table: Any, graph: Relation) -> Exempt:
     anchors = table.anchor_objects()
     if anchors is None:
         raise ArgumentError(
-            "the anchors of this table stand for no objects, so nothing relates to them: choose "
+            "the anchors of this table represent no objects, so no graph relates to them: choose "
             "objects as anchors, for example init=fb.Frequency(counts)"
         )
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):

@@ -656,7 +656,7 @@ def read_ratings(
     options: dict[str, Any] = {"folder": workplace, "max_rows": max_rows}
     sides = {"user": KeyColumn(**options), "item": KeyColumn(**options)}
     values, times = Spool(np.float32, **options), Spool(np.int64, **options)
-    for block, parsed in _parse_blocks(file, roles, counts, strict, value):
+    for block, parsed in parse_blocks(file, roles, counts, strict, value):
         _check_range(file, block, parsed, low, high, value)
         sides["user"].append(parsed.users)
         sides["item"].append(parsed.items)
@@ -751,8 +751,8 @@ def _note_late_time(file: Columns, roles: dict[str, int]) -> list[str]:
     return []
 
 
-def _parse_blocks(
-    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool, value: str
+def parse_blocks(
+    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool, value: str = "rating"
 ) -> Iterator[tuple[Block, ParsedLines]]:
     """Yield parsed blocks; count the fates of their lines, raise an error for refused ones.
 
@@ -1048,7 +1048,7 @@ def make_ratings(
 ) -> Ratings:
     """Generate ratings with planted structure: groups of users and items, Zipf popularity.
 
-    rating = 3.5 + taste . style + noise, clipped to 1..5; a taste mixes those of two groups.
+    rating = 3.5 + taste . style + noise, clipped to 1..5; a taste mixes the tastes of two groups.
     """
     rng = np.random.default_rng(seed)
 

@@ -581,11 +581,7 @@ def _describe(names: Sequence[object], place: int, places: Sequence[int]) -> str
 
 
 def _encode_labels(
-    path: Path,
-    rows: Iterable[Row],
-    notes: list[str],
-    known: Sequence[str] | None,
-    skip_empty: bool,
+    path: Path, rows: Iterable[Row], notes: list[str], known: Sequence[str] | None, skip_empty: bool
 ) -> LabeledTexts:
     lines, labels, texts = _check_rows(path, rows, notes, skip_empty)
     classes = tuple(sorted(set(labels), key=_order) if known is None else known)
