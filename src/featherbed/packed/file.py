@@ -237,7 +237,7 @@ def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTab
     if isinstance(metadata, dict) and isinstance(metadata.get("columns"), list):
         raise FormatError(
             f"the file holds a collection of {len(metadata['columns'])} columns: open it with "
-            "fb.PackedCollection.load"
+            "fb.PackedCollection.load, or serve it with featherbed serve"
         )
     table = table_from(metadata, header, take)
     extra = set(header) - used - {"__metadata__"}

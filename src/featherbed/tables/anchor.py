@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from featherbed.graphs.relation import Relation
 
 BLOCK = 1 << 20  # rows started at once
+ANCHORS = 256  # by default, with slots: their numbers are a byte each in the file
 
 
 class AnchorTable(Table):
@@ -39,7 +40,7 @@ class AnchorTable(Table):
     fit by ``from_dense``.
 
     Args:
-        anchors: number of anchors K.
+        anchors: number of anchors K; with ``slots`` it may be left out: 256, at most V.
         sparse: gradients of the transform contain the rows of the batch only (appendix H); with an
             optimizer of this library the cost of a step depends on these rows only, and the result
             equals that of dense gradients.
@@ -73,7 +74,7 @@ class AnchorTable(Table):
         num_embeddings: int,
         embedding_dim: int,
         *,
-        anchors: int,
+        anchors: int | None = None,
         nonnegative: bool = True,
         sparse: bool = False,
         slots: int | None = None,
@@ -85,6 +86,12 @@ class AnchorTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse or slots is not None)
+        if anchors is None:
+            if slots is None:
+                raise ArgumentError(
+                    "an anchor table needs anchors=...: give anchors=50, or slots=8 (256 anchors)"
+                )
+            anchors = max(check_integer("slots", slots), min(ANCHORS, self.num_embeddings))
         self.anchors, self.nonnegative = check_integer("anchors", anchors), bool(nonnegative)
         self.scan_every = check_integer("scan_every", scan_every)
         self.slots = None if slots is None else check_integer("slots", slots)
