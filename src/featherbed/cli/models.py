@@ -322,8 +322,8 @@ def recommend(
     if user is not None:
         found = recommender.recommend(user, k, include_rated=all_items)
     else:
-        pairs = parse_history(str(history))
-        found = recommender.recommend_history(pairs, k)
+        pairs = parse_history(str(history), recommender.items)
+        found = recommender.recommend_history(pairs, k, include_history=all_items)
         if unknown := recommender.unknown_items(pairs):
             log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")
     typer.echo(_to_json(found) if json else format_items(found))

@@ -220,7 +220,9 @@ class Endpoints:
             items = await in_thread(lambda: model.model.recommend(user, k, include_rated=rated))
         else:
             history = read_history(body.fields["history"], self.limits)
-            items = await in_thread(lambda: model.model.recommend_history(history, k))
+            items = await in_thread(
+                lambda: model.model.recommend_history(history, k, include_history=rated)
+            )
         return as_json({"items": [item._asdict() for item in items]})
 
     async def _recommend_next(self, name: str, request: Request) -> Response:

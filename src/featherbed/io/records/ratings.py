@@ -667,7 +667,7 @@ def read_ratings(
         skipped = _list_skipped(counts)
         raise DataError(
             f"{file.path}: no usable line among {counts['lines']:,}"
-            + (f" ({skipped})" if skipped else "")
+            + (f" ({skipped}), {file.problem}" if skipped else ": it has a header alone")
         )
     with ThreadPoolExecutor(2, "featherbed-keys") as pool:
         (users, user_keys), (items, item_keys) = pool.map(KeyColumn.finish, sides.values())
@@ -772,10 +772,13 @@ def parse_blocks(
         for fate, name in REASONS.items():
             counts[name] += int(totals[fate])
         refused = MISSING if strict else ABSURD
-        if totals[refused:].any():
-            row = int(np.flatnonzero(fates >= refused)[0])
+        worst = refused if totals[refused:].any() else MISSING
+        if totals[worst:].any() and (worst == refused or not file.problem):
+            row = int(np.flatnonzero(fates >= worst)[0])
             problem = _describe_problem(block, row, int(fates[row]), list(roles), value)
-            raise DataError(f"{file.path}, {file.unit} {block.line(row)}: {problem}")
+            file.problem = f"{file.unit} {block.line(row)}: {problem}"
+            if worst == refused:
+                raise DataError(f"{file.path}, {file.problem}")
         yield block, parsed
 
 
@@ -789,8 +792,9 @@ def _describe_problem(block: Block, row: int, fate: int, roles: list[str], value
         empty = (role for role in roles if not str(cells[role] or "").strip())
         return f"no {next((value if role == 'rating' else role for role in empty), 'value')}"
     if fate == ABSURD:
+        low = 0 if value == "count" else -MAX_RATING
         return (
-            f"{value} {cells['rating']!r} is not a number from {-MAX_RATING:,.0f} to "
+            f"{value} {cells['rating']!r} is not a number from {low:,.0f} to "
             f"{MAX_RATING:,.0f}: correct or remove the line (an empty {value} is skipped), or "
             f"rescale the {value}s"
         )
