@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -296,7 +296,7 @@ def renamed(model: nn.Module, keys: Iterable[str]) -> dict[str, str]:
     {'embed_out.weight': 'lm_head.weight'}
     """
     found = {key: key for key in keys}
-    for change in get_model_conversion_mapping(model):
+    for change in get_model_conversion_mapping(cast(Any, model)):
         if isinstance(change, WeightRenaming):
             found = {key: change.rename_source_key(name)[0] for key, name in found.items()}
     return found

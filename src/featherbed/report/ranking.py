@@ -148,6 +148,7 @@ def ranking_bands(
     flat = {(model, name): part for model, one in metrics.items() for name, part in one.items()}
     found = []
     for band in means_by_bin(every, counts, flat):
-        means = {model: {name: band[model, name] for name in one} for model, one in metrics.items()}
+        own: dict[Any, Any] = band  # keys of metrics are pairs
+        means = {model: {name: own[model, name] for name in one} for model, one in metrics.items()}
         found.append({key: band[key] for key in ("name", "objects", "measured")} | means)
     return found
