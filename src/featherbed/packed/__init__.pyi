@@ -43,6 +43,7 @@ from featherbed.packed.inspect import as_text as as_text
 from featherbed.packed.inspect import blocks as blocks
 from featherbed.packed.inspect import clusters_of as clusters_of
 from featherbed.packed.inspect import compare_sizes as compare_sizes
+from featherbed.packed.inspect import evenly_spaced as evenly_spaced
 from featherbed.packed.inspect import file_size as file_size
 from featherbed.packed.inspect import has_weighted_atoms as has_weighted_atoms
 from featherbed.packed.inspect import largest_pairs as largest_pairs

@@ -398,9 +398,9 @@ def write(table: PackedTable, path: Path) -> None:
 
 def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
     """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
-    from featherbed.files import replacing  # only writers need it
+    from featherbed.files import replacing_file  # only writers need it
 
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+    with replacing_file(path) as file:
         file.write(header_for(fields, arrays))
         for _, array in _in_order(arrays):
             flat = np.ascontiguousarray(array).reshape(-1)

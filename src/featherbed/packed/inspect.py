@@ -425,15 +425,19 @@ def codes_per_row(band: Band) -> NDArray[np.int64] | None:
     if not isinstance(band.codes, Fixed | Ragged):
         return None
     each = band.codes.count if isinstance(band.codes, Fixed) else 1
-    rows = _spaced(band.rows, max(1000, min(SAMPLE, FETCHED // each)))
+    rows = evenly_spaced(band.rows, max(1000, min(SAMPLE, FETCHED // each)))
     counts, step = np.empty(len(rows), dtype=np.int64), max(1, SAMPLE // each)
     for start in range(0, len(rows), step):
         counts[start : start + step] = _count_codes(band, rows[start : start + step])
     return counts
 
 
-def _spaced(rows: int, most: int) -> NDArray[np.int64]:
-    """Return all rows, or ``most`` of them, evenly spaced."""
+def evenly_spaced(rows: int, most: int) -> NDArray[np.int64]:
+    """Return the numbers of all rows, or of ``most`` of them, evenly spaced.
+
+    >>> evenly_spaced(9, 3).tolist()
+    [0, 4, 8]
+    """
     return np.unique(np.linspace(0, max(0, rows - 1), min(rows, most)).astype(np.int64))
 
 

@@ -17,6 +17,7 @@ from featherbed.packed import (
     PackedTable,
     anchor_count,
     clusters_of,
+    evenly_spaced,
     has_weighted_atoms,
     purity,
     row_cost,
@@ -361,7 +362,7 @@ def describe_cost(table: PackedTable, counts: NDArray[np.int64]) -> dict[str, An
         total += np.bincount(bins, cost, minlength=len(edges)).astype(np.int64)
         np.minimum.at(least, bins, cost)
         np.maximum.at(most, bins, cost)
-    shown = np.unique(np.linspace(0, table.rows - 1, min(table.rows, POINTS)).astype(np.int64))
+    shown = evenly_spaced(table.rows, POINTS)
     return {
         "unit": "codes" if coded else "bits",
         "mean": float(total.sum() / table.rows),
