@@ -85,7 +85,7 @@ class LayeredCodec(Codec):
                 fitting = (
                     fixed | layer
                     for layer in layers
-                    if rows * layer["blocks"] >= PIECES * (1 << layer["block_bits"] if layer["blocks"] else 0)
+                    if not 0 < rows * layer["blocks"] < PIECES << layer["block_bits"]
                     and self.size(rows, dim, **fixed, **layer) <= budget
                 )
                 best = next(fitting, None)

@@ -177,11 +177,8 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
 
 
 @cache
-def ragged_rows(
-    size_bits: int, index_bits: int, value_bits: int, kind: int, width: int, strips: int
-) -> Job:
-    """Compile the job that composes rows of ``width`` floats, or of ``strips`` times as many (see
-    ``fixed_rows``), from ragged codes of one shape."""
+def ragged_rows(size_bits: int, index_bits: int, value_bits: int, kind: int, width: int) -> Job:
+    """Compile the job that composes rows of ``width`` floats from ragged codes of one shape."""
     entry, mask = index_bits + value_bits, np.uint64((1 << index_bits) - 1)
     whole = entry % 8 == 0
 
@@ -190,7 +187,7 @@ def ragged_rows(
         block = words(address)
         sizes, directory, wide = np.uint64(block[0]), vector(block, 3, np.uint32), block[5]
         entries, source, levels = block[6], np.uint64(block[7]), vector(block, 12, np.float32)
-        held, base, atoms = block[14], np.uint64(block[15]), block[16] // strips
+        held, base, atoms = block[14], np.uint64(block[15]), block[16]
         positions, target = vector(block, 18, np.int64), np.uint64(block[20])
         far, low = np.uint64(directory.ctypes.data), low_bits(size_bits)
         good, limit = True, np.uint32(min(atoms, 2**32 - 1))
@@ -228,13 +225,11 @@ def ragged_rows(
                 at += counts[row]
             if total > 0 and most >= limit:
                 good, indices[:] = False, np.uint32(0)
-            for strip in range(strips):
-                at, near = 0, base + np.uint64(4 * strip * atoms * width)
-                for row in range(first, end):
-                    count = counts[row - first]
-                    place = target + np.uint64(4 * (row * strips + strip) * width)
-                    weigh(indices, values, at, count, near, width, place)
-                    at += count
+            at = 0
+            for row in range(first, end):
+                count, place = counts[row - first], target + np.uint64(4 * row * width)
+                weigh(indices, values, at, count, base, width, place)
+                at += count
         return np.int64(good)
 
     return rows

@@ -680,13 +680,13 @@ class Band:
         """The compiled loop that combines the atoms of these rows, with its constant arguments."""
         assert self.dictionary is not None and isinstance(self.codes, Fixed | Ragged)
         dense, concat = self.dictionary.dense(), self._concatenates
+        if isinstance(self.codes, Ragged):
+            atoms, shape = engine.on_line(dense, CACHE_BYTES), (*self.codes.shape, dense.shape[1])
+            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms, shape=shape)
         place = engine.on_line if concat else engine.in_strips
         atoms = place(dense, CACHE_BYTES)
-        width = (atoms.shape[1], dense.shape[1] // atoms.shape[1])
-        if isinstance(self.codes, Ragged):
-            shape = (*self.codes.shape, *width)
-            return engine.Plan("ragged_rows", *self.codes.arguments(), atoms, shape=shape)
-        shape = (*self.codes.shape, self.codes.stride(len(dense)), *width, concat)
+        shape = (*self.codes.shape, self.codes.stride(len(dense)), atoms.shape[1])
+        shape += (dense.shape[1] // atoms.shape[1], concat)
         return engine.Plan("fixed_rows", *self.codes.arguments(len(dense)), atoms, shape=shape)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

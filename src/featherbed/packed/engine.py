@@ -25,7 +25,8 @@ VARIABLE = "FEATHERBED_KERNELS"
 WORTH = 2048  # rows of one call from which on the compiled loops are loaded
 GRAIN = 512  # rows a thread takes at a time
 LINE = 64  # bytes of a cache line
-NEAR_BYTES, STRIP = 40 << 10, 32  # bytes of atoms that the nearest cache of a core holds; columns
+STRIP = 32  # columns
+NEAR, FAR = 40 << 10, 64 << 10  # bytes of a strip in the nearest cache, and of atoms worth strips
 _LOOKUP, _SCORES = "featherbed.kernels.lookup", "featherbed.kernels.scores"
 _AS_LOADED = ContextVar("as_loaded", default=False)
 
@@ -99,7 +100,7 @@ def in_strips(atoms: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     there, are one strip (see ``on_line``).
     """
     count, width = atoms.shape
-    if atoms.nbytes <= NEAR_BYTES or width % STRIP or 4 * count * STRIP > NEAR_BYTES:
+    if atoms.nbytes <= FAR or width % STRIP or 4 * count * STRIP > NEAR:
         return on_line(atoms, most)
     strips = _on_line(width // STRIP * count, STRIP)
     strips[:] = atoms.reshape(count, -1, STRIP).swapaxes(0, 1).reshape(-1, STRIP)
