@@ -42,11 +42,14 @@ BEAM = 16
 ITERATIONS = 25
 MOST_LOCAL = 16  # codes above which a fit by local search takes too long
 ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers follows
+PROMISE = 0.04  # share of the error that rounds of refinement gain for each doubling of the codes
 ENOUGH = 0.0015  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
 USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
 GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
+ROUNDS_GAIN = 0.03  # of further rounds: for each doubling of the codes
+PIECES = 16  # blocks of all rows for each choice, at least
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
@@ -82,7 +85,8 @@ class LayeredCodec(Codec):
                 fitting = (
                     fixed | layer
                     for layer in layers
-                    if self.size(rows, dim, **fixed, **layer) <= budget
+                    if not 0 < rows * layer["blocks"] < PIECES << layer["block_bits"]
+                    and self.size(rows, dim, **fixed, **layer) <= budget
                 )
                 best = next(fitting, None)
                 if best is None:
@@ -104,7 +108,7 @@ class LayeredCodec(Codec):
         stages.atoms(math.ceil(whole + part))
         before, after = stages.errors[int(whole)], stages.errors[math.ceil(whole + part)]
         residual = before * (max(after, 1e-30) / max(before, 1e-30)) ** part
-        gain = min(MOST_GAIN, GAIN * (codes - 1))
+        gain = min(MOST_GAIN, GAIN * (codes - 1)) + ROUNDS_GAIN * math.log2(codes)
         return float(residual) * math.exp2(block_log_error(settings) - gain)
 
     def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
@@ -138,8 +142,8 @@ class LayeredCodec(Codec):
         search."""
         codes, atoms = settings["codes"], settings["codes"] << settings["bits"]
         blocks = settings["width"] << settings["block_bits"] if settings["blocks"] else 0
-        search = 0 if codes == 1 else 4 * atoms * (settings["width"] + 60)
-        return float(20 * atoms * settings["width"] + search + 16 * blocks)
+        search = 0 if codes == 1 else 8 * atoms * (settings["width"] + 60)
+        return float(20 * atoms * settings["width"] + search + 8 * blocks)
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with the width of the blocks; no blocks if their number or bits are 0."""
@@ -195,14 +199,15 @@ def block_log_error(settings: Settings) -> float:
     """Return log2 of the share of the residual that the blocks leave, 2^(-2 bits / columns) at
     best.
 
-    The loss is that of k-means on normal variables (2 to 20 columns, 4 to 10 bits).
+    The loss is that of k-means on normal variables (2 to 20 columns, 4 to 10 bits), and of
+    residuals that are not quite normal.
     """
     if not settings["blocks"]:
         return 0.0
     across, bits = settings["width"] / settings["blocks"], settings["block_bits"]
     rate = bits / across
     further = PAIRS if across < 3 else 0.0
-    return float(-2 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across + further)
+    return float(-1.94 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across + further)
 
 
 @dataclass
@@ -256,7 +261,7 @@ class LayeredFit(Fit):
         self.shared: Matrix | None = None
         self.tail_codes: Codes | None = None
         self.refined = False
-        self.promise = 1 - min(0.06, 0.01 * (self.parts - 1))
+        self.promise = 1 - PROMISE * math.log2(self.parts)
         job.progress("initial dictionaries", 0.0)
         if start is None:
             self.initial_codes()
@@ -318,7 +323,7 @@ class LayeredFit(Fit):
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
         pieces = np.ascontiguousarray(left).reshape(-1, across)
         if self.shared is None:
-            centroids = kmeans(pieces, choices, self.job.seed(), rounds=12)
+            centroids = kmeans(pieces, choices, self.job.seed(), rounds=8, most=128)
         else:
             known = self.shared.dense()
             weights = np.repeat(self.weights, self.blocks)

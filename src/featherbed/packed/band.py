@@ -668,13 +668,15 @@ class Band:
     def _plan(self) -> engine.Plan:
         """The compiled loop that combines the atoms of these rows, with its constant arguments."""
         assert self.dictionary is not None and isinstance(self.codes, Fixed | Ragged)
-        atoms = engine.on_line(self.dictionary.dense(), CACHE_BYTES)
-        shape = (*self.codes.shape, atoms.shape[1])
+        dense, concat = self.dictionary.dense(), self._concatenates
         if isinstance(self.codes, Ragged):
+            atoms, shape = engine.on_line(dense, CACHE_BYTES), (*self.codes.shape, dense.shape[1])
             return engine.Plan("ragged_rows", *self.codes.arguments(), atoms, shape=shape)
-        shape = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
-        known = (*self.codes.arguments(len(atoms)), atoms)
-        return engine.Plan("fixed_rows", *known, shape=(*shape, self._concatenates))
+        place = engine.on_line if concat else engine.in_strips
+        atoms = place(dense, CACHE_BYTES)
+        shape = (*self.codes.shape, self.codes.stride(len(dense)), atoms.shape[1])
+        shape += (dense.shape[1] // atoms.shape[1], concat)
+        return engine.Plan("fixed_rows", *self.codes.arguments(len(dense)), atoms, shape=shape)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""
