@@ -523,7 +523,7 @@ def test_the_page_is_explored(client, browser):
         box = page.locator("#plot .nsewdrag").first.bounding_box()
         point = page.evaluate(
             "() => { const f = document.querySelector('#plot')._fullLayout, d = data;"
-            " const x = floats(d.x), y = floats(d.y);"
+            " const { x, y } = d;"
             " return [f.xaxis.l2p(x[5]), f.yaxis.l2p(y[5])]; }"
         )
         page.mouse.move(box["x"] + point[0], box["y"] + point[1])

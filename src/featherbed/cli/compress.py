@@ -126,7 +126,10 @@ def compress(
                     "apply to other models"
                 )
             table = compress_encoder(matrix, out, **options, tell=tell)
-            lines = [table.report or table, f"files       {sum(f.stat().st_size for f in out.iterdir()):,}"]
+            lines = [
+                table.report or table,
+                f"files       {sum(f.stat().st_size for f in out.iterdir()):,}",
+            ]
         else:
             options |= {"rest": rest, "folder_budget": whole}
             options |= {"budget": None} if whole is not None else {}

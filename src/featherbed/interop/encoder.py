@@ -82,9 +82,16 @@ class Encoder:
         return np.concatenate(parts)
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:  # -> [n, d]
+        return self.mean_rows(self.token_ids(texts))
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of the known tokens of every text."""
         most = self.config.get("max_length", MAX_LENGTH)
         found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [[one for one in text.ids[:most] if one != self._unknown] for text in found]
+        return [[one for one in text.ids[:most] if one != self._unknown] for text in found]
+
+    def mean_rows(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:  # -> [n, d]
+        """Return the means of the rows of tokens, of length 1 unless config.json says otherwise."""
         starts = np.cumsum([0, *map(len, ids)])[:-1]
         flat = np.array([one for text in ids for one in text], dtype=np.int64)
         rows = self.table.bag(flat, starts, None, mode="mean").astype(np.float32, copy=False)

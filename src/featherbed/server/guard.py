@@ -147,9 +147,10 @@ async def send_error(send: Send, status: int, message: str) -> None:
 
 
 def error_body(status: int, message: str) -> bytes:
-    """Return the JSON of an error.
+    """Return the JSON of an error; clients of OpenAI's format read ``message`` and ``type``.
 
-    >>> error_body(404, "no table is called 'x'")
-    b'{"error":{"status":404,"message":"no table is called \\'x\\'"}}'
+    >>> orjson.loads(error_body(404, "no table is called 'x'"))["error"]["message"]
+    "no table is called 'x'"
     """
-    return orjson.dumps({"error": {"status": status, "message": message[:1000]}})
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return orjson.dumps({"error": {"status": status, "type": kind, "message": message[:1000]}})

@@ -116,10 +116,10 @@ class SubwordEncoder:
 
     def __init__(self, tokenizer: str, length: int = MAX_LENGTH) -> None:
         self.length = check_length(length)
-        self._tokenizer = open_tokenizer(tokenizer)
+        self.tokenizer = open_tokenizer(tokenizer)
 
     def _encode(self, text: str) -> Any:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def tokens(self, text: str) -> list[str]:
         """Return the first ``length`` subwords of a text."""
