@@ -199,7 +199,7 @@ def run_whole(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) 
             expected = small(input_ids=ids).logits.numpy()
         arrays = onnx.load(path).graph.initializer
         codes = sum(one.ByteSize() for one in arrays if one.name.startswith("table/"))
-        found = [fb.measure_model(one, original, test).perplexity for one in (original, small)]
+        found = [fb.measure_model(one, original, test).perplexity or 0 for one in (original, small)]
         measures = {
             "original_bytes": float(before),
             "bytes": float(folder_bytes(place / "small")),
