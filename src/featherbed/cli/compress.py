@@ -126,10 +126,8 @@ def compress(
                     "apply to other models"
                 )
             table = compress_encoder(matrix, out, **options, tell=tell)
-            lines = [
-                table.report or table,
-                f"files       {sum(f.stat().st_size for f in out.iterdir()):,}",
-            ]
+            files = sum(file.stat().st_size for file in out.iterdir())
+            lines = [table.report or table, f"files       {files:,}"]
         else:
             options |= {"rest": rest, "folder_budget": whole}
             options |= {"budget": None} if whole is not None else {}

@@ -2,8 +2,8 @@
 
 For vectors whose coordinates may be rotated, such as those of a static encoder: only their inner
 products count. Rows of norm 1 are turned so that every block of columns holds as much of the large
-principal components as of the small ones (the balanced allocation of Ge et al. 2013, "Optimized
-Product Quantization"); blocks then have the same distribution, and one dictionary S serves them all:
+principal components as of the small ones (balanced allocation: Ge et al. 2013, "Optimized Product
+Quantization"); blocks then have the same distribution, and one dictionary S serves them all:
 
     row = norm [S[k_1], ..., S[k_n]]
 
@@ -29,6 +29,7 @@ ACROSS = (2, 4, 8)  # columns of a block
 BITS = (6, 8, 10, 12)  # of its code
 POINTS, FEW_POINTS = 64, 24  # blocks for each atom to which a dictionary is fitted, and a trial
 TRIAL_ROWS = 4096  # rows by which forms are compared
+LARGEST = 6e4  # norm that is stored as float16
 HEADER = 2200  # bytes of a file besides its arrays, at most
 IMPORTANCE = 0.75  # power of the weights: between one for texts and none for words
 # the order of eight strata of components, the largest first, by which blocks of 2, 4 and 8 columns
@@ -68,21 +69,21 @@ def compress_blocks(
     """
     rows = WeightedRows(matrix, "zipf" if weights is None else weights)
     order = np.argsort(-rows.weights, kind="stable")
-    importance = rows.weights[order].astype(np.float64) ** IMPORTANCE
+    importance = rows.weights[order] ** IMPORTANCE
     generator, norms = np.random.default_rng(generator or 0), rows.lengths()
     seed = int(generator.integers(1 << 30))
-    turned = matrix / norms[:, None]
+    turned: Floats = matrix / norms[:, None]
     if rows.dim % 8:
         raise ArgumentError(f"blocks: {rows.dim} columns: give a multiple of 8")
-    turned = turned @ balanced_axes(turned, rows.weights**IMPORTANCE, generator)
-    sample = turned[generator.permutation(rows.count)[:TRIAL_ROWS]]
+    turned = np.dot(turned, balanced_axes(turned, rows.weights**IMPORTANCE, generator))
+    sample: Floats = turned[generator.permutation(rows.count)[:TRIAL_ROWS]]
     losses = {}
     for form in (Blocks(across, bits) for across in ACROSS for bits in BITS):
         tell(f"comparing: {form.bits} bits for {form.across} columns", 0.0)
         if form.bits < 6 * form.across and sample.size // form.across >= 8 << form.bits:
             losses[form] = trial_loss(sample, form, seed)
     cut, *forms = share_bits(losses, importance, rows.dim, budget - HEADER)
-    bands = []
+    bands: list[Band] = []
     for form, ids in zip(forms, (np.sort(order[:cut]), np.sort(order[cut:])), strict=True):
         if len(ids):
             tell(f"{form.bits} bits for {form.across} columns of {len(ids):,} rows", 0.5)
@@ -105,7 +106,7 @@ def share_bits(
 ) -> tuple[int, Blocks, Blocks]:
     """Return the number of rows in the first form and both forms, of the least expected loss."""
     rows = len(importance)
-    total = np.concatenate([[0.0], np.cumsum(importance)])
+    total = np.concatenate([[0.0], np.cumsum(importance, dtype=np.float64)])
     best: tuple[float, int, Blocks, Blocks] | None = None
     for first, second in [*permutations(losses, 2), *((form, form) for form in losses)]:
         more = (first.size(rows, dim) - first.size(0, dim)) / rows  # bytes of a row
@@ -147,11 +148,12 @@ def code_blocks(
     centroids = kmeans(pieces, 1 << form.bits, seed, rounds=20, most=POINTS)
     shared = Matrix.encode(centroids, "int8", "column")
     codes = nearest(pieces, shared.dense()).reshape(len(rows), -1)
+    kind = "float16" if norms.max() < LARGEST else "float32"
     return Band(
         len(rows),
         Fixed.encode(codes, None, 1 << form.bits),
         dictionary=shared,
         combine="concat",
-        affine=Affine(norms=Matrix.encode(norms[:, None], "float16")),
+        affine=Affine(norms=Matrix.encode(norms[:, None], kind)),
         members=members,
     )

@@ -229,8 +229,9 @@ def compress_used(
     shares = None if weights is None else WeightedRows(rows, weights).weights
     if method != "blocks" and limit is not None and (~used).mean() * limit < reserve:
         # few rows of zeros: methods are compared by an error that those have too
-        aim: dict[str, Any] = {"budget": limit, "measure": "recall" if used.all() else "error"}
-        return compress(rows, **aim, method=method, weights=shares, **settings)
+        aim: dict[str, Any] = {"ratio": ratio, "budget": budget, "method": method}
+        aim |= {"measure": "recall" if used.all() else "error"}
+        return compress(rows, **aim, weights=shares, **settings)
     limit = limit if limit is None or used.all() else limit - reserve
     shares = None if shares is None else shares[used]
     if method == "blocks":

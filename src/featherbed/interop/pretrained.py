@@ -286,7 +286,7 @@ def possible_names(model: nn.Module, name: str) -> list[str]:
     return [name, prefix + name, name.removeprefix(prefix)]
 
 
-def renamed(model: nn.Module, keys: Iterable[str]) -> dict[str, str]:
+def renamed(model: Any, keys: Iterable[str]) -> dict[str, str]:
     """Return tensors of a checkpoint with the names to which ``transformers`` changes them.
 
     >>> config = transformers.GPTNeoXConfig(hidden_size=8, num_attention_heads=2)
