@@ -81,6 +81,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # their scripts come from the network
         redoc_url=None,
+        redirect_slashes=False,  # to an address made of the Host header
     )
     app.router.route_class = HandlerRoute
     handlers = Endpoints(catalog, limits, metrics)

@@ -198,6 +198,7 @@ class Catalog:
         if not paths:
             raise ArgumentError("nothing to serve: give packed files or model folders")
         self.models: dict[str, ServedModel] = {}
+        self.refused: dict[str, Signature] = {}  # replacements that could not be opened
         for path in paths:
             name, place = served_name(path)
             if name in self.models:
@@ -218,15 +219,17 @@ class Catalog:
 
     def refresh(self) -> dict[str, str]:
         """Reopen replaced files and return a line for each; a file that fails keeps its old
-        model."""
+        model, and is tried again when it changes."""
         lines = {}
         for model in self:
-            if file_signature(model.path) in (model.signature, ()):
+            signature = file_signature(model.path)
+            if signature in (model.signature, (), self.refused.get(model.name)):
                 continue
             try:
                 self.models[model.name] = ServedModel.open(model.name, model.path)
                 lines[model.name] = f"{model.name}: reloaded {model.path}"
             except (FeatherbedError, OSError) as error:
+                self.refused[model.name] = signature
                 lines[model.name] = f"{model.name}: the old model is still served, {error}"
         return lines
 

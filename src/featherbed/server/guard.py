@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from starlette.requests import ClientDisconnect
 
 from featherbed.server.requests import Limits, RequestError
 
@@ -85,6 +86,8 @@ class Guard:
         except RequestError as error:
             if status == 499:
                 await send_error(observed, error.status, str(error))
+        except ClientDisconnect:  # nobody is left to be answered
+            pass
         finally:
             route = scope.get("route")
             endpoint = getattr(route, "path", "unknown")
