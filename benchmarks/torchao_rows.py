@@ -6,7 +6,8 @@
 Measured are the neighbors kept among ten and the relative error, of GloVe 60,000 x 50 and of the
 token table of all-MiniLM-L6-v2 (30,522 x 384). ``bytes`` of torchao are its values at their number
 of bits and float16 scales, without header and zero points, which is less than it stores: on CPUs
-its int4 values take a byte each (``stored``). Ours are whole files of at most these bytes.
+its int4 values take a byte each (``stored``). Ours are whole files of at most these bytes: integer
+rows with a scale per row do not fit by their header, so that ours by name have one per column.
 """
 
 import argparse
