@@ -47,6 +47,20 @@ def test_vectors_are_means_of_rows(tmp_path):
     assert np.allclose(many[2998], expected(rows)[1], atol=1e-6)
 
 
+def test_a_folder_is_served(tmp_path):
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    from featherbed.server.app import mean_rows
+    from featherbed.server.catalog import ServedModel
+
+    rows = make_rows()
+    write_encoder(tmp_path / "dense", rows, make_tokenizer().to_str())
+    model = ServedModel.open("dense", tmp_path / "dense")
+    vectors, tokens = mean_rows(model, TEXTS[:2])
+    assert np.allclose(vectors, expected(rows)[:2], atol=1e-6)
+    assert tokens == 4
+    assert (model.kind, model.table.name_of(7)) == ("static encoder", "w7")
+
+
 def test_compressed_rows_keep_the_vectors(tmp_path):
     rows = make_rows()
     rows[40:60] = 0  # unused tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import TimerHandle, Transport
+from asyncio import TimerHandle
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -22,7 +22,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.in_head, self.head_size = True, 0
         self.head_timer: TimerHandle | None = None
 
-    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         """Expect the first head."""
         super().connection_made(transport)
         self._start_timer()

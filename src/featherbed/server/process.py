@@ -89,7 +89,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = (error.strerror or str(error)).partition(" (while")[0]
         raise ArgumentError(
             f"cannot listen on {host}, port {port} ({reason}): give another --host or --port"
         ) from None
