@@ -295,7 +295,7 @@ def _is_same(one: Path, other: Path) -> bool:
 FEW = 1 << 16  # rows that numpy scores before compiled loops are even loaded
 PRIOR_USERS = 20_000  # users whose rows give the prior of a new one
 CLOSE = 20_000  # maximum number of keys compared with an unknown one
-History = Sequence[str | tuple[str, float | None]]  # items, or items with a rating or a count
+ItemHistory = Sequence[str | tuple[str, float | None]]  # items, or items with a rating or a count
 
 
 class ScoredItem(NamedTuple):
@@ -411,7 +411,7 @@ class Recommender:
         return self._best(scores, min(k, self.about.items - len(excluded)))
 
     def recommend_history(
-        self, history: History, k: int = 10, *, include_history: bool = False
+        self, history: ItemHistory, k: int = 10, *, include_history: bool = False
     ) -> list[ScoredItem]:
         """Return the k best items for a user who is not in the training data, best first.
 
@@ -427,7 +427,7 @@ class Recommender:
         scores[excluded] = -np.inf
         return self._best(scores, min(k, self.about.items - len(excluded)))
 
-    def fold_in(self, history: History) -> Floats:  # [d]
+    def fold_in(self, history: ItemHistory) -> Floats:  # [d]
         """Return the row of a new user in closed form from the stored rows of rated items.
 
         Ratings: with rows u ~ N(m, diag(s)) of the stored users as prior, ratings r_i of items with
@@ -449,11 +449,11 @@ class Recommender:
         """
         return self._folded(history)[1]
 
-    def unknown_items(self, history: History) -> list[str]:
+    def unknown_items(self, history: ItemHistory) -> list[str]:
         """Return the items of a history that the recommender does not know."""
         return [item for item, _ in _pairs(history) if item not in self.items]
 
-    def _folded(self, history: History) -> tuple[Ids, Floats]:  # -> known ids, row [d]
+    def _folded(self, history: ItemHistory) -> tuple[Ids, Floats]:  # -> known ids, row [d]
         implicit, pairs = self.about.implicit, _pairs(history)
         liked = self.about.mean + math.sqrt(self._noise) if implicit is None else 1.0
         found = self.items.ids([item for item, _ in pairs]).tolist() if pairs else []
@@ -697,7 +697,7 @@ def parse_history(text: str, items: Container[str] = ()) -> list[tuple[str, floa
     return pairs
 
 
-def _pairs(history: History) -> list[tuple[str, float | None]]:
+def _pairs(history: ItemHistory) -> list[tuple[str, float | None]]:
     return [(entry, None) if isinstance(entry, str) else entry for entry in history]
 
 
