@@ -42,7 +42,6 @@ BEAM = 16
 ITERATIONS = 25
 MOST_LOCAL = 16  # codes above which a fit by local search takes too long
 ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers follows
-PROMISE = 0.04  # share of the error that rounds of refinement gain for each doubling of the codes
 ENOUGH = 0.0015  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
@@ -261,7 +260,7 @@ class LayeredFit(Fit):
         self.shared: Matrix | None = None
         self.tail_codes: Codes | None = None
         self.refined = False
-        self.promise = 1 - PROMISE * math.log2(self.parts)
+        self.promise = 1 - min(0.06, 0.01 * (self.parts - 1))
         job.progress("initial dictionaries", 0.0)
         if start is None:
             self.initial_codes()
