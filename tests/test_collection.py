@@ -309,6 +309,12 @@ def test_importance_of_bags_and_columns_is_that_of_their_rows():
     assert all(parameter.grad is None for parameter in collection.parameters())
 
 
+def test_a_shared_row_has_the_importance_of_each_of_its_columns_once():
+    collection = made({"a": (9, 4, "dense"), "b": "a"})
+    found = collection.importance([0], lambda _: collection(torch.tensor([[1, 2]])).sum())
+    assert [part.nonzero().tolist() for part in found.values()] == [[[1]], [[2]]]
+
+
 def test_importance_of_frozen_rows_is_measured_without_a_trace():
     collection, _, loss = planted()
     expected = collection.importance([torch.arange(100)], loss)
