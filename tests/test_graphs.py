@@ -1044,7 +1044,7 @@ def test_files_that_hold_no_graph(tmp_path):
     assert Graph.load(path).pairs().tolist() == [[0, 1]]
     for arrays in ({"starts": u32(0, 0)}, right | {"more": u32(1)}):
         write_container(path, arrays)
-        with pytest.raises(FormatError, match="must hold the arrays starts and neighbors"):
+        with pytest.raises(FormatError, match="must hold the arrays starts and neighbours"):
             Graph.load(path)
     for about in ({"graph": 2}, {"version": 1}, [1]):
         write_container(path, right, about)
