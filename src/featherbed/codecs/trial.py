@@ -63,8 +63,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(shapes=2, rounds=4, finalists=1, named=1, work=5e8, close=1.0, further=1e10),
-    "normal": Effort(shapes=4, rounds=20, finalists=1, named=3, work=1e9, close=1.12, further=1e12),
+    "quick": Effort(shapes=2, rounds=8, finalists=1, named=1, work=1e9, close=1.0, further=2e10),
+    "normal": Effort(shapes=4, rounds=20, finalists=1, named=3, work=1e9, close=1.12, further=1e15),
     "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12, further=1e15),
 }
 
