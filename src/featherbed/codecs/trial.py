@@ -36,7 +36,7 @@ from featherbed.packed.band import Band
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
-SAMPLE_ROWS = TRAINING_ROWS // 4  # to which candidates are fitted, if fits will not see all rows
+SAMPLE_ROWS = TRAINING_ROWS // 2  # to which candidates are fitted, if fits will not see all rows
 SAMPLE_NUMBERS = 10 << 20  # and numbers in them
 SAMPLE_QUERIES = 1000
 ERROR_ROWS = 1 << 14  # rows whose errors are measured, at most
