@@ -337,15 +337,16 @@ def matrices(folder):
     yield "MiniLM tokens 4,000 x 384", lambda: tokens()[2000:26000:6], (8, 32)
 
 
-def rules(folder, half):
+def rules(folder, half, minutes):
     """Compare auto with a full search: every method by name, layered codes at the best effort.
 
-    The table has the matrices and ratios for which every point is known.
+    The table has the matrices and ratios for which every point is known. No point begins after
+    ``minutes``: the next run goes on from there.
     """
     import featherbed as fb
 
     methods = ("int8", "int4", "int3", "int2", "lowrank", "clusters", "pq", "opq", "rq", "ksvd")
-    kept = Kept(RESULTS / "compress-rules.json")
+    kept, until = Kept(RESULTS / "compress-rules.json"), time.perf_counter() + 60 * minutes
     lines = [
         "| matrix | ratio | auto chose | recall | best by full search | recall | difference |",
         "|---|---|---|---|---|---|---|",
@@ -375,6 +376,8 @@ def rules(folder, half):
             if half == "auto" and not all(f"{title}, {m} normal" in kept.points for m in methods):
                 continue
             for method, effort in [*others, *ours]:
+                if time.perf_counter() > until and f"{title}, {method} {effort}" not in kept.points:
+                    continue
                 kept.get(
                     f"{title}, {method} {effort}",
                     lambda r=ratio, m=method, e=effort, run=run: run(r, m, e),
@@ -513,12 +516,13 @@ if __name__ == "__main__":
         choices=["auto", "baselines"],
         help="half of the work: the other half another time",
     )
+    parser.add_argument("--minutes", type=float, default=60, help="of rules: no point begins later")
     given = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     if given.what == "glove":
         glove(given.folder, given.ratio, given.only)
     elif given.what == "rules":
-        rules(given.folder, given.only)
+        rules(given.folder, given.only, given.minutes)
     elif given.what == "times":
         times(given.folder, given.ratio)
     else:

@@ -10,14 +10,17 @@ second and memory.
 The second has 43.5 million users, 15.2 million items and 233 million ratings (or a share of each),
 which are never stored: a chunk of them is drawn from its number, from planted factors. Stages:
 passes of plain rows (``StreamedFactorization``), passes of ANT with slots, errors on held-out
-ratings, files, checksums. After every part of a pass the state is written, and a run that was
-killed continues from there: the same command again, with the same bytes at the end. ``--kill N``
-kills the run by SIGKILL after N seconds, once, and continues it.
+ratings, files, checksums. After every pass the state is written, and a run that was killed
+continues from there: the same command again, with the same bytes at the end. ``--kill N`` kills
+the run by SIGKILL after N seconds, once, and continues it. Rates are of whole passes, ratings are
+drawn meanwhile; ``seconds`` are of the whole run, with what was lost by the kill, ``stages`` those
+of the process that finished a stage.
 """
 
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -27,6 +30,8 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not occupy a core
 
 import numpy as np
 import polars as pl
@@ -85,11 +90,11 @@ def generate(path, ratings, users, items, seed=0):
 # at the size of Amazon's data: Ni, Li and McAuley 2019, as Liang et al. 2021 use it
 AMAZON = {"users": 43_531_850, "items": 15_167_257, "ratings": 233_055_327}
 CHUNK, SEGMENT = 1 << 20, 16  # ratings drawn at once; chunks trained between two looks at the clock
-PARTS = 2  # of a pass, with a state written after each
 PLAIN, ANT = 3, 2  # passes
 DIM, ANCHORS, SLOTS, BATCH, LAM, LR = 16, 256, 4, 1 << 18, 2e-6, 0.05
 HELD = 2  # chunks to measure errors on
 ROWS = 1 << 22  # packed at once
+FIGURES = "figures.json"
 HASH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
@@ -118,25 +123,22 @@ def chunk_of(number, size):
 
 def ratings_of(numbers, size):
     """Return the ratings of chunks."""
+    if not numbers:
+        return None
     parts = zip(*(chunk_of(number, size) for number in numbers), strict=True)
     columns = [np.concatenate(part) for part in parts]
     return Ratings(*columns, range(size["users"]), range(size["items"]))
 
 
-def segments(part, size):
-    """Yield the ratings of part 0 .. PARTS - 1 of a pass; the next ones are drawn meanwhile."""
-    chunks = -(-size["ratings"] // CHUNK)
-    numbers = range(part * chunks // PARTS, (part + 1) * chunks // PARTS)
-    starts = range(numbers.start, numbers.stop, SEGMENT)
+def segments(size):
+    """Yield the ratings of a pass, and the share of it before them; the next are drawn meanwhile."""
+    chunks = range(-(-size["ratings"] // CHUNK))
     with ThreadPoolExecutor(1) as drawing:
-        waiting = None
-        for start in [*starts, None]:
-            ready, waiting = waiting, None
-            if start is not None:
-                wanted = range(start, min(start + SEGMENT, numbers.stop))
-                waiting = drawing.submit(ratings_of, wanted, size)
-            if ready is not None:
-                yield ready.result()
+        waiting = drawing.submit(ratings_of, chunks[:SEGMENT], size)
+        for start in chunks[::SEGMENT]:
+            ready = waiting
+            waiting = drawing.submit(ratings_of, chunks[start + SEGMENT :][:SEGMENT], size)
+            yield ready.result(), start / len(chunks)
 
 
 class Plain:
@@ -247,88 +249,99 @@ def read_state(folder):
     return arrays, json.loads((folder / "numbers.json").read_text())
 
 
+def write_figures(folder, figures):
+    """Write the figures so far, in one step."""
+    draft = folder / "draft.json"
+    draft.write_text(json.dumps(figures))
+    draft.replace(folder / FIGURES)
+
+
 def trained(kind, size, folder, figures, shown):
     """Return a trained model: from its last state, or from the start."""
     model, key = kind(size), kind.name.replace(" ", "-")
-    saved, first = None, 0
-    for number in range(kind.passes * PARTS, 0, -1):  # a state replaces the one before it
+    rates, first = figures.setdefault(f"{key}_ratings_a_second", []), 0
+    for number in range(kind.passes, 0, -1):  # a state replaces the one before it
         saved = read_state(folder / f"{key}-{number}")
         if saved is not None:
             model.restore(*saved)
             first = number
             break
-    for number in range(first, kind.passes * PARTS):
-        spent = count = 0
-        for ratings in segments(number % PARTS, size):
-            begun = time.perf_counter()
-            model.train(ratings, number / (kind.passes * PARTS))
-            spent += time.perf_counter() - begun
+    del rates[first:]
+    shown.update(advance=-(-size["ratings"] // CHUNK) * CHUNK * first)
+    for number in range(first, kind.passes):
+        begun, count = time.perf_counter(), 0
+        for ratings, share in segments(size):
+            model.train(ratings, (number + share) / kind.passes)
             count += len(ratings)
             shown.update(advance=len(ratings), description=kind.name)
-        figures.setdefault(f"{key}_ratings_a_second", []).append(count / spent)
+        rates.append(count / (time.perf_counter() - begun))
         write_state(folder / f"{key}-{number + 1}", *model.state())
+        write_figures(folder, figures)
         shutil.rmtree(folder / f"{key}-{number}", ignore_errors=True)
     return model
 
 
 def stages(size, folder, quiet=False):
-    """Run all stages, or those that are left; return the figures of this run."""
-    figures, seconds = {"ratings": size["ratings"]}, {}
+    """Run all stages, or those that are left; return the figures, which are written too."""
+    kept = folder / FIGURES
+    figures = json.loads(kept.read_text()) if kept.exists() else {"stages": {}}
     held = ratings_of(range(1 << 30, (1 << 30) + HELD), size)  # chunks of no pass
     figures["mse_of_the_mean"] = float(np.var(held.values))
     total = -(-size["ratings"] // CHUNK) * CHUNK * (PLAIN + ANT)
     with show_progress("passes", total, shown=not quiet) as shown:
         for kind in (Plain, Slots):
+            if f"{kind.__name__}_mse" in figures:
+                continue
             begun = time.perf_counter()
-            done = folder / f"{kind.__name__}.json"
-            if not done.exists():
-                model = trained(kind, size, folder, figures, shown)
-                error, names = model.error(held), []
-                for name, packed in model.files():
-                    fb.save(packed, folder / f"{name}.safetensors")
-                    names.append(f"{name}.safetensors")
-                done.write_text(json.dumps({"mse": error, "files": names}))
-                del model
-            figures[f"{kind.__name__}_mse"] = json.loads(done.read_text())["mse"]
-            seconds[kind.name] = time.perf_counter() - begun
+            model = trained(kind, size, folder, figures, shown)
+            error = model.error(held)
+            for name, packed in model.files():
+                fb.save(packed, folder / f"{name}.safetensors")
+            del model
+            figures[f"{kind.__name__}_mse"] = error
+            figures["stages"][kind.name] = time.perf_counter() - begun
+            write_figures(folder, figures)
     digest, begun = hashlib.sha256(), time.perf_counter()
-    for kind in (Plain, Slots):
-        for name in json.loads((folder / f"{kind.__name__}.json").read_text())["files"]:
-            with (folder / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     figures["sha256"] = digest.hexdigest()
-    seconds["checksums"] = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return figures | {"stages": seconds, "seconds": sum(seconds.values()), "peak_bytes": peak}
+    figures["stages"]["checksums"] = time.perf_counter() - begun
+    write_figures(folder, figures)
+    return figures
 
 
 def amazon(given):
-    """Run the stages, in a process that may be killed once; print and keep the figures."""
+    """Run the stages in a process of their own, which may be killed once; keep the figures."""
     size = {name: max(BATCH, int(given.share * count)) for name, count in AMAZON.items()}
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
-    if given.kill:
-        command = [sys.executable, *(word for word in sys.argv if not word.startswith("--kill="))]
-        if "--kill" in command:
-            at = command.index("--kill")
-            command[at : at + 2] = []
-        if given.folder is None:
-            command += ["--folder", str(folder)]
-        try:
-            subprocess.run(command, check=True, timeout=given.kill)  # the timeout is a SIGKILL
-            print("finished before it could be killed")
-        except subprocess.TimeoutExpired:
-            print(
-                f"killed after {given.kill:g} s; states: {sorted(path.name for path in folder.iterdir())}"
-            )
-        subprocess.run(command, check=True)
-        print(f"in all {time.perf_counter() - begun:.0f} s")
-        return
-    found = stages(size, folder) | {"cores": os.cpu_count(), **size}
+    begun, spawn, killed = time.perf_counter(), multiprocessing.get_context("spawn"), None
+    for patience in (given.kill, None):
+        worker = spawn.Process(target=stages, args=(size, folder), daemon=True)
+        worker.start()
+        worker.join(patience)
+        if worker.is_alive():
+            worker.kill()  # SIGKILL
+            worker.join()
+            killed = given.kill
+            print(f"killed after {killed:g} s: {sorted(path.name for path in folder.iterdir())}")
+            continue
+        break
+    if worker.exitcode:
+        sys.exit(worker.exitcode)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = size | json.loads((folder / FIGURES).read_text()) | {
+        "killed_after": killed,
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "peak_bytes": used.ru_maxrss * 1024,
+        "cores": os.cpu_count(),
+    }  # fmt: skip
     print(json.dumps(found, indent=1))
     if given.share == 1.0:
-        (RESULTS / "ratings_amazon.json").write_text(json.dumps(found, indent=1) + "\n")
+        name = "ratings_amazon.json" if killed is None else "ratings_amazon_killed.json"
+        (RESULTS / name).write_text(json.dumps(found, indent=1) + "\n")
     if given.folder is None:
         shutil.rmtree(folder)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import featherbed as fb
 from featherbed.apps.recommender.serve import Recommender, write_recommender
-from featherbed.packed.band import Band, Every, Fixed, sparse_layout
+from featherbed.packed.band import Band, Entries, Every, Fixed
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
@@ -46,7 +46,7 @@ def tables(kind, rows, rng):
     elif kind == "anchors":
         weights = np.maximum(rng.standard_normal((rows, ANCHORS), dtype=np.float32) - 0.7, 0)
         atoms = Matrix.encode(rng.standard_normal((ANCHORS, DIM), dtype=np.float32), "float32")
-        codes, values = sparse_layout(weights, "ragged", "float32")
+        codes, values = Entries.of(weights).layout("ragged", "float32")
         assert values is None
         band = Band(rows, codes, dictionary=atoms)
     else:

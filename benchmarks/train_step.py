@@ -64,6 +64,13 @@ class Contender:
         self.module(ids).backward(self.gradient)
         self.optimizer.step()
 
+    def touch(self):
+        """Write all of the optimizer's state once, as a long run does: the first write to a page faults."""
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                if isinstance(tensor, torch.Tensor):
+                    tensor.add_(0)
+
 
 def anchors(rows, rule=fb.Yogi, **settings):
     table = fb.AnchorTable(
@@ -106,6 +113,13 @@ class FusedTable:
     def step(self, ids):
         self.module(ids, self.offsets).backward(self.gradient)
 
+    def touch(self):
+        for weight in self.module.split_embedding_weights():
+            weight.normal_()
+        for states in self.module.split_optimizer_states():
+            for state in states:
+                state.add_(0)
+
 
 def adam(parameters):
     return torch.optim.Adam(parameters, lr=1e-3, fused=True)
@@ -129,6 +143,7 @@ def take_turns(contenders, zipf, turns, warm=3):
     for contender, _ in contenders.values():
         for _ in range(warm):
             contender.step(zipf.batch())
+        contender.touch()
     for _ in range(turns):
         for name, (contender, steps) in contenders.items():
             batches = [zipf.batch() for _ in range(steps)]

@@ -147,7 +147,15 @@ def test_demo_compares_and_proves(tmp_path, monkeypatch):
 
     small = {"USERS": 200, "ITEMS": 100, "RATINGS": 6000, "BUDGET": "3KB", "BUDGETS": ("2KB",)}
     small |= {"DIMS": (2, 8), "RATIOS": (), "INTEGERS": {"int2": 11}, "QUANTIZERS": ("opq",)}
-    small |= {"VECTORS": 1500, "TRAIN": 600, "TEST": 200, "EPOCHS": 2, "WORD_DIMS": (2, 4)}
+    small |= {
+        "VECTORS": 1500,
+        "TRAIN": 3000,
+        "TEST": 200,
+        "ANCHORS": (8,),
+        "EPOCHS": 1,
+        "ADS": 300,
+        "AD_DIMS": (2, 4),
+    }
     for name, value in small.items():
         monkeypatch.setattr(demo, name, value)
     kept = tmp_path / "kept"
@@ -166,4 +174,4 @@ def test_demo_compares_and_proves(tmp_path, monkeypatch):
     for report in ("recommender/report.html", "vectors.html", "anchors.txt"):
         assert (kept / report).stat().st_size > 100
     assert not list(kept.rglob("*.safetensors.npy"))
-    fb.check(kept / "words.safetensors")
+    fb.check(kept / "ads.safetensors")

@@ -52,6 +52,13 @@ def test_rows_are_those_of_the_columns_side_by_side():
     assert torch.equal(rows[:, 16:][ids[:, 0] == ids[:, 3]], rows[:, :4][ids[:, 0] == ids[:, 3]])
 
 
+def test_slots_alone_are_a_spec():
+    collection = made({"site": (5_000, 16, "anchor:slots=8"), "hour": (24, 16, "anchor:slots=8")})
+    assert collection(torch.tensor([[4999, 23]])).shape == (1, 32)
+    assert [(table.anchors, table.slots) for table in collection.tables] == [(256, 8)]
+    assert fb.AnchorTable(3, 16, slots=8).anchors == 8
+
+
 def test_fused_columns_equal_tables_of_their_own():
     specs = {"a": (30, 4, "lowrank:rank=2"), "b": (20, 4, "lowrank:rank=2")}
     fused, apart = made(specs), made(specs, fuse=False)
@@ -155,6 +162,7 @@ np.testing.assert_allclose(packed.rows("size", ids[:, 1]), rows[:, 4:12], atol=1
         (lambda c: fb.Collection(list(c.tables), [Column("a", 0, 50, 9)]), "lies outside"),
         (lambda c: c.rows("site", [1]), "ids are list: give a tensor"),
         (lambda c: c.bag([1], torch.ones(4, 1).long()), "ids are list: give a tensor"),
+        (lambda c: c.bag(bags()[0], torch.tensor([[3, 2, -1]] * 4)), "lengths hold -1"),
         (lambda c: c.bag(*bags(), torch.ones(3)), r"shape \(3,\): give \[4\], one for each id"),
         (lambda c: c.pack().bag(*bags(), [1, 2]), r"shape \(2,\): give \[4\]"),
         (lambda c: c.pack()[[[1, 2, 3, 4], [1, 2]]], "ids are no array"),
@@ -299,6 +307,12 @@ def test_importance_of_bags_and_columns_is_that_of_their_rows():
     mean = collection.importance([0], lambda _: collection.bag(*several, mode="mean").sum())
     torch.testing.assert_close(mean["0"][[5, 7]], torch.tensor([4 / 9, 1 / 9]).double())
     assert all(parameter.grad is None for parameter in collection.parameters())
+
+
+def test_a_shared_row_has_the_importance_of_each_of_its_columns_once():
+    collection = made({"a": (9, 4, "dense"), "b": "a"})
+    found = collection.importance([0], lambda _: collection(torch.tensor([[1, 2]])).sum())
+    assert [part.nonzero().tolist() for part in found.values()] == [[[1]], [[2]]]
 
 
 def test_importance_of_frozen_rows_is_measured_without_a_trace():

@@ -92,8 +92,19 @@ def test_unknown_items_are_skipped_and_named(tmp_path):
 def test_histories_are_parsed(tmp_path):
     (tmp_path / "history.txt").write_text("i3:5\ni9\n")
     assert parse_history(str(tmp_path / "history.txt")) == [("i3", 5.0), ("i9", None)]
+    assert parse_history("uri:3,i9:2", items=["uri:3"]) == [("uri:3", None), ("i9", 2.0)]
     with pytest.raises(fb.ArgumentError, match="item:rating"):
         parse_history("i3:good")
+
+
+def test_histories_need_no_ratings(tmp_path):
+    recommender = written(tmp_path, "column")
+    row = recommender.fold_in([("i3", None), ("i4", None)])
+    np.testing.assert_array_equal(recommender.fold_in(["i3", "i4"]), row)
+    assert recommender.unknown_items(["i3", "zz"]) == ["zz"]
+    every = recommender.recommend_history(["i3"], 10**6, include_history=True)
+    assert len(every) == recommender.about.items
+    assert len(recommender.recommend_history(["i3"], 10**6)) == recommender.about.items - 1
 
 
 def test_the_command(tmp_path):

@@ -274,7 +274,7 @@ def test_growth_sees_what_the_reference_shows_it():
             run(model, optimizer, letter, generator=generator)
             growth.step(10.0 - number)
             counts.append(growth.anchor_count)
-        moment = growth._asked[0].moment
+        moment = growth._moments[0].moment
         ends.append((counts, values_of(model), moment / moment.abs().max()))
     assert ends[0][0] == ends[1][0] == [3, 3, 4, 5]
     assert torch.allclose(ends[0][1], ends[1][1], atol=1e-4)

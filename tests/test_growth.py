@@ -978,7 +978,7 @@ def test_trials_find_the_planted_number_of_anchors(start):
 
 def test_growing_tables_are_refused_where_they_cannot_be():
     table, other = (fb.GrowingAnchorTable(9, 4, anchors=2) for _ in range(2))
-    with pytest.raises(fb.ArgumentError, match="come and go"):
+    with pytest.raises(fb.ArgumentError, match="change, so they represent no objects"):
         table.related(fb.Graph.from_edges(9, [[0, 1]]))
     with pytest.raises(fb.ArgumentError, match="does not hold"):
         fb.Growth([table, other], fb.Yogi(table.parameters()), lambda1=1.0, lambda2=0.1)

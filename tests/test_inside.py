@@ -13,7 +13,7 @@ from featherbed.errors import ArgumentError
 from featherbed.io.opening import read_lines
 from featherbed.io.records import read_movielens
 from featherbed.packed import inspect as anchor_weights
-from featherbed.packed.band import Band, Every, Ragged, sparse_layout
+from featherbed.packed.band import Band, Entries, Every, Ragged
 from featherbed.packed.keys import Keys
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
@@ -33,7 +33,7 @@ def sparse(rows=90, anchors=7, share=0.3, seed=0, signed=False):  # -> float32 [
 
 
 def packed_of(transform, layout, kind="float32", **more):
-    codes, left = sparse_layout(transform, layout, kind)
+    codes, left = Entries.of(transform).layout(layout, kind)
     atoms = Matrix.encode(np.random.default_rng(1).normal(size=(transform.shape[1], 5)), "float32")
     values = None if left is None else Matrix.encode(left, kind)
     return PackedTable([Band(len(transform), codes, values, atoms)], 5, **more)

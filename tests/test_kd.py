@@ -234,7 +234,7 @@ def test_health_counts_what_is_there():
     assert health.entropy[0] == 0
     assert health.entropy[1] == pytest.approx(math.log2(3), abs=0.01)
     assert health.duplicates == 37
-    assert health.utilisation == pytest.approx(4 / 8)
+    assert health.utilization == pytest.approx(4 / 8)
     assert "50.0% of the choices" in str(health)
 
 

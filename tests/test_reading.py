@@ -713,3 +713,15 @@ def test_titles_of_parquet_and_without_groups(tmp_path):
         read_titles(tmp_path / "t.tsv", ["9"])
     with pytest.raises(DataError, match="no column for title"):
         read_titles(write(tmp_path, "movieId,year\n1,1990\n", "u.csv"), ["1"])
+
+
+def test_doubled_marks_after_a_blank_are_part_of_a_key(tmp_path):
+    text = 'user,item,rating\n"a, ""b""", "",3\n"a, ""b""", "x",3\n"c","x, ""y""",4\n'
+    reading = read(tmp_path, text)
+    assert list(reading.ratings.user_keys) == ['a, "b"', "c"]
+    assert list(reading.ratings.item_keys) == ["x", 'x, "y"']
+
+
+def test_a_file_without_a_usable_line_names_the_first_problem(tmp_path):
+    with pytest.raises(DataError, match=r"2 unparsable\), line 2: rating 'good' is not a number"):
+        read(tmp_path, "user,item,rating\na,b,good\na,c,bad\n")

@@ -419,9 +419,9 @@ def test_the_command(place, capsys):
         "score",
         "title",
     }
-    assert err == f"note: there are only {ITEMS} items in all, 200 were asked for\n"
+    assert err == f"note: there are only {ITEMS} items in all, 200 were requested\n"
     recommend(place, "user2", 200)
-    assert "items this user has not rated, 200 were asked for" in capsys.readouterr().err
+    assert "items this user has not rated, 200 were requested" in capsys.readouterr().err
 
 
 def test_nothing_acts_on_the_terminal():

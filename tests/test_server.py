@@ -234,6 +234,7 @@ def test_classes_and_continuations(client):
     assert many["classes"][0][0]["label"] == one[0]["label"]
     assert many["classes"][0][0]["probability"] == pytest.approx(one[0]["probability"], rel=1e-5)
     assert len(many["classes"]) == 2
+    assert client.post("/news/search", json={"key": "goal", "k": 9}).json()["keys"][-1] in WORDS
     body = {"text": "goal", "words": 4, "seed": 3}
     text = client.post("/lm/continue", json=body).json()["text"]
     assert text.startswith("goal")
@@ -357,6 +358,14 @@ def test_slow_bodies_end(folder):
             raw.sendall(b"POST /items/rows HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             raw.settimeout(10)
             assert b"408" in raw.recv(1000).splitlines()[0]
+        for head, status in ((b"", b"408"), (b"GET /he", b"408"), (b"a" * 70_000, b"431")):
+            with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+                if head:
+                    raw.sendall(b"GET /health HTTP/1.1\r\na: " + head)
+                raw.settimeout(10)
+                answer = raw.recv(1000)
+                assert status in answer.splitlines()[0]
+                assert b'"message":' in answer
         assert client.get("/health").status_code == 200
 
 
@@ -424,6 +433,22 @@ def test_bad_paths_end_with_one_line(tmp_path, paths, message):
     )
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_a_taken_port_ends_with_one_line(tmp_path):
+    write_words(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "featherbed.cli", "serve", "words.safetensors", "--port", port],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in done.stderr.splitlines()[-1]
 
 
 def processes_below(pid):
@@ -523,7 +548,7 @@ def test_the_page_is_explored(client, browser):
         box = page.locator("#plot .nsewdrag").first.bounding_box()
         point = page.evaluate(
             "() => { const f = document.querySelector('#plot')._fullLayout, d = data;"
-            " const x = floats(d.x), y = floats(d.y);"
+            " const { x, y } = d;"
             " return [f.xaxis.l2p(x[5]), f.yaxis.l2p(y[5])]; }"
         )
         page.mouse.move(box["x"] + point[0], box["y"] + point[1])

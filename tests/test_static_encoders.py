@@ -47,6 +47,20 @@ def test_vectors_are_means_of_rows(tmp_path):
     assert np.allclose(many[2998], expected(rows)[1], atol=1e-6)
 
 
+def test_a_folder_is_served(tmp_path):
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    from featherbed.server.app import mean_rows
+    from featherbed.server.catalog import ServedModel
+
+    rows = make_rows()
+    write_encoder(tmp_path / "dense", rows, make_tokenizer().to_str())
+    model = ServedModel.open("dense", tmp_path / "dense")
+    vectors, tokens = mean_rows(model, TEXTS[:2])
+    assert np.allclose(vectors, expected(rows)[:2], atol=1e-6)
+    assert tokens == 4
+    assert (model.kind, model.table.name_of(7)) == ("static encoder", "w7")
+
+
 def test_compressed_rows_keep_the_vectors(tmp_path):
     rows = make_rows()
     rows[40:60] = 0  # unused tokens
@@ -61,6 +75,34 @@ def test_compressed_rows_keep_the_vectors(tmp_path):
     assert (found[2:4] == 0).all()
     with pytest.raises(fb.ArgumentError, match="compressed already"):
         compress_encoder(tmp_path / "small", tmp_path / "again", ratio=5, method="int4")
+
+
+def test_blocks_keep_inner_products_and_frequent_tokens_best(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = (rng.standard_normal((3001, 32)) * np.linspace(2, 0.3, 32)).astype(np.float32)
+    rows[40:400] = 0
+    tokenizer = make_tokenizer([f"w{number}" for number in range(3000)]).to_str()
+    aim = {"ratio": 10, "method": "blocks"}
+    table = write_encoder(tmp_path / "small", rows, tokenizer, **aim, generator=3)
+    assert (tmp_path / "small" / "model.safetensors").stat().st_size <= rows.nbytes / 10
+    assert not table[[40, 399]].any()
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+    found = table.block(0, 3001)
+    found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
+    errors = np.abs(unit @ unit[2000:].T - found @ found[2000:].T).mean(1)
+    assert errors[:40].mean() < 0.8 * errors[2000:].mean()
+    assert errors[2000:].mean() < 0.1
+    again = write_encoder(tmp_path / "again", rows, tokenizer, **aim, generator=3)
+    assert np.array_equal(again.block(0, 3001), table.block(0, 3001))
+    for change, message in (
+        ({"ratio": 200}, "nothing fits"),
+        ({"ratio": None, "quality": "error:0.2"}, "give a ratio or a budget"),
+    ):
+        with pytest.raises(fb.ArgumentError, match=message):
+            write_encoder(tmp_path / "not", rows, tokenizer, **(aim | change))
+    with pytest.raises(fb.ArgumentError, match="a multiple of 8"):
+        write_encoder(tmp_path / "not", rows[:, :30], tokenizer, **aim)
+    assert not (tmp_path / "not").exists()
 
 
 def test_encoding_needs_neither_torch_nor_transformers(tmp_path):

@@ -275,6 +275,22 @@ def fb_penalties(optimizer):
     return dict(optimizer.penalties)
 
 
+def refit(model, optimizer, items, rank=0, world=1):
+    """Train with a penalty, then train on without it while zeros stay zero."""
+    train(model, optimizer, range(STEPS), rank, world)
+    for parameter, penalty in fb_penalties(optimizer).items():
+        penalty.freeze(parameter)
+    train(model, optimizer, range(STEPS, STEPS + MORE), rank, world)
+    return torch.count_nonzero(items.transform)
+
+
+def run_refit(rank, world, _, how):
+    model = fb.distributed.shard(Scorer("anchor"), **how)
+    items = model.module.items
+    nonzeros = refit(model, optimizer_of(model, items), items, rank, world)
+    return {"nonzeros": int(nonzeros), "state": local_state(model)}
+
+
 def run_growth(rank, world, _):
     model = fb.distributed.shard(Scorer("growing"), sharding="row_wise")
     items = model.module.items
@@ -426,7 +442,7 @@ def run_ratings(rank, world, folder):
 
 
 EQUAL = ("anchor", "slots", "lowrank", "kd", "dense")
-PACKED = ("anchor", "slots", "kd", "dense", "dpq", "int4")
+PACKED = ("anchor", "slots", "lowrank", "kd", "dense", "dpq", "int4")
 CASES = {
     2: {
         **{f"{k} rows": (run_equal, k, {"sharding": "row_wise"}) for k in EQUAL},
@@ -445,6 +461,7 @@ CASES = {
         "pack tables": (run_pack, "slots", "table_wise"),
         "budget": (run_budget, {"sharding": "row_wise"}),
         "budget tables": (run_budget, {"sharding": "table_wise"}),
+        "refit": (run_refit, {"sharding": "row_wise"}),
         "growth": (run_growth,),
         "memory": (run_memory,),
         "ratings": (run_ratings,),
@@ -610,6 +627,14 @@ def test_budgets_count_all_processes(two):
         assert {found["count"] for found in two[case]} == {budget.count}
         states = [found["state"] for found in two[case]]
         assert difference(states, model.state_dict()) < 1e-5
+
+
+def test_zeros_stay_zero_in_a_refit(two):
+    model = Scorer("anchor")
+    nonzeros = int(refit(model, optimizer_of(model, model.items), model.items))
+    assert 0 < nonzeros < model.items.transform.numel()
+    assert sum(found["nonzeros"] for found in two["refit"]) == nonzeros
+    assert difference([found["state"] for found in two["refit"]], model.state_dict()) < 1e-5
 
 
 def test_growth_decides_alike(two):

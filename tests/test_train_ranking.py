@@ -116,6 +116,12 @@ def test_folding_in_solves_the_normal_equations(trained):
         model.fold_in([("i0", -1.0)])
 
 
+def test_counts_of_an_item_in_a_history_are_added(trained):
+    model = Recommender.open(trained[0] / "out")
+    twice = model.fold_in([("i3", 1.0), ("i6", 1.0), ("i3", 2.0)])
+    np.testing.assert_array_equal(twice, model.fold_in([("i3", 3.0), "i6"]))
+
+
 def test_rows_folded_in_are_near_those_of_training(trained):
     model = Recommender.open(trained[0] / "out")
     cosines, counts = [], events()

@@ -189,3 +189,17 @@ def test_a_folder_is_replaced_in_one_step(tmp_path):
     replace_folder(tmp_path / "new", tmp_path / "old")
     assert (tmp_path / "old" / "file").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_new_users_of_new_items_alone_are_left_out(folders, tmp_path):
+    folder = copy(folders, tmp_path, "ranking")
+    lines = ["user,item", "ann,tea", "bob,rum", "bob,i3", "u1,ale", "eve,rum"]
+    (tmp_path / "new.csv").write_text("\n".join(lines))
+    update = update_recommender(folder, tmp_path / "new.csv")
+    assert (update.users_added, update.items_added) == (2, 2)  # bob, eve; rum, ale
+    assert update.lines[0].startswith("1 events of new users with new items alone") and (
+        "'ann'" in update.lines[0]
+    )
+    (tmp_path / "new.csv").write_text("user,item\nann,tea\n")
+    with pytest.raises(fb.DataError, match="give an event of a known user or item"):
+        update_recommender(folder, tmp_path / "new.csv")

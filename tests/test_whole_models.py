@@ -123,6 +123,52 @@ def test_memory_folder_and_reloaded_model_agree(rest, original, tmp_path):
     )
 
 
+def neox():
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SMALL, **LAYERS))
+
+
+def classifier():
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL, **LAYERS))
+
+
+def t5_encoder():
+    sizes = {"d_model": DIM, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 2}
+    return transformers.T5EncoderModel(transformers.T5Config(vocab_size=ROWS, **sizes))
+
+
+@pytest.mark.parametrize("make", [neox, classifier, t5_encoder])
+def test_other_heads_and_renamed_layers(make, tmp_path):
+    torch.manual_seed(0)
+    model = make().eval()
+    model.save_pretrained(tmp_path / "dense")
+    fb.compress_model(model, ratio=6, method="int4", rest="int8")
+    model.save_pretrained(tmp_path / "memory")  # transformers stores lm_head of neox as embed_out
+    fb.compress_folder(tmp_path / "dense", tmp_path / "small", ratio=6, method="int4", rest="int8")
+    ids, mask = ids_and_mask()
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask)[0]
+        for name in ("memory", "small"):
+            again = fb.load_model(tmp_path / name).eval()
+            assert torch.equal(again(input_ids=ids, attention_mask=mask)[0], expected)
+    session = onnxruntime.InferenceSession(model_to_onnx(tmp_path / "small", tmp_path / "onnx"))
+    (found,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+    kept = mask.numpy().astype(bool) if found.ndim == 3 else slice(None)
+    assert np.abs(found - expected.numpy())[kept].max() < 1e-4 * expected.abs().max()
+
+
+def test_int8_layers_that_the_model_lacks_are_an_error(original, tmp_path):
+    fb.compress_folder(original, tmp_path / "small", ratio=6, method="int4", rest="int8")
+    file = tmp_path / "small" / "model.safetensors"
+    data = file.read_bytes()
+    name = b"h.0.mlp.c_fc.levels" if "gpt2" in original.name else b"0.output.dense.levels"
+    assert data.count(name) == 1
+    file.write_bytes(
+        data.replace(name, name.replace(b"e.levels", b"x.levels").replace(b"fc.", b"fx."))
+    )
+    with pytest.raises(fb.FormatError, match="has no linear layer for"):
+        fb.load_model(tmp_path / "small")
+
+
 def test_any_module_with_small_weights_is_restored():
     def make():
         return torch.nn.Sequential(torch.nn.Embedding(500, 16), torch.nn.Linear(16, 2))
@@ -304,4 +350,14 @@ def test_the_commands(original, sentences, tmp_path):
     assert vectors.shape == (2, 32)
     done = run("encode", tmp_path / "static", "w5 w6", "w9", "--out", tmp_path / "v.npy")
     assert np.allclose(np.load(tmp_path / "v.npy"), vectors, atol=1e-5)
+    done = run(
+        *("compress", original, "--out", tmp_path / "budget", "--method", "int4", "--quiet"),
+        *("--folder-budget", folder_bytes(original) // 3),
+    )
+    assert done.exit_code == 0, done.output
+    assert folder_bytes(tmp_path / "budget") <= folder_bytes(original) // 3
+    both = ("--budget", "5KB", "--folder-budget=90KB", "--out", tmp_path / "y")
+    assert "give one of them" in str(run("compress", original, *both).exception)
+    given = ("compress", tmp_path / "static", "--out", tmp_path / "z", "--rest", "int8")
+    assert "is a static encoder" in str(run(*given).exception)
     assert isinstance(run("export", original, "--out", tmp_path / "x").exception, fb.ArgumentError)

@@ -272,6 +272,7 @@ def test_sharing_and_row_sparse_gradients():
         ({"domain": ("wordnet",)}, "domain=wordnet: 'dense' has no anchors"),
         ({"lam": 0.1}, "'dense' has no penalized weights"),
         ({"spec": "hashed:buckets=4", "selection": "frequency"}, "selects no words"),
+        ({"spec": "anchor:slots=2", "selection": "frequency"}, "number of anchors open"),
         (
             {"spec": "anchor:anchors=3,init=xavier", "selection": "frequency"},
             "initializes anchors too",

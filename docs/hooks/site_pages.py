@@ -169,6 +169,8 @@ def _content(path: Path) -> str:
 def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:  # noqa: ARG001
     """Lead every link to the place of its file on the site."""
     place = page.file.src_uri
+    if place == "index.md":
+        page.meta["hide"] = ["navigation"]  # it would hold one line
     path = sources.get(place, DOCS / place)
     if path.suffix != ".md":
         return markdown

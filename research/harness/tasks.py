@@ -47,6 +47,7 @@ TASKS = {
     "gpt": Task("runners.models:run_gpt", CORPUS),
     "minilm": Task("runners.models:run_minilm", "sources.texts:open_sentences"),
     "onnx": Task("runners.whole:run_onnx", "sources.texts:open_sentences"),
+    "whole": Task("runners.whole:run_whole", CORPUS),
     "static": Task("runners.whole:run_static", "sources.texts:open_static"),
     "translation": Task("models.translation:run_translation", "models.translation:open_pairs"),
     "bert": Task("models.bert:run_bert", "models.bert:open_reviews"),

@@ -252,5 +252,5 @@ def run_hashes(settings: Mapping[str, Any], seed: int, source: Rows, run: Run) -
             own_measures, curves[title] = measured(found, wanted, title)
             measures |= own_measures
     if health is not None:
-        measures |= {"duplicates": float(health.duplicates), "utilisation": health.utilisation}
+        measures |= {"duplicates": float(health.duplicates), "utilisation": health.utilization}
     return Outcome(measures, history, {"curves": curves})

@@ -14,6 +14,7 @@ def blocks() -> dict[str, list[str]]:
         "gpt": gpt_table(),
         "minilm": minilm_table(),
         "onnx": onnx_table(),
+        "whole": whole_table(),
         "static": static_table(),
     }
 
@@ -70,6 +71,23 @@ def onnx_table() -> list[str]:
         rows.append((name, *sizes, change, f"{found['largest_change']:.3f}", apart, times))
     head = ["run", "table, bytes", "ONNX file, bytes", "mean change of cosine", "most"]
     return markdown([*head, "against torch", "CPU ms (float32)"], rows)
+
+
+def whole_table() -> list[str]:
+    """Return sizes, perplexities and differences of logits of a whole GPT-2."""
+    rows = []
+    for name, record in largest_first("models/whole").items():
+        found = record["measures"]
+        folder, table, exported = (
+            f"{found[one]:,.0f}" for one in ("bytes", "table_bytes", "onnx_bytes")
+        )
+        times = f"{found['original_bytes'] / found['bytes']:.2f}"
+        change = found["perplexity"] / found["original_perplexity"] - 1
+        perplexity = f"{found['perplexity']:.2f} ({change:+.2%})"
+        method, apart = record["details"]["table_method"], f"{found['against_torch']:.1e}"
+        rows.append((name, folder, times, method, table, perplexity, exported, apart))
+    head = ["run", "folder, bytes", "times smaller", "method", "table, bytes", "perplexity"]
+    return markdown([*head, "ONNX file, bytes", "logits against torch"], rows)
 
 
 def static_table() -> list[str]:

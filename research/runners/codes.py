@@ -60,7 +60,7 @@ def run_codes(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) 
     health = table.health()
     if health is not None:
         result.metrics["codes"] = {
-            "utilisation": health.utilisation,
+            "utilisation": health.utilization,
             "duplicates": health.duplicates,
             "entropy": sum(health.entropy) / len(health.entropy),
         }

@@ -1,4 +1,4 @@
-"""Whole models without torch: MiniLM as one ONNX file, and static encoders distilled from it."""
+"""Whole models: MiniLM and a GPT-2 as one ONNX file, and static encoders distilled from MiniLM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -20,10 +21,11 @@ from featherbed.errors import ArgumentError, DataError
 from featherbed.files import temporary_folder
 from featherbed.interop.distill import UNUSED, project, token_vectors, weight_by_rank
 from featherbed.interop.encoder import compress_encoder, dense_rows, write_encoder
+from featherbed.interop.folder import folder_bytes
 from featherbed.interop.onnx_model import quiet_libraries
-from featherbed.io.texts import open_tokenizer
+from featherbed.io.texts import Corpus, open_tokenizer
 from research.harness.records import Outcome, Run
-from research.runners.models import PACKAGE, similarities
+from research.runners.models import PACKAGE, pieces_of, similarities, trained_gpt
 from research.sources.texts import StaticTests
 
 SENTENCE = "A man in a blue shirt is standing on a ladder cleaning a window."
@@ -174,6 +176,42 @@ def interleaved_times(session: Any, other: Any, tokens: Any) -> tuple[float, flo
             if turn >= 5:
                 times.append(1e3 * (time.process_time() - begin))
     return statistics.median(spent[0]), statistics.median(spent[1])
+
+
+# --- a causal model with a tied head ----------------------------------------------------------------
+
+
+def run_whole(settings: Mapping[str, Any], seed: int, source: Corpus, run: Run) -> Outcome:
+    """Compress the folder of a trained GPT-2 and export it; measure bytes, perplexity, logits."""
+    original = trained_gpt(settings, seed, run.work / f"gpt-seed-{seed}", source, run)
+    test = pieces_of(source.test, settings["training"]["length"])
+    with temporary_folder(run.work) as place:
+        original.save_pretrained(place / "gpt")
+        before = folder_bytes(place / "gpt")
+        aim = {"folder_budget": int(before / settings["times"]), "method": settings["method"]}
+        (done,) = fb.compress_folder(place / "gpt", place / "small", generator=seed, **aim)
+        small = fb.load_model(place / "small").eval()
+        path = fb.model_to_onnx(place / "small", place / "onnx")
+        ids = test[:8]
+        given = {"input_ids": ids.numpy(), "attention_mask": np.ones_like(ids.numpy())}
+        (logits,) = open_session(path).run(None, given)
+        with torch.no_grad():
+            expected = small(input_ids=ids).logits.numpy()
+        arrays = onnx.load(path).graph.initializer
+        codes = sum(one.ByteSize() for one in arrays if one.name.startswith("table/"))
+        both = (fb.measure_model(one, original, test) for one in (original, small))
+        found = [float(one.perplexity or np.nan) for one in both]
+        measures = {
+            "original_bytes": float(before),
+            "bytes": float(folder_bytes(place / "small")),
+            "table_bytes": float(done.after),
+            "onnx_bytes": float(path.stat().st_size),
+            "onnx_table_bytes": float(codes),
+            "against_torch": float(np.abs(logits - expected).max()),
+            "original_perplexity": found[0],
+            "perplexity": found[1],
+        }
+    return Outcome(measures, [], {"table_method": dict(done.table.made_by)["method"]})
 
 
 # --- static encoders --------------------------------------------------------------------------------

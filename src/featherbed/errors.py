@@ -6,7 +6,7 @@
     ├── ArgumentError        (ValueError)    a setting that cannot work
     ├── IdError              (IndexError)    an id outside the table, or no integer at all
     ├── UnknownKeyError      (KeyError)      a key the file does not hold
-    ├── DataError            (ValueError)    an input file that cannot be read as what it should be
+    ├── DataError            (ValueError)    an input file that is damaged or of another format
     ├── FormatError          (ValueError)    a packed file that breaks its specification
     ├── MissingFileError     (FileNotFoundError)   a file or folder that is not there
     ├── IsFolderError        (IsADirectoryError)   a folder where a file should be
@@ -65,7 +65,7 @@ class NotPackable(FeatherbedError, TypeError):  # noqa: N818 - reads as a statem
     """A table that has no packed form."""
 
 
-class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after what is missing
+class MissingExtra(FeatherbedError, ImportError):  # noqa: N818 - named after the missing package
     """An optional dependency that is not installed; the message holds the command that installs
     it."""
 

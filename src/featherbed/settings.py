@@ -113,15 +113,12 @@ class Settings:
 
     @classmethod
     def read(
-        cls,
-        recipe: str | Path | None = None,
-        assignments: Iterable[str] = (),
-        **options: Any,
+        cls, recipe: str | Path | None = None, assignments: Iterable[str] = (), **options: Any
     ) -> Self:
         """Create settings from a recipe file, ``name=value`` assignments and given values.
 
         Later sources replace earlier ones: the recipe, then assignments, then ``options``, whose
-        names have a double underscore for the dot; those that are None are ignored.
+        names have a double underscore for the dot; None is ignored.
         """
         values = {} if recipe is None else read_recipe(recipe)
         for assignment in assignments:
@@ -404,13 +401,13 @@ class _Reader:
             case ast.List(elts=parts):
                 return tuple(self._value(part) for part in parts)
             case ast.Call(func=ast.Name(id=word)) if self.behaviors:
-                return self._behaviour(word, node)
+                return self._behavior(word, node)
         raise ArgumentError(
             f"{ast.unparse(node)!r} in {self.where}: a value is a number, a word, a list "
             "or a behavior"
         )
 
-    def _behaviour(self, word: str, call: ast.Call) -> Any:
+    def _behavior(self, word: str, call: ast.Call) -> Any:
         known = self.behaviors.get(word.lower())
         if known is None:
             accepted = ", ".join(sorted(self.behaviors))

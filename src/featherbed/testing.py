@@ -66,11 +66,16 @@ def gradients_of(
     ]
 
 
+def assert_close(found: Tensor, expected: Tensor, label: str) -> None:
+    """Assert that two tensors agree; ``label`` names them in the message."""
+    torch.testing.assert_close(found, expected, msg=lambda message: f"{label}: {message}")
+
+
 def assert_same(
     table: Table, fast: Tensor, slow: Tensor, what: str, extra: tuple[Tensor, ...] = ()
 ) -> None:
     """Assert that two computations of rows agree, including all gradients."""
-    torch.testing.assert_close(fast, slow, msg=lambda m: f"{what}: {m}")
+    assert_close(fast, slow, what)
     names = [name for name, _ in table.named_parameters()] + ["per_sample_weights"] * len(extra)
     pairs = zip(
         names,
@@ -79,8 +84,7 @@ def assert_same(
         strict=True,
     )
     for name, mine, dense in pairs:
-        label = f"gradient of {name}, {what}"
-        torch.testing.assert_close(mine, dense, msg=lambda m: f"{label}: {m}")  # noqa: B023 - called at once
+        assert_close(mine, dense, f"gradient of {name}, {what}")
 
 
 def check_forward(make: Make) -> None:
@@ -241,7 +245,7 @@ def check_parts(make: Make) -> None:
             continue  # only used in training
         wide = [one.to_dense() for one in some]
         found = torch.cat(wide) if name in table.row_tensors else torch.stack(wide).sum(0)
-        torch.testing.assert_close(found, dense, msg=lambda m: f"gradient of {name}: {m}")  # noqa: B023
+        assert_close(found, dense, f"gradient of {name}")
 
 
 def check_sizes(make: Make) -> None:
@@ -322,7 +326,7 @@ def check_fit(make: Make) -> None:
         type(table).from_dense(target[0], **settings)
     except ArgumentError:
         return
-    raise AssertionError("from_dense must refuse what is no matrix")
+    raise AssertionError("from_dense must refuse anything but a matrix")
 
 
 def check_capabilities(make: Make) -> None:
@@ -375,7 +379,7 @@ def check_functional(make: Make) -> None:
     twin = copy.deepcopy(table)
     twin.load_state_dict(table.state_dict() | state)
     found = torch.func.functional_call(table, state, (ids,))
-    torch.testing.assert_close(found, twin(ids), msg=lambda m: f"functional_call: {m}")
+    assert_close(found, twin(ids), "functional_call")
     parameters = {name: value.detach() for name, value in table.named_parameters()}
     weights = random_like(table(ids))
 
@@ -386,15 +390,14 @@ def check_functional(make: Make) -> None:
     gradients = torch.func.grad(loss)(parameters)
     expected = gradients_of(table, table(ids))
     for (name, found), slow in zip(gradients.items(), expected, strict=True):
-        label = f"torch.func.grad of {name}"
-        torch.testing.assert_close(found, slow, msg=lambda m: f"{label}: {m}")  # noqa: B023 - called at once
+        assert_close(found, slow, f"torch.func.grad of {name}")
 
 
 def check_vmap(make: Make) -> None:
     """torch.func.vmap over ids gives the same rows and per-sample gradients."""
     table = seeded(make)
     ids = some_ids(table, 4, 5)
-    torch.testing.assert_close(torch.func.vmap(table)(ids), table(ids), msg=lambda m: f"vmap: {m}")
+    assert_close(torch.func.vmap(table)(ids), table(ids), "vmap")
     parameters = {name: value.detach() for name, value in table.named_parameters()}
 
     def loss(given: dict[str, Tensor], sample: Tensor) -> Tensor:
@@ -405,8 +408,7 @@ def check_vmap(make: Make) -> None:
     for number, sample in enumerate(ids):
         alone = torch.func.grad(loss)(parameters, sample)
         for name, value in alone.items():
-            label = f"gradient of {name} for one sample"
-            torch.testing.assert_close(each[name][number], value, msg=lambda m: f"{label}: {m}")  # noqa: B023
+            assert_close(each[name][number], value, f"gradient of {name} for one sample")
 
 
 class _Doubled(torch.nn.Module):
@@ -427,12 +429,12 @@ def check_parametrized(make: Make) -> None:
         ids = some_ids(table, 5)
         parametrize.register_parametrization(table, name, _Doubled())
         label = f"parametrized {name}"
-        torch.testing.assert_close(table(ids), twin(ids), msg=lambda m: f"{label}: {m}")  # noqa: B023
+        assert_close(table(ids), twin(ids), label)
         table(ids).sum().backward()
         gradient = getattr(table.parametrizations, name).original.grad
         assert gradient is None or not gradient.is_sparse, f"{label}: its gradient is dense"
         parametrize.remove_parametrizations(table, name)
-        torch.testing.assert_close(table(ids), twin(ids), msg=lambda m: f"{label}, removed: {m}")  # noqa: B023
+        assert_close(table(ids), twin(ids), f"{label}, removed")
 
 
 def check_pruned(make: Make) -> None:
@@ -446,13 +448,13 @@ def check_pruned(make: Make) -> None:
             getattr(twin, name).mul_(mask)
         prune.custom_from_mask(table, name, mask)  # type: ignore[no-untyped-call]
         ids, label = some_ids(table, 5), f"pruned {name}"
-        torch.testing.assert_close(table(ids), twin(ids), msg=lambda m: f"{label}: {m}")  # noqa: B023
+        assert_close(table(ids), twin(ids), label)
         prune.remove(table, name)  # type: ignore[no-untyped-call]
-        torch.testing.assert_close(table(ids), twin(ids), msg=lambda m: f"{label}, removed: {m}")  # noqa: B023
+        assert_close(table(ids), twin(ids), f"{label}, removed")
         normed, plain = seeded(make), seeded(make)
         parametrizations.weight_norm(normed, name)
         label = f"weight_norm of {name}"
-        torch.testing.assert_close(normed(ids), plain(ids), msg=lambda m: f"{label}: {m}")  # noqa: B023
+        assert_close(normed(ids), plain(ids), label)
 
 
 def check_reset(make: Make) -> None:
@@ -463,7 +465,7 @@ def check_reset(make: Make) -> None:
         fresh.state_dict().items(), table.state_dict().values(), strict=True
     ):
         if isinstance(one, Tensor):
-            torch.testing.assert_close(other, one, msg=lambda m: f"reset of {name}: {m}")  # noqa: B023
+            assert_close(other, one, f"reset of {name}")
     table.reset_parameters()
     assert torch.isfinite(table.weight).all()
 
@@ -547,7 +549,7 @@ def check_exported(make: Make) -> None:
         ).module()
         for count in (2, 11):
             ids = some_ids(table, count, 3)
-            torch.testing.assert_close(program(ids), table(ids), msg=lambda m: f"exported: {m}")
+            assert_close(program(ids), table(ids), "exported")
         try:
             program(torch.full((2, 3), table.num_embeddings))
         except IndexError:

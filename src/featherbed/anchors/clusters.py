@@ -220,8 +220,8 @@ def _check_distinct(features: Any, ids: Ids, given: int) -> None:
 
 def _too_few(found: int, count: int) -> ArgumentError:
     return ArgumentError(
-        f"the features tell only {found} anchors apart, of {count}: too many rows are equal; ask "
-        "for fewer anchors"
+        f"the features tell only {found} anchors apart, of {count}: too many rows are equal; use "
+        "fewer anchors"
     )
 
 

@@ -42,7 +42,7 @@ class ObjectAnchors(ABC):
         objects, count = len(transform), len(atoms)
         if count > objects:
             few = f"there are only {objects} objects that could be anchors"
-            raise ArgumentError(f"anchors={count}: {few}; ask for fewer")
+            raise ArgumentError(f"anchors={count}: {few}; use fewer")
         HalfNormal(self.transform_std).fill(atoms, transform, nonnegative, generator)
         ids = self.choose(objects, count, generator)
         known = self.vectors(ids, atoms.shape[1])

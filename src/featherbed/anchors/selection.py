@@ -83,7 +83,7 @@ class BagClassifier:
             yield self.order.choice(len(self.labels), min(BATCH, len(self.labels)), replace=False)
 
 
-class LabelledAnchors(ObjectAnchors):
+class LabeledAnchors(ObjectAnchors):
     """Base of group lasso and vocabulary dropout: ranks words by a trained ``BagClassifier``."""
 
     survivors: int | None = None  # after the choice: how many words were not dropped
@@ -125,7 +125,7 @@ class LabelledAnchors(ObjectAnchors):
         return (rows if mean == 0 else rows / mean) @ turn
 
 
-class GroupLasso(LabelledAnchors):
+class GroupLasso(LabeledAnchors):
     """The words kept by a group lasso in a document classifier are the anchors.
 
         minimize  Σ_D cross-entropy(y_D, b + Σ_w x_Dw e_w) + lam Σ_w ||e_w||_2
@@ -185,7 +185,7 @@ class GroupLasso(LabelledAnchors):
         return lengths, int(torch.count_nonzero(lengths))
 
 
-class VocabularyDropout(LabelledAnchors):
+class VocabularyDropout(LabeledAnchors):
     """The words kept by variational dropout in a document classifier are the anchors.
 
         minimize  Σ_D E cross-entropy(y_D, b + Σ_w x_Dw e_w N(1, alpha_w)) + strength Σ_w

@@ -200,9 +200,7 @@ def write_bundle(
     for old in (CLASSIFIER, LANGUAGE, LIST, TOKENIZER):
         (folder / old).unlink(missing_ok=True)
     keys = table.keys if words is None and tokenizer is None else None
-    PackedTable(
-        table.bands, table.dim, padding_idx=table.padding_idx, keys=keys, made_by=table.made_by
-    ).save(folder / WORDS)
+    table.replace(keys=keys).save(folder / WORDS)
     if words is not None:
         write_words(folder / LIST, words)
     write_arrays(folder / MODEL, {"weights": ARRAYS_VERSION}, weights)

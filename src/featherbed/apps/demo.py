@@ -12,7 +12,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from rich.table import Table as Grid
 from torch import Tensor, nn
 
 from featherbed import compress
-from featherbed.anchors import HalfNormal
 from featherbed.apps.compression import compress_file
 from featherbed.apps.recommender import (
     RecommenderSettings,
@@ -37,7 +37,7 @@ from featherbed.apps.recommender import (
 from featherbed.apps.recommender.train import PackedFactors, fit_recommender
 from featherbed.files import write_file
 from featherbed.io.records import make_ratings
-from featherbed.optim import AdamW, Budget, NonNegativeL1, Penalty, Yogi
+from featherbed.optim import AdamW, NonNegativeL1, Yogi
 from featherbed.packed import PackedTable, file_size, load, objects_of, purity, save
 from featherbed.progress import show_progress
 from featherbed.report import CurvePanel, draw_curves
@@ -50,16 +50,16 @@ BITS = {None: "float32 rows", 4: "int4 rows", 2: "int2 rows"}  # how plain rows 
 VECTORS = 4000
 RATIO, RATIOS = 16, (8, 32)  # of the matrix; further ones for the picture
 INTEGERS, QUANTIZERS = {"int4": 7.5, "int2": 14.5}, ("opq", "rq")
-TOPIC_NAMES = (
+THEME_NAMES = (
     "music", "sports", "cooking", "finance", "health", "travel", "science", "film",
     "history", "gardens", "weather", "cars", "chess", "sailing", "poetry", "law",
     "dogs", "birds", "bread", "wine", "tea", "maps", "trains", "ships",
     "stars", "stones", "rivers", "radio", "dance", "theatre", "toys", "shoes",
 )  # fmt: skip
-TOPICS, WORDS, LENGTH = len(TOPIC_NAMES), 4000, 12  # of the generated texts
-TRAIN, TEST, EPOCHS, BATCH = 14_000, 4_000, 12, 256
-ANCHORS, ANCHOR_DIM, NONZEROS, LAMBDA = 40, 32, 4_400, 3e-4
-WORD_DIMS = (1, 4, 6, 8, 12)
+THEMES, ADS, PAGES = len(THEME_NAMES), 12_000, 400  # of the generated clicks
+TRAIN, TEST, EPOCHS, BATCH = 120_000, 20_000, 3, 512
+AD_DIMS, HITS = (1, 3, 6, 16), 10
+ANCHORS = (40, 20, 80)  # the first one is compared
 READ = """
 import json, sys, time
 sys.modules["torch"] = None                      # from here on torch cannot be imported
@@ -291,126 +291,155 @@ def matrix_part(folder: Path, seed: int, progress: bool) -> DemoPart:
     return DemoPart(f"a matrix at 1/{RATIO}", "recall@10", True, models, [out], report, notes)
 
 
-def make_texts(seed: int = 0) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
-    """Generate texts [N, L] of one of 32 topics, their topics [N], and the topic of every word [V].
+def make_clicks(seed: int = 0) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+    """Generate clicks: the ads [N], the pages they are clicked on [N], the theme of every ad [V].
 
-    Half of the words of a text are of its topic, the others of any; a fifth of the words belong to
-    a second topic.
+    An ad has a dozen clicks, 30 % of them anywhere, the others as often on each page as its theme
+    is; a fifth of the ads have two themes. Ads of one theme share their pages, which is what an
+    anchor can learn from all of them and a row from its own clicks alone.
     """
     rng = np.random.default_rng(seed)
-    topic = rng.integers(TOPICS, size=WORDS)
-    second = np.where(rng.random(WORDS) < 0.2, rng.integers(TOPICS, size=WORDS), topic)
-    popularity = 1 / np.arange(1, WORDS + 1) ** 0.7
-    labels = rng.integers(TOPICS, size=TRAIN + TEST)
-    texts = rng.choice(WORDS, size=(TRAIN + TEST, LENGTH), p=popularity / popularity.sum())
-    of_topic = rng.random(texts.shape) < 0.5
-    for number in range(TOPICS):
-        law = popularity * ((topic == number) + 0.5 * (second == number))
-        places = of_topic & (labels == number)[:, None]
-        texts[places] = rng.choice(WORDS, size=int(places.sum()), p=law / law.sum())
-    return torch.from_numpy(texts), torch.from_numpy(labels), topic
+    theme = rng.integers(THEMES, size=ADS)
+    second = np.where(rng.random(ADS) < 0.2, rng.integers(THEMES, size=ADS), theme)
+    popularity = rng.permutation(np.arange(1, ADS + 1) ** -0.5)
+    ads = rng.choice(ADS, size=TRAIN + TEST, p=popularity / popularity.sum())
+    pages = rng.integers(PAGES, size=len(ads))
+    source = np.where(rng.random(len(ads)) < 0.5, theme[ads], second[ads])
+    on_theme = rng.random(len(ads)) < 0.7
+    for number in range(THEMES):
+        places = on_theme & (source == number)
+        law = rng.dirichlet(np.full(PAGES, 0.05))
+        pages[places] = rng.choice(PAGES, size=int(places.sum()), p=law)
+    return torch.from_numpy(ads), torch.from_numpy(pages), theme
 
 
-class TopicModel(nn.Module):
-    """A classifier of texts: the mean of the rows of its words, then a linear layer."""
+class PageModel(nn.Module):
+    """Scores of the pages an ad may be clicked on: a linear layer over the row of the ad."""
 
-    def __init__(self, words: Table) -> None:
+    def __init__(self, ads: Table, head: nn.Linear) -> None:
         super().__init__()
-        self.words = words  # was nn.Embedding
-        self.head = nn.Linear(words.embedding_dim, TOPICS)
+        self.ads = ads  # was nn.Embedding
+        self.head = head
 
-    def forward(self, texts: Tensor) -> Tensor:  # int64 [B, L] -> [B, topics]
-        """Return the scores of the topics."""
-        scores: Tensor = self.head(self.words(texts).mean(1))
+    def forward(self, ads: Tensor) -> Tensor:  # int64 [B] -> [B, pages]
+        """Return the scores of the pages."""
+        scores: Tensor = self.head(self.ads(ads))
         return scores
 
 
-def train_topics(
-    model: TopicModel,
-    optimizer: torch.optim.Optimizer,
-    data: tuple[Tensor, Tensor],
-    seed: int,
-    penalties: Mapping[nn.Parameter, Penalty] | None = None,
-    progress: bool = True,
+def train_pages(
+    model: PageModel, optimizer: torch.optim.Optimizer, data: tuple[Tensor, Tensor], seed: int
 ) -> None:
-    """Train a classifier; with penalties, end with ``NONZEROS`` weights over anchors."""
-    texts, labels = data
+    """Train a model of pages on the first clicks of the data."""
+    ads, pages = data
     generator = torch.Generator().manual_seed(seed)
     steps = EPOCHS * -(-TRAIN // BATCH)
-    schedulers: list[Any] = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)]
-    if penalties:
-        schedulers.append(Budget(penalties, nonzeros=NONZEROS, steps=steps))
-    name = f"{type(model.words).__name__}, d = {model.words.embedding_dim}"
-    with show_progress(name, EPOCHS, shown=progress) as shown:
-        for _ in range(EPOCHS):
-            for batch in torch.split(torch.randperm(TRAIN, generator=generator), BATCH):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(texts[batch]), labels[batch])
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                for scheduler in schedulers:
-                    scheduler.step()
-            shown.update(advance=1, note=f"loss {float(loss.detach()):.3f}")
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(EPOCHS):
+        for batch in torch.split(torch.randperm(TRAIN, generator=generator), BATCH):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(ads[batch]), pages[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
 
 
 @torch.no_grad()
-def topic_accuracy(model: TopicModel, words: PackedTable, data: tuple[Tensor, Tensor]) -> float:
-    """Return the accuracy on the test texts with the rows as they are stored."""
-    texts, labels = (part[TRAIN:] for part in data)
-    rows = torch.from_numpy(words[texts.numpy().ravel()]).reshape(*texts.shape, words.dim)
-    return float((model.head(rows.mean(1)).argmax(1) == labels).float().mean())
+def stored_pages(
+    model: PageModel, name: str, family: str, rows: PackedTable, data: tuple[Tensor, Tensor]
+) -> StoredModel:
+    """Return a stored model with its hit rate: test clicks on one of the ten best pages."""
+    ads, pages = (part[TRAIN:] for part in data)
+    top = model.head(torch.from_numpy(rows[ads.numpy()])).topk(HITS, 1).indices
+    rate = float((top == pages[:, None]).any(1).float().mean())
+    return StoredModel(name, family, file_size(rows), rate)
+
+
+def plain_pages(
+    dim: int, data: tuple[Tensor, Tensor], seed: int, generator: torch.Generator
+) -> tuple[list[StoredModel], PageModel]:
+    """Train plain rows; return them as float32, int4 and int2, and the model halfway.
+
+    They train as long as anchors and the rows these start from; of halfway and end the better
+    counts.
+    """
+    table = DenseTable(ADS, dim, generator=generator)
+    with torch.no_grad():
+        table.weight.mul_(0.1)
+    model, stages = PageModel(table, nn.Linear(dim, PAGES)), []
+    for stage in range(2):
+        optimizer = AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+        train_pages(model, optimizer, data, seed)
+        if stage == 0:
+            halfway = deepcopy(model)
+        stages.append(
+            [
+                stored_pages(model, f"{kind}, d = {dim}", kind, plain_rows(table, bits), data)
+                for bits, kind in BITS.items()
+            ]
+        )
+    return [max(pair, key=_figure) for pair in zip(*stages, strict=True)], halfway
+
+
+def anchored_pages(
+    start: PageModel,
+    count: int,
+    data: tuple[Tensor, Tensor],
+    seed: int,
+    generator: torch.Generator,
+) -> tuple[StoredModel, PackedTable]:
+    """Fit anchors to trained rows, one for each row, and train on."""
+    rows = start.ads.weight
+    table = AnchorTable.from_dense(rows, anchors=count, slots=1, generator=generator)
+    model = PageModel(table, deepcopy(start.head))
+    penalties = {table.transform: NonNegativeL1(1e-6)}
+    train_pages(model, Yogi(model.parameters(), lr=0.03, penalties=penalties), data, seed)
+    packed = table.pack(values="int4", dictionary="int8")
+    return stored_pages(model, f"{count} anchors", "featherbed", packed, data), packed
 
 
 def anchor_part(folder: Path, seed: int, progress: bool) -> DemoPart:
-    """Train a classifier over an anchor table, and over plain rows of several widths."""
-    texts, labels, topic = make_texts(seed)
-    data, generator = (texts, labels), torch.Generator().manual_seed(seed)
-    models = []
-
-    def measure(model: TopicModel, name: str, family: str, words: PackedTable) -> None:
-        accuracy = topic_accuracy(model, words, data)
-        models.append(StoredModel(name, family, file_size(words), accuracy))
-
+    """Train plain rows of several widths, and anchors that start from the widest of them."""
+    ads, pages, theme = make_clicks(seed)
+    data, generator = (ads, pages), torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    init = HalfNormal(0.1)
-    anchors = AnchorTable(WORDS, ANCHOR_DIM, anchors=ANCHORS, init=init, generator=generator)
-    model, penalties = TopicModel(anchors), {anchors.transform: NonNegativeL1(LAMBDA)}
-    optimizer = Yogi(model.parameters(), lr=0.3, penalties=penalties)
-    train_topics(model, optimizer, data, seed, penalties, progress)
-    packed = anchors.pack(values="int4", dictionary="int8")
-    measure(model, f"{ANCHORS} anchors, d = {ANCHOR_DIM}", "featherbed", packed)
-    for dim in WORD_DIMS:
-        dense = DenseTable(WORDS, dim, generator=generator)
-        with torch.no_grad():
-            dense.weight.mul_(0.1)
-        plain = TopicModel(dense)
-        decay = AdamW(plain.parameters(), lr=0.02, weight_decay=0.1)
-        train_topics(plain, decay, data, seed, progress=progress)
-        for bits, family in BITS.items():
-            measure(plain, f"{family}, d = {dim}", family, plain_rows(dense, bits))
-    keys = [f"{TOPIC_NAMES[kind]}-{number}" for number, kind in enumerate(topic)]
-    out, report = folder / "words.safetensors", folder / "anchors.txt"
-    save(packed, out, keys=keys)
-    stored = load(out)
-    pure = purity(stored, [[TOPIC_NAMES[kind]] for kind in topic])
-    induced = {number: _top(stored, number) for number in range(ANCHORS)}
-    notes = [f"anchor {number}: {words}" for number, words in induced.items() if words]
+    plain, anchored = [], []
+    with show_progress("clicks", len(AD_DIMS) + len(ANCHORS), shown=progress) as shown:
+        for dim in AD_DIMS:
+            models, start = plain_pages(dim, data, seed, generator)
+            plain += models
+            shown.update(advance=1)
+        for count in ANCHORS:
+            anchored.append(anchored_pages(start, count, data, seed, generator))
+            shown.update(advance=1)
+    keys = [f"{THEME_NAMES[kind]}-{number}" for number, kind in enumerate(theme)]
+    out, report = folder / "ads.safetensors", folder / "anchors.txt"
+    save(anchored[0][1], out, keys=keys)
+    packed = load(out)
+    pure = purity(packed, theme.tolist())
+    notes = [f"anchor {number}: {_top(packed, number)}" for number in range(ANCHORS[0])]
     notes.append(
-        f"{pure.share:.0%} of the words are of the main topic of their anchor "
-        f"({pure.baseline:.0%} with one cluster)"
+        f"{pure.share:.0%} of the ads have the main theme of their anchor ({pure.baseline:.0%} "
+        "with one cluster)"
     )
     write_file(report, "\n".join(notes) + "\n")
-    shown = [
+    told = [
+        f"{ADS:,} ads of {THEMES} themes with {TRAIN // ADS} clicks each: which of {PAGES} pages?",
         *notes[:4],
-        f"... all {len(notes) - 1} of {ANCHORS} that are in use: {report}",
+        f"... all {ANCHORS[0]}: {report}",
         notes[-1],
     ]
+    models = [*(model for model, _ in anchored), *plain]
     title = "an anchor table in a model"
-    return DemoPart(title, "test accuracy", True, models, [out], report, shown)
+    return DemoPart(title, f"hit rate@{HITS}", True, models, [out], report, told)
 
 
 def _size(model: StoredModel) -> int:
     return model.size
+
+
+def _figure(model: StoredModel) -> float:
+    return model.figure
 
 
 def _top(packed: PackedTable, anchor: int) -> str:

@@ -121,6 +121,11 @@ class WordTableSettings(Settings):
             raise ArgumentError(
                 f"selection={self.selection}: {self.spec!r} initializes anchors too; give one"
             )
+        if self.has_anchors and "anchors" not in keywords:
+            raise ArgumentError(
+                f"selection={self.selection}: {self.spec!r} leaves the number of anchors open; "
+                "add anchors=..."
+            )
 
     @property
     def has_anchors(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from featherbed.checks import require
 from featherbed.cli.options import Json, Quiet, Seed, command_line
@@ -17,6 +18,20 @@ from featherbed.errors import ArgumentError
 Array = Annotated[
     str | None, typer.Option(help="Name of the array, if the file contains more than one.")
 ]
+
+
+class CompressCommand(TyperCommand):
+    """Reads ``--folder-budget 18MB`` as ``--budget folder:18MB``, one option in two spellings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments that remain."""
+        words = [part for word in args for part in word.split("=", word.startswith("--"))]
+        if {"--budget", "--folder-budget"} <= {*words}:
+            raise ArgumentError("--budget and --folder-budget were given: give one of them")
+        if "--folder-budget" in words[:-1]:
+            at = words.index("--folder-budget")
+            words[at : at + 2] = ["--budget", f"folder:{words[at + 1]}"]
+        return super().parse_args(ctx, words)
 
 
 def compress(
@@ -32,7 +47,12 @@ def compress(
     ratio: Annotated[float | None, typer.Option(help="Compression ratio against float32.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Maximum size without keys, such as 600KB; folder:18MB: of all files."),
+        typer.Option(
+            "--budget",
+            "--folder-budget",
+            help="Maximum size without keys, such as 600KB; --folder-budget: of all files of a "
+            "model's folder.",
+        ),
     ] = None,
     quality: Annotated[
         str | None, typer.Option(help='Quality to reach: "recall:0.9" or "error:0.1".')
@@ -56,8 +76,7 @@ def compress(
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
     effort: Annotated[
-        str,
-        typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes."),
+        str, typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes.")
     ] = "normal",
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -65,9 +84,12 @@ def compress(
     """Compress a matrix or a model. Give one of --ratio, --budget and --quality."""
     options: dict[str, Any] = {"ratio": ratio, "budget": budget, "quality": quality}
     options |= {"method": method, "generator": seed, **read_effort(effort)}
-    whole = budget.removeprefix("folder:") if budget and "folder:" in budget else None
+    given = budget or ""
+    whole = given.removeprefix("folder:") if given.startswith("folder:") else None
     if not matrix.is_dir() and (rest != "float32" or whole is not None):
-        raise ArgumentError(f"{matrix} is a matrix: --rest and folder: apply to models only")
+        raise ArgumentError(
+            f"{matrix} is a matrix: --rest and --folder-budget apply to models only"
+        )
     if not matrix.is_dir():
         from featherbed.apps import compress_file
 
@@ -98,8 +120,14 @@ def compress(
     sentences = [line.strip() for file in words or [] for line in read_lines(file) if line.strip()]
     with show_share("reading", shown=not quiet) as tell:
         if is_static(matrix):
+            if rest != "float32" or whole is not None:
+                raise ArgumentError(
+                    f"{matrix} is a static encoder, a table alone: --rest and --folder-budget "
+                    "apply to other models"
+                )
             table = compress_encoder(matrix, out, **options, tell=tell)
-            lines = [table.report, f"files       {sum(f.stat().st_size for f in out.iterdir()):,}"]
+            files = sum(file.stat().st_size for file in out.iterdir())
+            lines = [table.report or table, f"files       {files:,}"]
         else:
             options |= {"rest": rest, "folder_budget": whole}
             options |= {"budget": None} if whole is not None else {}

@@ -68,7 +68,9 @@ def distill(
     dim: Annotated[int, typer.Option(help="Width of the vectors.", min=1)] = 256,
     ratio: Ratio = None,
     budget: Budget = None,
-    method: Method = "auto",
+    method: Annotated[
+        str, typer.Option(help="blocks, auto, or a method such as int4 or layered.")
+    ] = "blocks",
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:

@@ -100,12 +100,7 @@ def train_ratings(
         table__dim=dim,
         split__method=split,
     )
-    outcome = train_recommender(
-        file,
-        out,
-        settings,
-        **run_options(seed, resume, overwrite, quiet),
-    )
+    outcome = train_recommender(file, out, settings, **run_options(seed, resume, overwrite, quiet))
     if outcome.summary:  # the first of several processes has it
         typer.echo("\n".join(outcome.summary))
 
@@ -245,11 +240,7 @@ def train_text(
         data__text=text,
     )
     outcome = train_classifier(
-        file,
-        out,
-        settings,
-        test=test,
-        **run_options(seed, resume, overwrite, quiet),
+        file, out, settings, test=test, **run_options(seed, resume, overwrite, quiet)
     )
     typer.echo("\n".join(outcome.summary))
 
@@ -293,12 +284,7 @@ def train_lm(
         optimizer__lr=lr,
         corpus__prompts=prompts or None,
     )
-    outcome = train_language(
-        files,
-        out,
-        settings,
-        **run_options(seed, resume, overwrite, quiet),
-    )
+    outcome = train_language(files, out, settings, **run_options(seed, resume, overwrite, quiet))
     typer.echo("\n".join(outcome.summary))
 
 
@@ -336,8 +322,8 @@ def recommend(
     if user is not None:
         found = recommender.recommend(user, k, include_rated=all_items)
     else:
-        pairs = parse_history(str(history))
-        found = recommender.recommend_history(pairs, k)
+        pairs = parse_history(str(history), recommender.items)
+        found = recommender.recommend_history(pairs, k, include_history=all_items)
         if unknown := recommender.unknown_items(pairs):
             log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")
     typer.echo(_to_json(found) if json else format_items(found))
@@ -347,7 +333,7 @@ def recommend(
         )
     if len(found) < k:
         kind = "items in all" if all_items else "items this user has not rated"
-        log_line(f"note: there are only {len(found)} {kind}, {k} were asked for")
+        log_line(f"note: there are only {len(found)} {kind}, {k} were requested")
 
 
 def _recommend_next(
@@ -366,7 +352,7 @@ def _recommend_next(
         log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")
     typer.echo(_to_json(found) if json else format_items(found))
     if len(found) < k:
-        log_line(f"note: there are only {len(found)} items left, {k} were asked for")
+        log_line(f"note: there are only {len(found)} items left, {k} were requested")
 
 
 def format_items(items: list[ScoredItem]) -> str:

@@ -77,7 +77,7 @@ def view(
 ) -> None:
     """Write a page to explore a packed table: one HTML file that needs no network."""
     require("viewing", {"view": ("plotly",), "serve": ("orjson",)})
-    from featherbed.files import replacing
+    from featherbed.files import write_file
     from featherbed.packed.file import load
     from featherbed.server.explore import offline_page, read_columns
 
@@ -93,6 +93,5 @@ def view(
         columns=None if columns is None else read_columns(columns),
         original=matrix,
     )
-    with replacing(out) as descriptor, os.fdopen(os.dup(descriptor), "wb") as page:
-        page.write(shown.encode())
+    write_file(out, shown)
     typer.echo(f"{out}: {out.stat().st_size:,} bytes, open it in a browser")

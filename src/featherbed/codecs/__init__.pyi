@@ -1,3 +1,4 @@
+from featherbed.codecs.blocks import compress_blocks as compress_blocks
 from featherbed.codecs.codec import Codec as Codec
 from featherbed.codecs.codec import CodecJob as CodecJob
 from featherbed.codecs.codec import ProgressCallback as ProgressCallback

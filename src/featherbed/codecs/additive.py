@@ -47,6 +47,8 @@ MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
 USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
 GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
+ROUNDS_GAIN = 0.03  # of further rounds: for each doubling of the codes
+PIECES = 16  # blocks of all rows for each choice, at least
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
 EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
 
@@ -82,7 +84,8 @@ class LayeredCodec(Codec):
                 fitting = (
                     fixed | layer
                     for layer in layers
-                    if self.size(rows, dim, **fixed, **layer) <= budget
+                    if not 0 < rows * layer["blocks"] < PIECES << layer["block_bits"]
+                    and self.size(rows, dim, **fixed, **layer) <= budget
                 )
                 best = next(fitting, None)
                 if best is None:
@@ -104,7 +107,7 @@ class LayeredCodec(Codec):
         stages.atoms(math.ceil(whole + part))
         before, after = stages.errors[int(whole)], stages.errors[math.ceil(whole + part)]
         residual = before * (max(after, 1e-30) / max(before, 1e-30)) ** part
-        gain = min(MOST_GAIN, GAIN * (codes - 1))
+        gain = min(MOST_GAIN, GAIN * (codes - 1)) + ROUNDS_GAIN * math.log2(codes)
         return float(residual) * math.exp2(block_log_error(settings) - gain)
 
     def order(self, job: CodecJob, listed: list[Settings]) -> list[Settings]:
@@ -138,8 +141,8 @@ class LayeredCodec(Codec):
         search."""
         codes, atoms = settings["codes"], settings["codes"] << settings["bits"]
         blocks = settings["width"] << settings["block_bits"] if settings["blocks"] else 0
-        search = 0 if codes == 1 else 4 * atoms * (settings["width"] + 60)
-        return float(20 * atoms * settings["width"] + search + 16 * blocks)
+        search = 0 if codes == 1 else 8 * atoms * (settings["width"] + 60)
+        return float(20 * atoms * settings["width"] + search + 8 * blocks)
 
     def complete(self, settings: Settings, dim: int, rank: int) -> Settings:
         """Return settings with the width of the blocks; no blocks if their number or bits are 0."""
@@ -195,14 +198,15 @@ def block_log_error(settings: Settings) -> float:
     """Return log2 of the share of the residual that the blocks leave, 2^(-2 bits / columns) at
     best.
 
-    The loss is that of k-means on normal variables (2 to 20 columns, 4 to 10 bits).
+    The loss is that of k-means on normal variables (2 to 20 columns, 4 to 10 bits), and of
+    residuals that are not quite normal.
     """
     if not settings["blocks"]:
         return 0.0
     across, bits = settings["width"] / settings["blocks"], settings["block_bits"]
     rate = bits / across
     further = PAIRS if across < 3 else 0.0
-    return float(-2 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across + further)
+    return float(-1.94 * rate + (0.8 + 0.2 * bits + 0.09 * across) / across + further)
 
 
 @dataclass
@@ -318,7 +322,7 @@ class LayeredFit(Fit):
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
         pieces = np.ascontiguousarray(left).reshape(-1, across)
         if self.shared is None:
-            centroids = kmeans(pieces, choices, self.job.seed(), rounds=12)
+            centroids = kmeans(pieces, choices, self.job.seed(), rounds=8, most=128)
         else:
             known = self.shared.dense()
             weights = np.repeat(self.weights, self.blocks)

@@ -25,16 +25,15 @@ COMPARED = {"int8": 2, "int4": 2, "int3": 2, "int2": 2, "lowrank": 2, "clusters"
 COMPARED |= {"opq": 1, "rq": 1, "ksvd": 1}
 SMALLEST = ("layered", "pq", "clusters", "int2", "lowrank")  # codecs of the smallest tables
 KEPT_FITS = 4  # of the least errors: a fit to the whole matrix starts from the one chosen
-OTHER = (
-    2.0  # errors of different codecs that differ by less than this factor are told apart by recall
-)
+# errors of different codecs that differ by less than this factor are told apart by recall
+OTHER = 2.0
 HOT = HotCodec(CODECS["layered"])
 Request = tuple[Codec, Settings] | None  # the codec and settings asked for; None: compare all
 
 
 def find_best(trial: Trial, request: Request, target: Target) -> MeasuredCandidate:
     """Return the best candidate within the budget, or the smallest that reaches the quality."""
-    if request is None or request[0].name.endswith("layered"):
+    if request is None or request[0].name.endswith(("layered", "rq", "lsq")):
         trial.compile()
     if target.budget is not None:
         return best_within(trial, request, target.budget)

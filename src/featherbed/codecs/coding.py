@@ -182,7 +182,7 @@ class ResidualStages:
     def atoms(self, count: int) -> Floats:  # -> [count, K, d]
         """Return the dictionaries of the first ``count`` stages."""
         while len(self.stages) < count:
-            rounds, most = (10, 256) if self.choices <= 256 else (6, 64)
+            rounds, most = 6, 128 if self.choices <= 256 else 64
             seed = self.seed + len(self.stages)
             atoms = kmeans(self.left[: self.seen], self.choices, seed, rounds, most=most)
             self.left = self.left - atoms[nearest(self.left, atoms)]

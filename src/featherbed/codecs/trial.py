@@ -36,7 +36,7 @@ from featherbed.packed.band import Band
 from featherbed.packed.keys import Keys
 from featherbed.packed.table import PackedTable
 
-SAMPLE_ROWS = TRAINING_ROWS // 2  # to which candidates are fitted, if fits will not see all rows
+SAMPLE_ROWS = TRAINING_ROWS // 4  # to which candidates are fitted, if fits will not see all rows
 SAMPLE_NUMBERS = 10 << 20  # and numbers in them
 SAMPLE_QUERIES = 1000
 ERROR_ROWS = 1 << 14  # rows whose errors are measured, at most
@@ -63,8 +63,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(shapes=2, rounds=6, finalists=1, named=1, work=1e9, close=1.0, further=2e10),
-    "normal": Effort(shapes=4, rounds=20, finalists=1, named=3, work=2e9, close=1.12, further=1e15),
+    "quick": Effort(shapes=2, rounds=4, finalists=1, named=1, work=5e8, close=1.0, further=1e10),
+    "normal": Effort(shapes=4, rounds=20, finalists=1, named=3, work=1e9, close=1.12, further=1e12),
     "best": Effort(shapes=12, rounds=60, finalists=3, named=6, work=4e11, close=1.12, further=1e15),
 }
 
@@ -183,7 +183,8 @@ def prepare_job(
         generator = np.random.default_rng(generator or 0)
     weights = importance(rows, lengths, measure, padding)
     job = CodecJob(rows, weights, generator, progress=progress, factor=factor)
-    job.rank = effective_rank(job)
+    with single_blas_thread():
+        job.rank = effective_rank(job)
     return job
 
 

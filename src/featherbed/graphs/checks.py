@@ -15,9 +15,9 @@ from featherbed.errors import ArgumentError
 MOST_OBJECTS = (1 << 31) - 1  # ids are 32-bit numbers, and i * objects + j stays below 2⁶²
 
 
-def at_most(name: str, value: Any, least: int) -> int | None:
+def at_most(name: str, value: Any, minimum: int) -> int | None:
     """Return a limit, which may be None, or raise an error."""
-    return None if value is None else check_integer(name, value, least)
+    return None if value is None else check_integer(name, value, minimum)
 
 
 def object_count(value: Any) -> int:

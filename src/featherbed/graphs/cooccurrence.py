@@ -47,7 +47,7 @@ def cooccurrence(
             inside each array.
         objects: how many objects there are; ids are 0..objects - 1.
         window: the largest distance that counts; neighboring places are 1 apart.
-        by: what ``top`` goes by, "pmi" or "count"; of equal ones the lower id is better.
+        by: the order of ``top``, "pmi" or "count"; ties go to the lower id.
 
     >>> cooccurrence(np.array([0, 1, 2, 0, 1, 3, 0, 1]), objects=4, window=1, min_count=2).pairs()
     array([[0, 1]])
@@ -55,7 +55,8 @@ def cooccurrence(
     objects, window, min_count = _checked(objects, window, min_count)
     if pmi is not None and not is_number(pmi):
         raise ArgumentError(
-            f"pmi={pmi!r}: give a finite number (0 keeps what is no rarer than by chance) or None"
+            f"pmi={pmi!r}: give a finite number (0 keeps pairs at least as frequent as by "
+            "chance) or None"
         )
     if top is not None:
         top = check_integer("top", top, 1)

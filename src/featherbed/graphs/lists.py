@@ -5,8 +5,6 @@ Their file is a safetensors container of the two arrays, memory-mapped and check
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import FormatError
-from featherbed.files import replacing
 from featherbed.graphs.checks import MOST_OBJECTS
 from featherbed.hashing import mixed
-from featherbed.packed.file import ENTRY, array_of, metadata_of, open_file
+from featherbed.packed.file import ARRAYS_VERSION, read_arrays, write_arrays
 
 BLOCK = 1 << 20  # arcs handled at a time
 Ids = NDArray[np.int64]
 Lists = tuple[NDArray[Any], NDArray[Any]]  # starts [V + 1], neighbors [arcs]; int64 from 2³¹ on
-ABOUT = {"graph": 1}  # what the file is, and the version of its form
-KINDS = {4: "U32", 8: "U64"}
+KIND = "graph"  # of the file, in its metadata
 NAMES = ("starts", "neighbours")  # of the arrays of a file
 
 
@@ -99,7 +95,7 @@ def is_symmetric(lists: Lists) -> bool:
 def within(most: int, objects: int, first: Ids, second: Ids, order: Ids) -> NDArray[np.bool_]:
     """Return the pairs kept if taken in ``order`` while both ends have fewer than ``most``."""
     crowded = np.bincount(first, minlength=objects) + np.bincount(second, minlength=objects) > most
-    keep = ~(crowded[first] | crowded[second])  # there is room for these whatever the others do
+    keep = ~(crowded[first] | crowded[second])  # these fit in any order
     order = order[~keep[order]]
     room = [most] * objects
     for here in slices(len(order)):
@@ -116,44 +112,17 @@ def within(most: int, objects: int, first: Ids, second: Ids, order: Ids) -> NDAr
 
 def write(lists: Lists, path: Path) -> None:
     """Write neighbor lists to a temporary file, then rename it to ``path``."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "featherbed", ENTRY: json.dumps(ABOUT)}}
-    offset = 0
-    for name, array in zip(NAMES, lists, strict=True):
-        place = {"data_offsets": [offset, offset := offset + array.nbytes]}
-        entries[name] = {"dtype": KINDS[array.itemsize], "shape": list(array.shape), **place}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in lists:
-            for here in slices(len(array)):
-                file.write(array[here].astype(array.dtype.newbyteorder("<")).tobytes())
+    arrays = (array.view(array.dtype.str.replace("i", "u")) for array in lists)
+    write_arrays(path, {KIND: ARRAYS_VERSION}, dict(zip(NAMES, arrays, strict=True)))
 
 
 def read(path: Path) -> Lists:
     """Return the neighbor lists of a file, memory-mapped; raise FormatError where they are
     none."""
-    header, start, mapped = open_file(path)
-    if metadata_of(header) != ABOUT:
-        raise FormatError(
-            f"{path.name} holds no graph that this featherbed reads: graphs are written by "
-            "graph.save(path)"
-        )
-    if set(header) - {"__metadata__"} != set(NAMES):
-        raise FormatError(
-            f"{path.name} must hold the arrays starts and neighbors, and nothing else"
-        )
-    kind, shapes = header["starts"]["dtype"], [header[name]["shape"] for name in NAMES]
-    vectors = kind in KINDS.values() and all(len(shape) == 1 for shape in shapes)
-    if not vectors or not 2 <= shapes[0][0] <= MOST_OBJECTS + 1:
-        found = f"{kind} of shapes {shapes}"[:100]
-        raise FormatError(
-            f"{path.name}: starts [V + 1] and neighbors [arcs] must be U32 or U64 with V from 1; "
-            f"found {found}"
-        )
-    pairs = zip(NAMES, shapes, strict=True)
-    arrays = (array_of(mapped, header, start, name, kind, tuple(shape)) for name, shape in pairs)
-    starts, neighbors = (array.view(array.dtype.str.replace("u", "i")) for array in arrays)
+    arrays = read_arrays(path, KIND, dict.fromkeys(NAMES, ("U32", "U64")))
+    starts, neighbors = (
+        arrays[name].view(arrays[name].dtype.str.replace("u", "i")) for name in NAMES
+    )
     problem = _problem(starts, neighbors)
     if problem:
         raise FormatError(f"{path.name} is broken: {problem}")
@@ -163,12 +132,17 @@ def read(path: Path) -> Lists:
 def _problem(starts: NDArray[Any], neighbors: NDArray[Any]) -> str | None:
     """Return why two arrays are no neighbor lists, or None."""
     objects = len(starts) - 1
+    if not 1 <= objects <= MOST_OBJECTS or starts.dtype != neighbors.dtype:
+        kinds = f"{starts.dtype} [{len(starts)}] and {neighbors.dtype} [{len(neighbors)}]"
+        return f"starts [V + 1] and neighbors [arcs] are of one type with V from 1, not {kinds}"
     if starts[0] != 0 or starts[-1] != len(neighbors):
         span = f"starts go from {starts[0]} to {starts[-1]}"
         return f"{span}, not from 0 to the number of neighbors, {len(neighbors)}"
-    falling = np.flatnonzero(starts[1:] < starts[:-1])
-    if len(falling):
-        return f"object {falling[0]} has a negative number of neighbors, starts must not fall"
+    decreasing = np.flatnonzero(starts[1:] < starts[:-1])
+    if len(decreasing):
+        return (
+            f"object {decreasing[0]} has a negative number of neighbors, starts must not decrease"
+        )
     last = -1
     for i, j in blocks((starts, neighbors)):
         wrong = (j < 0) | (j >= objects) | (i == j)

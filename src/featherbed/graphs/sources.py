@@ -17,7 +17,7 @@ from featherbed.graphs.lists import Ids
 MOST_PAIRS = 1 << 27  # sixteen bytes each while lists are made: 2 GB
 EXACT = 1 << 16  # objects up to which every vector is compared with every other
 PROBES = 32  # of 4 √V cells, how many are searched above that
-NUMBERS = 1 << 22  # of a block of vectors and of what is found for them
+NUMBERS = 1 << 22  # in a block of vectors and its results
 METRICS = ("cosine", "l2")
 Floats = NDArray[np.float32]
 
@@ -31,9 +31,9 @@ def sharing_pairs(
 ) -> tuple[Iterator[tuple[Ids, Ids]], int]:
     """Return pairs of objects that share a value, in pieces, and how many pairs at most.
 
-    The holders of a value stand in a circle, in random order, and each is paired with the next, the
-    next but one and so on, half around: all pairs. With ``most`` no further than gives each that
-    many.
+    The objects with a value are arranged in a circle, in random order, and each is paired with the
+    next, the next but one and so on, halfway around: all pairs. With ``most`` the distance is
+    limited so that each object has about that number of pairs.
     """
     ids, values = _cells(objects, attributes)
     sizes = np.bincount(values)

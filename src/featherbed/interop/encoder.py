@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.codecs.blocks import compress_blocks
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.codecs.compress import compress
+from featherbed.codecs.rows import WeightedRows
+from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError, FormatError
 from featherbed.files import remove_stale, temporary_folder
 from featherbed.io.texts import open_tokenizer
 from featherbed.io.vectors import safetensors_header
-from featherbed.packed.band import Band, Identity
+from featherbed.packed.band import Band, Hash, Identity, Members
 from featherbed.packed.file import load, save
 from featherbed.packed.matrix import Matrix
 from featherbed.packed.table import PackedTable
@@ -31,6 +34,7 @@ KIND = "featherbed-static"  # model_type of config.json
 KINDS = (KIND, "model2vec")
 MAX_LENGTH = 512  # tokens of a text that count
 BATCH = 1024  # texts encoded at once
+ZEROS = 1200  # bytes of a band of zeros besides its bitmap, at most
 
 
 class Encoder:
@@ -78,9 +82,16 @@ class Encoder:
         return np.concatenate(parts)
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:  # -> [n, d]
+        return self.mean_rows(self.token_ids(texts))
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of the known tokens of every text."""
         most = self.config.get("max_length", MAX_LENGTH)
         found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [[one for one in text.ids[:most] if one != self._unknown] for text in found]
+        return [[one for one in text.ids[:most] if one != self._unknown] for text in found]
+
+    def mean_rows(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:  # -> [n, d]
+        """Return the means of the rows of tokens, of length 1 unless config.json says otherwise."""
         starts = np.cumsum([0, *map(len, ids)])[:-1]
         flat = np.array([one for text in ids for one in text], dtype=np.int64)
         rows = self.table.bag(flat, starts, None, mode="mean").astype(np.float32, copy=False)
@@ -131,7 +142,11 @@ def read_table(folder: Path) -> PackedTable:
     header, _ = safetensors_header(file)
     if "featherbed" in (header.get("__metadata__") or {}):
         return load(file)
-    rows = dense_rows(folder)
+    return exact_table(dense_rows(folder))
+
+
+def exact_table(rows: NDArray[np.float32]) -> PackedTable:  # [V, d]
+    """Return a table of float32 rows."""
     atoms = Matrix.encode(rows, "float32")
     return PackedTable([Band(len(rows), Identity(), dictionary=atoms)], rows.shape[1])
 
@@ -166,12 +181,8 @@ def write_encoder(
     """
     if out.exists() or not out.parent.is_dir():
         raise ArgumentError(f"{out} cannot be written: name a new folder in one that exists")
-    if settings:
-        # by their error, which rows of zeros (unused tokens) have too
-        table = compress(np.asarray(rows, dtype=np.float32), measure="error", **settings)
-    else:
-        atoms = Matrix.encode(rows, "float32")
-        table = PackedTable([Band(len(rows), Identity(), dictionary=atoms)], rows.shape[1])
+    rows = np.asarray(rows, dtype=np.float32)
+    table = compress_used(rows, **settings) if settings else exact_table(rows)
     readable = settings.get("method") in ("int8", "float32") or not settings
     fields: dict[str, Any] = {"normalize": True, "max_length": MAX_LENGTH, "hidden_dim": table.dim}
     fields = fields | (config or {}) | {"model_type": "model2vec" if readable else KIND}
@@ -180,7 +191,7 @@ def write_encoder(
         new = workplace / "new"
         new.mkdir()
         if readable:
-            _write_model2vec(new, np.asarray(rows, dtype=np.float32), int8=bool(settings))
+            _write_model2vec(new, rows, int8=bool(settings))
             fields["embedding_dtype"] = "int8" if settings else "float32"
         else:
             save(table, new / "model.safetensors")
@@ -188,6 +199,57 @@ def write_encoder(
         (new / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         new.rename(out)
     return table
+
+
+def compress_used(
+    rows: NDArray[np.float32],  # [V, d]
+    *,
+    ratio: float | None = None,
+    budget: int | str | None = None,
+    quality: str | None = None,
+    weights: Any = None,
+    method: str = "auto",
+    **settings: Any,
+) -> PackedTable:
+    """Return a compressed table in which rows of zeros (unused tokens) take one bit each.
+
+    ``method="blocks"`` is that of ``compress_blocks``, which turns the rows; for the others see
+    ``fb.compress``.
+
+    >>> rows = np.random.default_rng(0).standard_normal((2000, 16)).astype(np.float32)
+    >>> rows[100:1100] = 0
+    >>> table = compress_used(rows, ratio=10, method="int4")
+    >>> len(table), bool(table[[100, 1099]].any()), table.nbytes <= rows.nbytes / 10
+    (2000, False, True)
+    """
+    used = rows.any(axis=1)
+    unused = Members.of(np.flatnonzero(~used), len(rows))
+    limit = Target.of(budget, ratio, quality, rows.nbytes).budget
+    reserve = unused.bitmap.nbytes + unused.totals.nbytes + ZEROS
+    shares = None if weights is None else WeightedRows(rows, weights).weights
+    if method != "blocks" and limit is not None and (~used).mean() * limit < reserve:
+        # few rows of zeros: methods are compared by an error that those have too
+        aim: dict[str, Any] = {"ratio": ratio, "budget": budget, "method": method}
+        aim |= {"measure": "recall" if used.all() else "error"}
+        return compress(rows, **aim, weights=shares, **settings)
+    limit = limit if limit is None or used.all() else limit - reserve
+    shares = None if shares is None else shares[used]
+    if method == "blocks":
+        if limit is None:
+            raise ArgumentError("blocks: give a ratio or a budget instead of a quality")
+        given = {name: settings[name] for name in ("generator", "tell") if name in settings}
+        table = compress_blocks(rows[used], limit, shares, **given)
+    else:
+        aim = {"budget": limit, "quality": quality, "method": method}
+        table = compress(rows[used], **aim, weights=shares, **settings)
+    if used.all():
+        return table
+    zero = Matrix.encode(np.zeros((1, table.dim)), "float16")
+    band = Band(int((~used).sum()), Hash(0, 1), dictionary=zero, members=unused)
+    # bands hold positions among the rows that no earlier band holds: the others stay as they are
+    whole = PackedTable([band, *table.bands], table.dim, made_by=table.made_by)
+    whole.report = table.report
+    return whole
 
 
 def _write_model2vec(folder: Path, rows: NDArray[np.float32], *, int8: bool) -> None:

@@ -26,7 +26,13 @@ from featherbed.codecs.target import Target
 from featherbed.errors import ArgumentError, DataError
 from featherbed.files import remove_stale, temporary_folder
 from featherbed.interop.embedding import PackedEmbedding
-from featherbed.interop.pretrained import METHOD, model_class, possible_names, read_config
+from featherbed.interop.pretrained import (
+    METHOD,
+    model_class,
+    possible_names,
+    read_config,
+    renamed,
+)
 from featherbed.interop.rest import RESTS, as_stored, check_rest, linear_layers, round_int8
 from featherbed.interop.swap import CompressedWeight, SharedWeight, find_weights, padding_of
 from featherbed.io.vectors import read_safetensors, safetensors_header
@@ -155,13 +161,14 @@ def open_folder(source: Path) -> ModelFolder:
     (place,) = find_weights(model, None)
     keys = tensors_of(checkpoint, place, model)
     matrix = read_table(checkpoint, keys, tuple(place.weight.shape))
-    layers = [(name, one) for name, one in linear_layers(model) if name not in place.heads]
-    linear = {
-        key: not isinstance(module, torch.nn.Linear)
-        for name, module in layers
-        for key in (f"{known}.weight" for known in possible_names(model, name))
-        if key in checkpoint.file_of and key not in keys
+    layers = {
+        f"{known}.weight": not isinstance(module, torch.nn.Linear)
+        for name, module in linear_layers(model)
+        for known in possible_names(model, name)
+        if name not in place.heads
     }
+    loaded = renamed(model, checkpoint.file_of)
+    linear = {key: layers[loaded[key]] for key in {*loaded} - {*keys} if loaded[key] in layers}
     return ModelFolder(members, checkpoint, place, keys, matrix, linear)
 
 

@@ -7,6 +7,7 @@ table, so that its codes are stored once. The result is compared with torch befo
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import shutil
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.errors import ArgumentError, DataError, MissingExtra
 from featherbed.files import remove_stale, temporary_folder
-from featherbed.interop.embedding import PackedEmbedding, PackedHead, PackedTwin
+from featherbed.interop.embedding import PackedEmbedding, PackedHead
 from featherbed.interop.folder import check_target
 from featherbed.interop.onnx.export import to_onnx
 from featherbed.interop.pretrained import first_line, load_model
@@ -153,7 +154,7 @@ def model_to_onnx(
 
     The model has the inputs ``input_ids`` and ``attention_mask`` (int64 [batch, length]); its
     output is ``sentence_embedding`` for sentence encoders (pooled and normalized as modules.json
-    says), ``logits`` for models with a tied head, otherwise ``last_hidden_state``. It needs
+    says), ``logits`` for models with a head, otherwise ``last_hidden_state``. It needs
     onnxruntime alone: neither torch nor featherbed.
 
     Args:
@@ -213,16 +214,16 @@ def export_model(
 ) -> ModelProto:
     """Return a model with one packed table as an ONNX model, compared with torch."""
     places = packed_places(model)
-    if len(places) != 1 or any(isinstance(one, PackedTwin) for one in model.modules()):
+    decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
+    if len(places) != 1 or decodes:
         raise ArgumentError(
-            f"{type(model).__name__} has {len(places)} packed tables, or an embedding in its "
-            "decoder too: only models with one token table and no decoder can be exported"
+            f"{type(model).__name__} has {len(places)} packed tables{' and a decoder' * decodes}: "
+            "only models with one token table and no decoder can be exported"
         )
     ((_, embedding, _, heads),) = places
-    output = "sentence_embedding" if pooling else "logits" if heads else "last_hidden_state"
     ids, mask = sample_inputs(model, embedding)
     with torch.no_grad():
-        expected = torch_output(model, ids, mask, output, pooling)
+        output, expected = torch_output(model, ids, mask, pooling)
         body = export_body(model, embedding, output, pooling, bool(heads), dynamic)
     proto = stitch(body, embedding, output, bool(heads))
     check_export(proto, (ids, mask), expected, loose=dynamic)
@@ -230,18 +231,30 @@ def export_model(
 
 
 def torch_output(
-    model: Any, ids: Tensor, mask: Tensor, output: str, pooling: Pooling | None
-) -> Tensor:
-    """Return the output of a model by its token ids, as torch computes it."""
+    model: Any, ids: Tensor, mask: Tensor, pooling: Pooling | None
+) -> tuple[str, Tensor]:
+    """Return the output of a model by its token ids, as torch computes it, and its name."""
     found = model(input_ids=ids, attention_mask=mask, return_dict=True)
-    states: Tensor = getattr(found, output if pooling is None else "last_hidden_state")
-    return states if pooling is None else pooling.apply(states, mask)
+    output = "logits" if "logits" in found and pooling is None else "last_hidden_state"
+    if output not in found:
+        raise ArgumentError(
+            f"{type(model).__name__} returns {', '.join(found)}: logits or last_hidden_state is "
+            "needed for ONNX"
+        )
+    if pooling is None:
+        return output, found[output]
+    return "sentence_embedding", pooling.apply(found[output], mask)
+
+
+def longest_input(model: Any) -> int:
+    """Return the number of tokens a model takes; some say -1 or nothing for any number."""
+    longest = getattr(model.config, "max_position_embeddings", None) or 0
+    return longest if longest > 0 else 1 << 20
 
 
 def sample_inputs(model: Any, embedding: PackedEmbedding) -> tuple[Tensor, Tensor]:
     """Return random ids [2, n] and a mask by which the second text is shorter."""
-    longest = getattr(model.config, "max_position_embeddings", None) or 64
-    length = min(12, longest)
+    length = min(12, longest_input(model))
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(embedding.num_embeddings, (2, length), generator=draw)
     mask = torch.ones_like(ids)
@@ -266,8 +279,8 @@ def export_body(
                 replace_module(model, name, as_linear(module))
     model.set_attn_implementation("eager")
     body = ModelBody(model, output, pooling)
-    longest = getattr(model.config, "max_position_embeddings", None) or 1 << 20
-    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
+    free = {0: torch.export.Dim("batch")}
+    free[1] = torch.export.Dim("length", max=longest_input(model))
     inputs = {"inputs_embeds": embedding(ids).float(), "attention_mask": mask}
     shapes: dict[str, Any] = dict.fromkeys(inputs, free)
     if tied:
@@ -282,7 +295,8 @@ def export_body(
             proto = quantize_dynamic(program.model_proto) if dynamic else program.model_proto
     except Exception as error:  # torch raises nearly anything for a model it cannot trace
         raise ArgumentError(
-            f"{type(model).__name__} cannot be exported by torch.onnx.export: {first_line(error)}"
+            f"{type(model).__name__} cannot be exported by torch.onnx.export: "
+            f"{first_line(error.__cause__ or error)}"
         ) from None
     store_half(proto)
     return proto

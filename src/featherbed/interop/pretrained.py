@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ from featherbed.packed.schema import MOST_DIM, MOST_ROWS, FieldReader
 
 try:
     import transformers
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -284,15 +286,35 @@ def possible_names(model: nn.Module, name: str) -> list[str]:
     return [name, prefix + name, name.removeprefix(prefix)]
 
 
+def renamed(model: Any, keys: Iterable[str]) -> dict[str, str]:
+    """Return tensors of a checkpoint with the names to which ``transformers`` changes them.
+
+    >>> config = transformers.GPTNeoXConfig(hidden_size=8, num_attention_heads=2)
+    >>> with torch.device("meta"):
+    ...     model = transformers.GPTNeoXForCausalLM(config)
+    >>> renamed(model, ["embed_out.weight"])
+    {'embed_out.weight': 'lm_head.weight'}
+    """
+    found = {key: key for key in keys}
+    for change in get_model_conversion_mapping(cast(Any, model)):
+        if isinstance(change, WeightRenaming):
+            found = {key: change.rename_source_key(name)[0] for key, name in found.items()}
+    return found
+
+
 def replace_linear(model: nn.Module, files: Any) -> None:
     """Replace the linear layers whose weights are int8 in the checkpoint by empty ones."""
-    modules = dict(model.named_modules())
+    known: Any = model
+    modules, own = dict(model.named_modules()), type(model).__name__ in known.config.architectures
     for file in files if isinstance(files, list | tuple) else []:
         header, _ = safetensors_header(Path(file))
-        for key in [key for key in header if key.endswith(".levels")]:
-            base = key.removesuffix(".levels")
-            name = next((name for name in possible_names(model, base) if name in modules), None)
+        stored = [key for key in header if key.endswith(".levels")]
+        for key, loaded in renamed(model, stored).items():
+            base, layer = key.removesuffix(".levels"), loaded.removesuffix(".levels")
+            name = next((name for name in possible_names(model, layer) if name in modules), None)
             if name is None or not is_linear(modules[name]):
+                if own:
+                    raise FormatError(f"{type(model).__name__} has no linear layer for {key}")
                 continue  # of a head that this model does not have
             new = Int8Linear.of(modules[name])
             if header[key]["dtype"] != "I8" or header[key]["shape"] != list(new.levels.shape):

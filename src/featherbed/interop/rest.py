@@ -110,10 +110,10 @@ def shrink_rest(model: nn.Module, rest: str) -> None:
         return
     for name, module in list(linear_layers(model)) if rest == "int8" else []:
         replace_module(model, name, Int8Linear.of(module))
-    scales = {id(m.scales) for m in model.modules() if isinstance(m, Int8Linear)}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if id(tensor) not in scales and fits_half(tensor):
-            tensor.copy_(tensor.half())
+    for name, tensor in model.state_dict().items():  # buffers that are not stored stay exact
+        small = as_stored(name, tensor)
+        if small is not tensor:
+            tensor.copy_(small)
 
 
 def fits_half(tensor: Tensor) -> bool:

@@ -93,12 +93,7 @@ def score(typing_context: Any, width: Any, column: Any, left: Any, right: Any) -
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_scaled(
-    typing_context: Any,
-    width: Any,
-    column: Any,
-    out: Any,
-    row: Any,
-    factor: Any,
+    typing_context: Any, width: Any, column: Any, out: Any, row: Any, factor: Any
 ) -> Any:
     """out += factor row; with ``column`` 1 the first element of the row counts as 1."""
     wide, ones = width.literal_value, column.literal_value
@@ -117,13 +112,7 @@ def add_scaled(
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def combine(
-    typing_context: Any,
-    width: Any,
-    out: Any,
-    weights: Any,
-    rows: Any,
-    count: Any,
-    apart: Any,
+    typing_context: Any, width: Any, out: Any, weights: Any, rows: Any, count: Any, apart: Any
 ) -> Any:
     """out = Σ_k weights[k] rows[k] over ``count`` rows, ``apart`` bytes from each other."""
     wide = width.literal_value
@@ -164,13 +153,7 @@ def add_outer(typing_context: Any, width: Any, out: Any, weights: Any, row: Any,
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def descend(
-    typing_context: Any,
-    width: Any,
-    column: Any,
-    left: Any,
-    right: Any,
-    keeps: Any,
-    moves: Any,
+    typing_context: Any, width: Any, column: Any, left: Any, right: Any, keeps: Any, moves: Any
 ) -> Any:
     """left, right = keeps[0] left + moves[0] right, keeps[1] right + moves[1] left, simultaneously.
 

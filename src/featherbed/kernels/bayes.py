@@ -177,7 +177,7 @@ def choose_levels(
     """Improve the levels of rows first .. last - 1; add the normal equations of their scales."""
     dim, size = rows.shape[1], moments.shape[1]
     packed, right, slope = np.empty(size), np.empty(dim), np.empty(dim)
-    system, row, centred = np.empty((dim, dim)), np.empty(dim), np.empty(dim)
+    system, row, centered = np.empty((dim, dim)), np.empty(dim), np.empty(dim)
     for number in range(first, last):
         gather(starts, others, values, rows, moments, cross, number, packed, right)
         place = 0
@@ -188,14 +188,14 @@ def choose_levels(
             system[i, i] += ridge[i]
         grade = grades[number]
         for k in range(dim):
-            centred[k] = levels[number, k] - 0.5 * ((1 << bits[grade, k]) - 1)
-            row[k] = scales[grade, k] * centred[k]
+            centered[k] = levels[number, k] - 0.5 * ((1 << bits[grade, k]) - 1)
+            row[k] = scales[grade, k] * centered[k]
         _descend(system, right, bits[grade], scales[grade], levels[number], row, slope, sweeps)
         for k in range(dim):
-            centred[k] = (
+            centered[k] = (
                 levels[number, k] - 0.5 * ((1 << bits[grade, k]) - 1) if bits[grade, k] > 0 else 0.0
             )
         for i in range(dim):
-            rights[grade, i] += right[i] * centred[i]
+            rights[grade, i] += right[i] * centered[i]
             for j in range(dim):
-                grams[grade, i, j] += system[i, j] * centred[i] * centred[j]
+                grams[grade, i, j] += system[i, j] * centered[i] * centered[j]

@@ -33,6 +33,7 @@ from featherbed.kernels.memory import floats, matrix, vector, words
 from featherbed.kernels.vectors import copy, half_row, level_row, prefetch, row_sum
 
 PIECE = 64  # rows whose codes are read at once, and prefetched during the piece before
+STRIPS_PIECE = 256  # the same where a piece is composed strip by strip
 AHEAD = 8  # rows between the prefetch of a stored row and its use
 _set8, _add8 = row_sum(8, add=False), row_sum(8, add=True)
 _set4, _add4 = row_sum(4, add=False), row_sum(4, add=True)
@@ -102,30 +103,39 @@ def weigh(
 
 @cache
 def fixed_rows(  # noqa: C901 - every branch is decided when compiled
-    count: int, index_bits: int, value_bits: int, kind: int, stride: int, width: int, concat: bool
+    count: int,
+    index_bits: int,
+    value_bits: int,
+    kind: int,
+    stride: int,
+    width: int,
+    strips: int,
+    concat: bool,
 ) -> Job:
     """Compile the job that composes rows from fixed codes of one shape: all shifts are constants.
 
-    Atoms of ``width`` floats are added, or stand side by side (``concat``).
+    Atoms of ``width`` floats are added, or stand side by side (``concat``). With ``strips`` > 1
+    they are parts of atoms: the first ``width`` columns of all atoms, then the next, and so on.
     """
     record, values_at, size = count * (index_bits + value_bits), count * index_bits, 4 * width
-    columns, whole = width * (count if concat else 1), record % 8 == 0
+    columns, whole = width * (count if concat else strips), record % 8 == 0
+    piece = STRIPS_PIECE if strips > 1 else PIECE
     last = np.uint64(max(record - 1, 0) // 8)
 
     @Job
     def rows(address: Any, start: Any, stop: Any) -> Any:  # noqa: C901 - as above
         block = words(address)
         source, levels, choices = np.uint64(block[0]), vector(block, 2, np.float32), block[4]
-        base, positions = np.uint64(block[5]), vector(block, 8, np.int64)
-        target = np.uint64(block[10])
+        base, atoms = np.uint64(block[5]), block[6] // strips
+        positions, target = vector(block, 8, np.int64), np.uint64(block[10])
         limit, good = np.uint32(min(choices, 2**32 - 1)), True
-        indices = np.empty(PIECE * count, np.uint32)
-        values = np.ones(PIECE * count, np.float32)
-        raw = np.empty(PIECE * count if kind != NO_VALUES else 0, np.uint32)
-        for row in range(start, min(start + PIECE, stop)):
+        indices = np.empty(piece * count, np.uint32)
+        values = np.ones(piece * count, np.float32)
+        raw = np.empty(piece * count if kind != NO_VALUES else 0, np.uint32)
+        for row in range(start, min(start + piece, stop)):
             prefetch(source + np.uint64((positions[row] * record) >> 3))
-        for first in range(start, stop, PIECE):
-            end = min(first + PIECE, stop)
+        for first in range(start, stop, piece):
+            end = min(first + piece, stop)
             for row in range(first, end):
                 bit, at = positions[row] * record, (row - first) * count
                 begin, rest = source + np.uint64(bit >> 3), 0 if whole else bit & 7
@@ -141,13 +151,13 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
                     for j in range(count):
                         indices[at + j] += np.uint32(j * stride)
             for row in range(first, end):
-                if row + PIECE < stop:
-                    soon = source + np.uint64((positions[row + PIECE] * record) >> 3)
+                if row + piece < stop:
+                    soon = source + np.uint64((positions[row + piece] * record) >> 3)
                     prefetch(soon)
                     prefetch(soon + last)
                 at, place = (row - first) * count, target + np.uint64(4 * row * columns)
                 if not concat:
-                    weigh(indices, values, at, count, base, columns, place)
+                    weigh(indices, values, at, count, base, width, place)
                 else:
                     for j in range(at, at + count):
                         atom = base + np.uint64(indices[j]) * np.uint64(size)
@@ -156,6 +166,11 @@ def fixed_rows(  # noqa: C901 - every branch is decided when compiled
                         else:
                             _set1(place, (atom,), (values[j],), width)
                         place += np.uint64(size)
+            for strip in range(1, strips):
+                near = base + np.uint64(strip * atoms * size)
+                for row in range(first, end):
+                    place = target + np.uint64(4 * row * columns + strip * size)
+                    weigh(indices, values, (row - first) * count, count, near, width, place)
         return np.int64(good)
 
     return rows

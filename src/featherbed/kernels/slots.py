@@ -35,7 +35,7 @@ def compose(kind: Any, fixed: int) -> Job:
     """Compile the job out[u] = Σ_j values[u, j] * atoms[parts[u, j]], parts[u] = support[ids[u]].
 
     ``kind`` is the dtype of the support, ``fixed`` the width of rows if it is known, else 0. The
-    job returns 0 if the support names an atom that does not exist; the first atom then stands in
+    job returns 0 if the support names an atom that does not exist; the first atom is then used
     for it.
     """
 
@@ -66,7 +66,7 @@ def compose(kind: Any, fixed: int) -> Job:
 
 
 @Job
-def spread(address: Any, start: Any, stop: Any) -> Any:
+def copy_rows(address: Any, start: Any, stop: Any) -> Any:
     """out[i] = rows[index[i]]."""
     block = words(address)
     rows, index = matrix(block, 0, np.float32), vector(block, 3, np.int32)

@@ -295,8 +295,8 @@ if hasattr(os, "register_at_fork"):
 def run(job: Job, block: NDArray[np.int64], count: int, grain: int, held: object = None) -> bool:
     """Run a compiled job over ``count`` rows in pieces of ``grain`` rows; return False on failure.
 
-    ``block`` holds the job's arguments (see ``featherbed.kernels.memory``), ``held`` keeps alive
-    what they point to.
+    ``block`` holds the job's arguments (see ``featherbed.kernels.memory``), ``held`` keeps the
+    arrays alive that they point to.
     """
     global _workers
     workers = _workers

@@ -80,8 +80,8 @@ class Sampler(ABC):
         """Return a number of ids that can be drawn, or say why this one cannot."""
         if check_integer("samples", count) > self.rows and not self.replace:
             raise ArgumentError(
-                f"samples={count}: there are only {self.rows} distinct ids; ask for at most that "
-                "many, or pass replace=True"
+                f"samples={count}: there are only {self.rows} distinct ids; draw at most "
+                "that number, or pass replace=True"
             )
         return count
 
@@ -150,7 +150,7 @@ class Uniform(Sampler):
         return torch.full(ids.shape, 1 / self.rows, dtype=torch.float64, device=ids.device)
 
 
-def first_places(ids: Tensor) -> Tensor:  # int64 [n] -> int64 [distinct], rising
+def first_places(ids: Tensor) -> Tensor:  # int64 [n] -> int64 [distinct], ascending
     """Return the positions of the first occurrence of each id.
 
     >>> first_places(torch.tensor([4, 2, 4, 7, 2]))

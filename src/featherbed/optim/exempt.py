@@ -56,7 +56,7 @@ class Exempt:
             same = support[rows[at]].cpu().long() == columns[:, None]
             entry, columns = same.nonzero(as_tuple=True)
             at = at[entry]
-        # rows that catch up must not ask for the whole
+        # rows that are settled must not settle the whole parameter
         device = self.table.transform.device if ids is None else ids.device
         return at.to(device), columns.to(device)
 
@@ -70,8 +70,8 @@ class Exempt:
         if parameter is not self.table.transform:
             raise ArgumentError(
                 "exempt entries are of another table's transform "
-                f"{tuple(self.table.transform.shape)} than the penalised "
-                f"parameter {tuple(parameter.shape)}: use related() of the table that is penalised"
+                f"{tuple(self.table.transform.shape)} than the penalized "
+                f"parameter {tuple(parameter.shape)}: use related() of the table that is penalized"
             )
 
     def __repr__(self) -> str:

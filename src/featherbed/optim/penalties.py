@@ -38,7 +38,7 @@ class Penalty(ABC):
     separable: ClassVar[bool] = True
     scheduled: ClassVar[str] = "lam"  # the attribute that fb.Schedule sets
     kind: ClassVar[str | None] = None  # its name in compiled loops, None: they do not know it
-    exempt: Exempt | None = None  # entries that are not penalised
+    exempt: Exempt | None = None  # entries that are not penalized
     kept: Tensor | None = None  # bool, as the parameter: entries that may be nonzero (None: all)
     shared: bool = False  # whether an optimizer has it on several parameters
 
@@ -107,7 +107,7 @@ class Penalty(ABC):
 
     def keep(self, parameter: nn.Parameter, kept: Tensor | None) -> None:  # bool, as the parameter
         """Keep all entries except ``kept`` at zero from now on (None: no restriction)."""
-        settle_parameter(parameter)  # what rows have missed, they missed under the old rule
+        settle_parameter(parameter)  # missed updates belong to the old rule
         if kept is not None and self.shared:
             raise ArgumentError(
                 f"{self!r} is on several parameters, each with its own zeros: give every parameter "
@@ -163,7 +163,7 @@ class NonNegativeL1(Penalty):
         super().__init__(lam)
         if exempt is not None and not isinstance(exempt, Exempt):
             raise ArgumentError(
-                f"exempt={exempt!r}: give table.related(graph), the entries that are not penalised"
+                f"exempt={exempt!r}: give table.related(graph), the entries that are not penalized"
             )
         self.exempt = exempt
 

@@ -613,7 +613,7 @@ class Yogi(RowOptimizer):
         return scale
 
 
-# a tensor and what new entries hold -> the tensor in its new shape
+# a tensor and the value of new entries -> the tensor in its new shape
 Change = Callable[[Tensor, float], Tensor]
 
 

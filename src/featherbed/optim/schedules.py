@@ -63,6 +63,11 @@ class Schedule:
         for target in self.targets:
             setattr(target, target.scheduled, value)
 
+    @property
+    def reached(self) -> bool:
+        """Whether the values no longer change."""
+        return self.steps >= self.points[0][-1]
+
     def step(self) -> None:
         """Set the values for the next step of the optimizer."""
         self.steps += 1

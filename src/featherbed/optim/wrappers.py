@@ -188,7 +188,7 @@ class Averaged(Wrapper):
         super().__init__(optimizer)
         self.patience = check_integer("patience", patience, 0)
         self.means: list[Tensor] | None = None
-        # the parameters, while their means stand in their places
+        # the parameters, while they are replaced by their means
         self.last: list[Tensor] | None = None
         self.count = 0
         self.observed: list[float] = []

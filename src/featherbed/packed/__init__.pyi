@@ -1,5 +1,6 @@
 from featherbed.packed.band import Affine as Affine
 from featherbed.packed.band import Band as Band
+from featherbed.packed.band import Entries as Entries
 from featherbed.packed.band import Every as Every
 from featherbed.packed.band import Fixed as Fixed
 from featherbed.packed.band import Hash as Hash
@@ -9,8 +10,8 @@ from featherbed.packed.band import Members as Members
 from featherbed.packed.band import Ragged as Ragged
 from featherbed.packed.band import Remainder as Remainder
 from featherbed.packed.band import code_count as code_count
-from featherbed.packed.band import sparse_layout as sparse_layout
 from featherbed.packed.cells import Cell as Cell
+from featherbed.packed.cells import sigmoid as sigmoid
 from featherbed.packed.disk import open_rows as open_rows
 from featherbed.packed.edit import edit_rows as edit_rows
 from featherbed.packed.engine import WORTH as WORTH
@@ -42,6 +43,7 @@ from featherbed.packed.inspect import as_text as as_text
 from featherbed.packed.inspect import blocks as blocks
 from featherbed.packed.inspect import clusters_of as clusters_of
 from featherbed.packed.inspect import compare_sizes as compare_sizes
+from featherbed.packed.inspect import evenly_spaced as evenly_spaced
 from featherbed.packed.inspect import file_size as file_size
 from featherbed.packed.inspect import has_weighted_atoms as has_weighted_atoms
 from featherbed.packed.inspect import largest_pairs as largest_pairs

@@ -395,17 +395,6 @@ class Entries:
         return Fixed.encode(wide_indices, wide_values, atoms, kind), None
 
 
-def sparse_layout(
-    values: NDArray[np.floating],  # [V, K], or [V, s] with a support
-    layout: str,
-    kind: str,
-    support: NDArray[np.integer] | None = None,  # [V, s], distinct in a row
-    atoms: int | None = None,  # K
-) -> tuple[Codes, NDArray[np.floating] | None]:
-    """Return the layout of a sparse matrix (``Entries.layout``)."""
-    return Entries.of(values, support, atoms).layout(layout, kind)
-
-
 BLOCK_BITS = 512  # ids of a member bitmap between two directory entries
 _WORDS = BLOCK_BITS // 32
 
@@ -679,13 +668,15 @@ class Band:
     def _plan(self) -> engine.Plan:
         """The compiled loop that combines the atoms of these rows, with its constant arguments."""
         assert self.dictionary is not None and isinstance(self.codes, Fixed | Ragged)
-        atoms = engine.on_line(self.dictionary.dense(), CACHE_BYTES)
-        shape = (*self.codes.shape, atoms.shape[1])
+        dense, concat = self.dictionary.dense(), self._concatenates
         if isinstance(self.codes, Ragged):
+            atoms, shape = engine.on_line(dense, CACHE_BYTES), (*self.codes.shape, dense.shape[1])
             return engine.Plan("ragged_rows", *self.codes.arguments(), atoms, shape=shape)
-        shape = (*self.codes.shape, self.codes.stride(len(atoms)), atoms.shape[1])
-        known = (*self.codes.arguments(len(atoms)), atoms)
-        return engine.Plan("fixed_rows", *known, shape=(*shape, self._concatenates))
+        place = engine.on_line if concat else engine.in_strips
+        atoms = place(dense, CACHE_BYTES)
+        shape = (*self.codes.shape, self.codes.stride(len(dense)), atoms.shape[1])
+        shape += (dense.shape[1] // atoms.shape[1], concat)
+        return engine.Plan("fixed_rows", *self.codes.arguments(len(dense)), atoms, shape=shape)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every stored array by name."""
@@ -725,7 +716,7 @@ def gather(dictionary: Matrix, indices: Ids) -> Floats:  # [...] -> [..., d']
 
 
 def join_bands(parts: list[Band], layout: str, kind: str) -> Band:
-    """Return bands of the same table one below the other; what rows share is that of the first.
+    """Return bands of the same table one below the other; shared parts are those of the first.
 
     Ragged codes take the ``layout`` and values of ``kind`` that all entries together would have.
 

@@ -44,7 +44,7 @@ def fixed_codes(table: PackedTable) -> list[tuple[Band, Fixed]]:
 
 
 def check_codes(table: PackedTable, codes: ArrayLike) -> Ids:  # [..., j]
-    """Return codes as int64; refuse those that no row of this table can have."""
+    """Return codes as int64; refuse codes that no row of this table can have."""
     found = fixed_codes(table)
     count, choices = found[0][1].count, max(fixed.choices(band.atoms) for band, fixed in found)
     array = np.asarray(codes)

@@ -310,7 +310,9 @@ class Layout:
                 f"[{len(self.names)}, B], the number of ids in each bag of each column"
             )
         counts = lengths.astype(np.int64)
-        if ids.ndim != 1 or bool((counts < 0).any()) or int(counts.sum()) != len(ids):
+        if counts.size and int(counts.min()) < 0:
+            raise ArgumentError(f"lengths hold {int(counts.min())}: a bag has 0 ids or more")
+        if ids.ndim != 1 or int(counts.sum()) != len(ids):
             raise ArgumentError(
                 f"lengths add up to {int(counts.sum())}, there are {ids.size} ids of shape "
                 f"{ids.shape}: give the ids of all bags [N], column by column"

@@ -14,6 +14,7 @@ from featherbed.packed.matrix import (
     Floats,
     Graded,
     Matrix,
+    graded_levels,
     level_bits,
     pack_levels,
     to_levels,
@@ -44,7 +45,7 @@ def edit_rows(
     band = table.bands[0]
     if len(table.bands) == 1 and _holds_rows(band):
         return table.replace(bands=[_edit_band(band, ids, rows, added)], keys=keys)
-    first = table.rows - band.rows  # ids of rows added before, if that is what the band holds
+    first = table.rows - band.rows  # first id of rows added before, if the band holds such
     holds_added = (
         band.members is not None
         and _holds_rows(band)
@@ -116,14 +117,7 @@ def _edit_graded(stored: Graded, ids: Ids, rows: Floats, added: Floats) -> Grade
         else:
             bits, scales = (np.append(part, part[best][None], axis=0) for part in (bits, scales))
             counts.append(len(added))
-    grades = np.repeat(np.arange(len(counts)), counts)
     dense = np.concatenate([stored.dense(), added])
     dense[ids] = rows
-    levels = np.zeros(dense.shape, np.uint8)
-    for g in range(len(counts)):
-        here = np.flatnonzero(grades == g)
-        for width in np.unique(bits[g][bits[g] > 0]).tolist():
-            columns = np.flatnonzero(bits[g] == width)
-            place = np.ix_(here, columns)
-            levels[place] = to_levels(dense[place], scales[g, columns], width)
+    levels = graded_levels(dense, bits, counts, scales)
     return Graded.encode(levels, bits.astype(np.uint8), counts, scales, str(stored.scale.dtype))

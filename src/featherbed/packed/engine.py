@@ -25,6 +25,8 @@ VARIABLE = "FEATHERBED_KERNELS"
 WORTH = 2048  # rows of one call from which on the compiled loops are loaded
 GRAIN = 512  # rows a thread takes at a time
 LINE = 64  # bytes of a cache line
+STRIP = 32  # columns
+NEAR, FAR = 40 << 10, 64 << 10  # bytes of a strip in the nearest cache, and of atoms worth strips
 _LOOKUP, _SCORES = "featherbed.kernels.lookup", "featherbed.kernels.scores"
 _AS_LOADED = ContextVar("as_loaded", default=False)
 
@@ -89,6 +91,20 @@ def on_line(matrix: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     copy = _on_line(*whole.shape)
     copy[:] = whole
     return copy
+
+
+def in_strips(atoms: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Return atoms [K, d] as strips of columns [n K, d / n], one below the other.
+
+    A strip stays in the nearest cache of a core. Atoms that do so whole, or that no strip brings
+    there, are one strip (see ``on_line``).
+    """
+    count, width = atoms.shape
+    if atoms.nbytes <= FAR or width % STRIP or 4 * count * STRIP > NEAR:
+        return on_line(atoms, most)
+    strips = _on_line(width // STRIP * count, STRIP)
+    strips[:] = atoms.reshape(count, -1, STRIP).swapaxes(0, 1).reshape(-1, STRIP)
+    return strips
 
 
 class Plan:

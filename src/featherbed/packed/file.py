@@ -237,7 +237,7 @@ def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTab
     if isinstance(metadata, dict) and isinstance(metadata.get("columns"), list):
         raise FormatError(
             f"the file holds a collection of {len(metadata['columns'])} columns: open it with "
-            "fb.PackedCollection.load"
+            "fb.PackedCollection.load, or serve it with featherbed serve"
         )
     table = table_from(metadata, header, take)
     extra = set(header) - used - {"__metadata__"}
@@ -364,7 +364,7 @@ def _compact(fields: dict[str, Any]) -> str:  # every byte of a small file count
 def header_of(table: PackedTable) -> bytes:
     """Return the header of a table's file: length, JSON, padding to 8 bytes.
 
-    Arrays are in order of falling element size, so that all are aligned.
+    Arrays are in order of decreasing element size, so that all are aligned.
     """
     return header_for(stored_metadata(table), table.arrays)
 
@@ -398,9 +398,9 @@ def write(table: PackedTable, path: Path) -> None:
 
 def write_arrays(path: Path, fields: dict[str, Any], arrays: Arrays) -> None:
     """Write metadata and arrays to a new file, which then replaces ``path`` in one step."""
-    from featherbed.files import replacing  # only writers need it
+    from featherbed.files import replacing_file  # only writers need it
 
-    with replacing(path) as descriptor, os.fdopen(os.dup(descriptor), "wb") as file:
+    with replacing_file(path) as file:
         file.write(header_for(fields, arrays))
         for _, array in _in_order(arrays):
             flat = np.ascontiguousarray(array).reshape(-1)

@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
-from featherbed.packed import bits
 from featherbed.packed.band import Band, Every, Fixed, Identity, Ids, Ragged
 from featherbed.packed.file import header_of, load
 from featherbed.packed.matrix import Floats, Graded, Matrix, level_bits
@@ -67,12 +66,8 @@ def weighted_band(packed: PackedTable) -> Band:
             f"give a packed table, table.pack() or fb.load(path), got {type(packed).__name__}"
         )
     band = packed.bands[0]
-    stored = isinstance(band.codes, Ragged) or (
-        isinstance(band.codes, Fixed) and band.codes.levels is not None
-    )
-    dense = isinstance(band.codes, Every) and band.dictionary is not None
     summed = band.combine == "sum" and band.cell is None and band.plus is None
-    if len(packed.bands) > 1 or not summed or not (stored or dense):
+    if len(packed.bands) > 1 or not summed or not has_weighted_atoms(band):
         name = packed.made_by.get("table", "table")
         found = ", ".join(
             f"{type(band.codes).__name__.lower()} codes combined by {band.combine}"
@@ -144,10 +139,10 @@ def objects_of(packed: PackedTable, anchor: int, count: int = 10) -> list[Anchor
 
     Liang et al. (2021, table 5) show them as the objects an anchor induces.
 
-    >>> from featherbed.packed.band import sparse_layout
+    >>> from featherbed.packed.band import Entries
     >>> from featherbed.packed.matrix import Matrix
     >>> transform = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 0.0]])
-    >>> codes, atoms = sparse_layout(transform, "ragged", "float32")[0], np.eye(2)
+    >>> codes, atoms = Entries.of(transform).layout("ragged", "float32")[0], np.eye(2)
     >>> packed = PackedTable([Band(3, codes, dictionary=Matrix.encode(atoms, "float32"))], 2)
     >>> [(entry.id, entry.weight) for entry in objects_of(packed, 1)]
     [(0, 2.0), (1, 1.0)]
@@ -165,10 +160,10 @@ def largest_pairs(
 
     ``anchor_ids`` [K]: the object each anchor is, -1 if none; weights for itself are left out.
 
-    >>> from featherbed.packed.band import sparse_layout
+    >>> from featherbed.packed.band import Entries
     >>> from featherbed.packed.matrix import Matrix
     >>> transform = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 0.0]])
-    >>> codes, atoms = sparse_layout(transform, "ragged", "float32")[0], np.eye(2)
+    >>> codes, atoms = Entries.of(transform).layout("ragged", "float32")[0], np.eye(2)
     >>> packed = PackedTable([Band(3, codes, dictionary=Matrix.encode(atoms, "float32"))], 2)
     >>> [(entry.id, entry.anchor) for entry in largest_pairs(packed, 2)]
     [(1, 0), (0, 1)]
@@ -200,10 +195,10 @@ def zero_rows(packed: PackedTable, counts: ArrayLike | None = None) -> ZeroRows:
     See Liang et al. (2021, section 4.4). In a softmax mixture such a row is the mean of the
     anchors.
 
-    >>> from featherbed.packed.band import sparse_layout
+    >>> from featherbed.packed.band import Entries
     >>> from featherbed.packed.matrix import Matrix
     >>> transform = np.array([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
-    >>> codes, atoms = sparse_layout(transform, "ragged", "float32")[0], np.eye(2)
+    >>> codes, atoms = Entries.of(transform).layout("ragged", "float32")[0], np.eye(2)
     >>> packed = PackedTable([Band(3, codes, dictionary=Matrix.encode(atoms, "float32"))], 2)
     >>> found = zero_rows(packed, counts=[90, 1, 7])
     >>> found.ids.tolist(), found.counts.tolist(), found.once
@@ -427,24 +422,22 @@ def codes_per_row(band: Band) -> NDArray[np.int64] | None:
 
     Of a large band, evenly spaced rows are counted.
     """
-    if isinstance(band.codes, Ragged):
-        return band.codes.read_counts(_spaced(band.rows, SAMPLE))
-    if not isinstance(band.codes, Fixed):
+    if not isinstance(band.codes, Fixed | Ragged):
         return None
-    codes = band.codes
-    rows = _spaced(band.rows, max(1000, min(SAMPLE, FETCHED // codes.count)))
-    counts = np.full(len(rows), codes.count, dtype=np.int64)
-    if codes.levels is not None:
-        step = max(1, SAMPLE // codes.count)
-        for start in range(0, len(rows), step):
-            values = codes.fetch(rows[start : start + step], band.atoms)[1]
-            assert values is not None
-            counts[start : start + step] = np.count_nonzero(values, axis=1)
+    each = band.codes.count if isinstance(band.codes, Fixed) else 1
+    rows = evenly_spaced(band.rows, max(1000, min(SAMPLE, FETCHED // each)))
+    counts, step = np.empty(len(rows), dtype=np.int64), max(1, SAMPLE // each)
+    for start in range(0, len(rows), step):
+        counts[start : start + step] = _count_codes(band, rows[start : start + step])
     return counts
 
 
-def _spaced(rows: int, most: int) -> NDArray[np.int64]:
-    """Return all rows, or ``most`` of them, evenly spaced."""
+def evenly_spaced(rows: int, most: int) -> NDArray[np.int64]:
+    """Return the numbers of all rows, or of ``most`` of them, evenly spaced.
+
+    >>> evenly_spaced(9, 3).tolist()
+    [0, 4, 8]
+    """
     return np.unique(np.linspace(0, max(0, rows - 1), min(rows, most)).astype(np.int64))
 
 
@@ -566,8 +559,7 @@ def row_cost(table: PackedTable, ids: Ids, coded: bool) -> NDArray[np.int64]:  #
 def _count_codes(band: Band, positions: Ids) -> Any:
     codes = band.codes
     if isinstance(codes, Ragged):
-        counts = bits.unpack(codes.counts, positions * codes.count_bits, codes.count_bits)
-        return counts.astype(np.int64)
+        return codes.read_counts(positions)
     if isinstance(codes, Fixed):
         values = codes.fetch(positions, band.atoms)[1]
         return codes.count if values is None else np.count_nonzero(values, axis=1)

@@ -155,7 +155,7 @@ class Keys(ABC):
 
     def ids(self, keys: Sequence[str]) -> Ids:  # [n] -> [n]
         """Return the ids of keys, those of shared rows for others; -1 if there are none."""
-        raw = list(map(encode_key, keys))
+        raw = encode_all(keys)
         found = self.search(raw)
         return share_rows(found, raw, len(self), self.shared)
 
@@ -544,7 +544,7 @@ def encoded(keys: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _joined(keys: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return join_bytes([encode_key(key) for key in keys])
+    return join_bytes(encode_all(keys))
 
 
 def join_bytes(raw: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -618,6 +618,19 @@ def encode_key(key: str) -> bytes:
         ) from None
 
 
+def encode_all(keys: Iterable[str]) -> list[bytes]:
+    """Return the UTF-8 bytes of keys.
+
+    >>> encode_all(["a", "\u00e0"])
+    [b'a', b'\\xc3\\xa0']
+    """
+    keys = [*keys]
+    try:
+        return [*map(str.encode, keys)]
+    except (TypeError, UnicodeEncodeError):
+        return [encode_key(key) for key in keys]  # whose errors name the key
+
+
 class Vocabulary:
     """Keys with a row each, in the order of rows, then ``shared`` rows for all other keys.
 
@@ -657,8 +670,7 @@ class Vocabulary:
             self._row_of: dict[Any, int] = {key: row for row, key in enumerate(self.keys)}
             if len(self._row_of) < len(self.keys):
                 raise ArgumentError("a key is given to more than one row: keys must differ")
-            for key in self.keys:
-                encode_key(key)
+            encode_all(self.keys)
         self.shared, self.counts = check_integer("shared", shared, 0), counts
         if counts is not None and np.shape(counts) != (len(self),):
             raise ArgumentError(
@@ -738,7 +750,7 @@ class Vocabulary:
         else:
             found = np.array([self._row_of.get(name, -1) for name in names], dtype=np.int64)
             others = np.flatnonzero(found < 0)
-            raw = [encode_key(names[i]) for i in others.tolist()]
+            raw = encode_all(names[i] for i in others.tolist())
             found[others] = share_rows(found[others], raw, len(self.keys), self.shared)
         found[found < 0] = default
         return found.reshape(array.shape)
@@ -747,7 +759,7 @@ class Vocabulary:
         """Return the text of all keys and the end of each."""
         if isinstance(self.keys, Keys):
             return self.keys.utf8()
-        return join_bytes([encode_key(key) for key in self.keys])
+        return join_bytes(encode_all(self.keys))
 
 
 def _batch(keys: Any) -> Iterable[Any]:

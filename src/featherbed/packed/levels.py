@@ -40,7 +40,7 @@ def _lloyd(values: NDArray[np.floating], count: int, rounds: int = 60) -> NDArra
 
 
 def _cell_bounds(data: NDArray[np.float64], centers: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return where the values nearest to each of rising centers begin in sorted data, and end."""
+    """Return the bounds, in sorted data, of the values nearest to each of ascending centers."""
     middle = np.searchsorted(data, (centers[1:] + centers[:-1]) / 2)
     return np.concatenate([[0], middle, [len(data)]])
 

@@ -52,8 +52,8 @@ def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """
     if bits == 8:
         return levels
-    spread = (levels[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
-    return np.packbits(spread.reshape(len(levels), -1), axis=1, bitorder="little")
+    flags = (levels[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(flags.reshape(len(levels), -1), axis=1, bitorder="little")
 
 
 def unpack_levels(data: NDArray[np.uint8], bits: int, columns: int) -> NDArray[np.uint8]:
@@ -327,11 +327,7 @@ class Graded:
         scales = graded_scales(matrix, bits, counts)
         used = np.ones(bits.shape, dtype=np.float32)
         used[bits > 0] = _store_scales(scales[bits > 0], scale_kind).astype(np.float32)
-        grade = np.repeat(np.arange(len(counts)), counts)
-        levels = np.zeros(matrix.shape, dtype=np.uint8)
-        for width in np.unique(bits[bits > 0]).tolist():
-            here = (bits == width)[grade]
-            levels[here] = to_levels(matrix[here], used[grade][here], width)
+        levels = graded_levels(matrix, bits, counts, used)
         return cls.encode(levels, bits, counts, scales, scale_kind)
 
     @property
@@ -340,7 +336,7 @@ class Graded:
         return self.data.nbytes + self.scale.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave what can be computed again out of copies and pickles."""
+        """Leave computed values out of copies and pickles."""
         kept = {name: part for name, part in self.__dict__.items() if name != "_layout"}
         return kept | {"_decoded": None}
 
@@ -427,6 +423,17 @@ def bits_of(grades: Grades, columns: int) -> Bits:
 def stream_bytes(grades: Grades) -> int:
     """Return the bytes of the stream of Σ_g r_g Σ_k b_g[k] bits."""
     return -(-sum(rows * sum(map(int, text)) for rows, text in grades) // 8)
+
+
+def graded_levels(
+    matrix: Floats, bits: NDArray[np.integer], rows: Sequence[int], scales: Floats
+) -> NDArray[np.uint8]:  # [n, m], [G, m], [G], [G, m] -> [n, m]
+    """Return the nearest levels of a matrix in the bits and scales of each grade and column."""
+    grade, levels = np.repeat(np.arange(len(rows)), rows), np.zeros(matrix.shape, dtype=np.uint8)
+    for width in np.unique(bits[bits > 0]).tolist():
+        here = (bits == width)[grade]
+        levels[here] = to_levels(matrix[here], scales[grade][here], width)
+    return levels
 
 
 def graded_scales(matrix: Floats, bits: NDArray[np.integer], rows: Sequence[int]) -> Floats:

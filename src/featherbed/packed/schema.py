@@ -54,7 +54,7 @@ MOST_DIM = 1 << 16
 MOST_BANDS = 64
 MOST_LAYERS = 8
 MOST_NESTED = 32  # depth of the settings in made_by
-MOST_MEMBERS = (1 << 32) - 1  # what the running totals of a bitmap can count
+MOST_MEMBERS = (1 << 32) - 1  # limit of the running totals of a bitmap
 MOST_GATHERED = 1 << 20  # numbers in the atoms of one row where they are held side by side
 IMPLICIT_ROWS = 1 << 20  # rows that may share one atom, or byte, where nothing is stored per row
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError
 from featherbed.packed import engine
-from featherbed.packed.band import Band, Codes, Every, Fixed, Ids, Ragged
+from featherbed.packed.band import Band, Codes, Every, Fixed, Identity, Ids, Ragged
 from featherbed.packed.matrix import Floats
 
 if TYPE_CHECKING:
@@ -120,9 +120,22 @@ class Scorer:
         own = self.atom_scores is not None and isinstance(self.band.codes, Fixed | Ragged)
         return own and (self.plus is None or self.plus.compiled)
 
+    @cached_property
+    def _stored(self) -> Floats | None:  # [V, d]
+        """The rows of a dense float32 band, which need no composing."""
+        band = self.band
+        plain = isinstance(band.codes, Identity) and band.values is None and band.cell is None
+        if not plain or band.norms is not None or self.plus is not None or self.shift is not None:
+            return None
+        assert band.dictionary is not None
+        return band.dictionary.dense() if band.dictionary.kind == "float32" else None
+
     def fill(self, first: int, out: Floats) -> bool:  # out [n, B]
-        """Score rows from position ``first`` on by a compiled loop; return False if there is
-        none."""
+        """Score rows from position ``first`` on without composing or copying them; return False if
+        that is not possible."""
+        if self._stored is not None:
+            np.matmul(self.queries, self._stored[first : first + out.shape[1]].T, out=out)
+            return True
         if not self.compiled or not engine.kernels(out.shape[1]):
             return False
         plan, tables = self._plan

@@ -105,8 +105,7 @@ class PackedTable:
         return out.reshape(*ids.shape, self.dim)
 
     def _row(self, id_: int) -> Floats:  # -> [d]
-        """Return one row; whether compiled loops are worth loading is asked every ``CALLS``
-        calls."""
+        """Return one row; whether to load compiled loops is decided every ``CALLS`` calls."""
         if self._calls % CALLS == 0:
             worth = engine.kernels(1 if self._calls < LOADING * CALLS else engine.WORTH)
             self._read_row = self.bands[0].row_reader(worth)
@@ -147,9 +146,7 @@ class PackedTable:
         return index.ids(array.reshape(-1).tolist()).reshape(array.shape)
 
     def get(
-        self,
-        keys: str | Sequence[str] | NDArray[np.str_],
-        default: str | ArrayLike = "zeros",
+        self, keys: str | Sequence[str] | NDArray[np.str_], default: str | ArrayLike = "zeros"
     ) -> Floats:
         """Return the rows [..., d] of keys, and ``default`` for unknown ones.
 

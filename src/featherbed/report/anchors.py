@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, DataError
-from featherbed.packed.inspect import (
-    anchor_count,
-    anchors_report,
-    anchors_text,
-    blocks,
-    purity,
-)
+from featherbed.packed.inspect import anchor_count, anchors_report, anchors_text, blocks, purity
 from featherbed.packed.table import PackedTable
 from featherbed.theory.objective import nbant_objective
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import ArgumentError, MissingExtra
-from featherbed.files import replacing
+from featherbed.files import write_file
 
 NONE = "–"
 SHARES = ("share", "recall", "weighted_recall", "analogy")  # shown as percentages
@@ -161,11 +161,7 @@ def write_report(
         written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     else:
         written = f"{text(report)}\n"
-    with (
-        replacing(path) as descriptor,
-        open(descriptor, "w", encoding="utf-8", closefd=False) as file,
-    ):
-        file.write(written)
+    write_file(path, written)
 
 
 def _as_json(value: Any) -> Any:
@@ -245,10 +241,7 @@ INTERRUPTED = "<b>Training was interrupted</b>: the model is the best epoch so f
 
 
 def report_page(
-    report: Report,
-    kind: str,
-    required: Iterable[str],
-    sections: Iterable[Callable[[Report], str]],
+    report: Report, kind: str, required: Iterable[str], sections: Iterable[Callable[[Report], str]]
 ) -> str:
     """Return the page of a run: its sections, then all settings and the command."""
     check_parts(report, ("name", "metrics", "sizes", *required))
@@ -413,6 +406,28 @@ def bins_of(counts: NDArray[np.int64], highest: int) -> tuple[list[str], NDArray
     edges = bin_edges(highest)
     names = [bin_name(low, high) for low, high in zip(edges, [*edges[1:], None], strict=True)]
     return names, np.searchsorted(edges, counts, side="right") - 1
+
+
+def means_by_bin(
+    every: NDArray[np.int64],  # [V]
+    counts: NDArray[np.int64],  # [n]
+    values: Mapping[Any, NDArray[Any]],  # [n] each
+) -> list[Report]:
+    """Return means of values by the training count of their object, for bins with values.
+
+    ``every`` are the counts of all objects, ``counts`` that of each value's object.
+
+    >>> means_by_bin(np.array([40, 2]), np.array([2, 2]), {"error": np.array([1.0, 2.0])})
+    [{'name': '1 to 2', 'objects': 1, 'measured': 2, 'share': 1.0, 'error': 1.5}]
+    """
+    highest = int(every.max(initial=0))
+    (names, bins), (_, own), found = bins_of(every, highest), bins_of(counts, highest), []
+    for n in np.unique(own).tolist():
+        here = own == n
+        sizes = {"objects": int((bins == n).sum()), "measured": int(here.sum())}
+        means = {name: float(part[here].mean()) for name, part in values.items()}
+        found.append({"name": names[n], **sizes, "share": float(here.mean()), **means})
+    return found
 
 
 def bin_name(low: int, high: int | None) -> str:

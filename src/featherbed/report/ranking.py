@@ -16,21 +16,16 @@ from featherbed.report.page import (
     as_html,
     axis,
     bar,
-    bins_of,
     columns_section,
     history_lines,
     history_plot,
     lead,
+    means_by_bin,
     report_page,
     table,
     times_smaller,
 )
-from featherbed.report.ratings import (
-    cost_section,
-    shipped_sizes,
-    size_sentences,
-    sizes_section,
-)
+from featherbed.report.ratings import cost_section, shipped_sizes, size_sentences, sizes_section
 
 METRICS = {
     "ndcg@10": "NDCG@10",
@@ -150,18 +145,10 @@ def ranking_bands(
     >>> [(band["name"], band["a"]["p"]) for band in bands]
     [('1 to 2', 0.0), ('30 and more', 1.0)]
     """
-    names, all_bins = bins_of(every, int(every.max(initial=0)))
-    bins, found = bins_of(counts, int(every.max(initial=0)))[1], []
-    for n in np.unique(bins).tolist():
-        here = bins == n
-        band = {
-            "name": names[n],
-            "objects": int(np.count_nonzero(all_bins == n)),
-            "measured": int(np.count_nonzero(here)),
-        }
-        means = {
-            model: {name: float(values[here].mean()) for name, values in one.items()}
-            for model, one in metrics.items()
-        }
-        found.append(band | means)
+    flat = {(model, name): part for model, one in metrics.items() for name, part in one.items()}
+    found = []
+    for band in means_by_bin(every, counts, flat):
+        own: dict[Any, Any] = band  # keys of metrics are pairs
+        means = {model: {name: own[model, name] for name in one} for model, one in metrics.items()}
+        found.append({key: band[key] for key in ("name", "objects", "measured")} | means)
     return found

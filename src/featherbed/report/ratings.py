@@ -17,6 +17,7 @@ from featherbed.packed import (
     PackedTable,
     anchor_count,
     clusters_of,
+    evenly_spaced,
     has_weighted_atoms,
     purity,
     row_cost,
@@ -37,12 +38,12 @@ from featherbed.report.page import (
     axis,
     bar,
     bin_edges,
-    bins_of,
     columns_section,
     history_lines,
     history_plot,
     lead,
     line,
+    means_by_bin,
     plot,
     report_page,
     table,
@@ -340,23 +341,10 @@ def error_by_popularity(
     baseline_errors: NDArray[np.float64],
 ) -> list[dict[str, Any]]:
     """Return the test error by training count of the rated object, for bins with test ratings."""
-    names, bins = bins_of(counts, int(counts.max(initial=0)))
-    rated, objects = bins[ids], np.bincount(bins, minlength=len(names))
-    ratings = np.bincount(rated, minlength=len(names))
-    sums, baseline_sums = (
-        np.bincount(rated, values, minlength=len(names)) for values in (errors, baseline_errors)
-    )
+    values = {"mse": errors, "biases": baseline_errors}
     return [
-        {
-            "name": name,
-            "objects": int(objects[n]),
-            "ratings": int(ratings[n]),
-            "share": float(ratings[n] / len(ids)),
-            "mse": float(sums[n] / ratings[n]),
-            "biases": float(baseline_sums[n] / ratings[n]),
-        }
-        for n, name in enumerate(names)
-        if ratings[n]
+        band | {"ratings": band.pop("measured")}
+        for band in means_by_bin(counts, counts[ids], values)
     ]
 
 
@@ -374,7 +362,7 @@ def describe_cost(table: PackedTable, counts: NDArray[np.int64]) -> dict[str, An
         total += np.bincount(bins, cost, minlength=len(edges)).astype(np.int64)
         np.minimum.at(least, bins, cost)
         np.maximum.at(most, bins, cost)
-    shown = np.unique(np.linspace(0, table.rows - 1, min(table.rows, POINTS)).astype(np.int64))
+    shown = evenly_spaced(table.rows, POINTS)
     return {
         "unit": "codes" if coded else "bits",
         "mean": float(total.sum() / table.rows),

@@ -16,11 +16,11 @@ from featherbed.report.page import (
     as_html,
     axis,
     bar,
-    bins_of,
     data_section,
     history_lines,
     history_plot,
     lead,
+    means_by_bin,
     notes,
     report_page,
     size_table,
@@ -96,10 +96,7 @@ def _metrics_table(report: Report, title: str, ending: str, note: str) -> str:
 def _history(report: Report) -> str:
     plots = []
     for number, (title, columns) in enumerate(
-        (
-            ("NDCG@10", {"validation": "validation_ndcg@10"}),
-            ("loss", {"train": "train_loss"}),
-        )
+        (("NDCG@10", {"validation": "validation_ndcg@10"}), ("loss", {"train": "train_loss"}))
     ):
         lines = history_lines(report, columns)
         plots.append(history_plot(report, f"curve{number}", lines, axis(title), 300))
@@ -157,17 +154,7 @@ def bands_by_popularity(
     >>> [(band["name"], band["items"], band["ndcg@10"]) for band in bands]
     [('1 to 2', 1, 0.0), ('30 and more', 1, 0.75)]
     """
-    names, bins = bins_of(counts, int(counts.max(initial=0)))
-    bands = []
-    for n in np.unique(bins[targets]).tolist():
-        inside = bins[targets] == n
-        bands.append(
-            {
-                "name": names[n],
-                "items": int((bins == n).sum()),
-                "share": float(inside.mean()),
-                "ndcg@10": float(gains[inside].mean()),
-                "popularity": float(baseline[inside].mean()),
-            }
-        )
+    bands = means_by_bin(counts, counts[targets], {"ndcg@10": gains, "popularity": baseline})
+    for band in bands:
+        band["items"] = band.pop("objects")
     return bands

@@ -25,6 +25,7 @@ from featherbed.packed import (
     anchor_count,
     blocks,
     clusters_of,
+    evenly_spaced,
     largest_pairs,
     objects_as_anchors,
     row_cost,
@@ -514,20 +515,15 @@ def _zero_rows(packed: PackedTable, kind: str) -> Mask:  # [V]
     return is_zero
 
 
-def _evenly(ids: Ids, count: int) -> Ids:
-    """Return ``count`` of the ids at even distances."""
-    if not len(ids):
-        return ids
-    return ids[np.unique(np.linspace(0, len(ids) - 1, min(len(ids), count)).astype(np.int64))]
-
-
 def _examples(given: _Words, ids: Ids, count: int = EXAMPLES) -> list[int]:
     """Return examples among the ids, at even distances; alphabetic words if there are enough."""
-    few = _evenly(ids[given.is_word[ids]], 40 * count)
+    found = ids[given.is_word[ids]]
+    few = found[evenly_spaced(len(found), 40 * count)]
     words = [given.words[i] for i in few.tolist()]
     alphabetic = few[np.array([len(word) > 2 and word.isalpha() for word in words], dtype=bool)]
     enough = len(alphabetic) >= min(count, len(few))
-    examples: list[int] = _evenly(alphabetic if enough else few, count).tolist()
+    few = alphabetic if enough else few
+    examples: list[int] = few[evenly_spaced(len(few), count)].tolist()
     return examples
 
 

@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -36,7 +37,7 @@ from featherbed.version import __version__
 
 LOG = logging.getLogger("featherbed.server")
 NPY = "application/x-npy"
-INLINE = 1 << 15  # numbers of an answer computed on the event loop: a thread would cost more
+INLINE = 1 << 17  # numbers read for an answer on the event loop: a thread would cost more
 WATCH_SECONDS = 1.0
 RECOMMEND = ("user", "history", "k", "include_rated")  # fields of a request
 
@@ -80,6 +81,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # their scripts come from the network
         redoc_url=None,
+        redirect_slashes=False,  # to an address made of the Host header
     )
     app.router.route_class = HandlerRoute
     handlers = Endpoints(catalog, limits, metrics)
@@ -171,8 +173,7 @@ class Endpoints:
             table = model.table
             body = await RequestBody.read(request, ("ids", "keys"), self.limits)
             ids = body.ids(table)
-            inline = ids.size * table.dim <= INLINE
-            rows = table[ids] if inline else await in_thread(lambda: table[ids])
+            rows = await compute(lambda: table[ids], ids.size * table.dim)
         if NPY in request.headers.get("accept", ""):
             return Response(as_npy(rows), media_type=NPY)
         return as_json({"rows": check_finite(rows)})
@@ -205,7 +206,7 @@ class Endpoints:
                 answer["keys"] = [table.name_of(int(id_)) for id_ in ids[keep]]
             return answer
 
-        return as_json(await in_thread(found))
+        return as_json(await compute(found, table.rows * table.dim))
 
     async def recommend(self, name: str, request: Request) -> Response:
         """Return the k best items for a user of the training data, or for a history of items."""
@@ -214,13 +215,15 @@ class Endpoints:
         model = self._model(name, "recommender")
         body = await RequestBody.read(request, RECOMMEND, self.limits)
         k, rated = body.integer("k", 10, 1, self.limits.k), body.flag("include_rated")
-        given = body.one_of("user", "history")
-        if given == "user":
+        numbers = model.rows_table.rows * model.rows_table.dim
+        if body.one_of("user", "history") == "user":
             user = body.string("user")
-            items = await in_thread(lambda: model.model.recommend(user, k, include_rated=rated))
+            recommended = partial(model.model.recommend, user, k, include_rated=rated)
         else:
             history = read_history(body.fields["history"], self.limits)
-            items = await in_thread(lambda: model.model.recommend_history(history, k))
+            numbers *= len(history)  # fold in
+            recommended = partial(model.model.recommend_history, history, k, include_history=rated)
+        items = await compute(recommended, numbers)
         return as_json({"items": [item._asdict() for item in items]})
 
     async def _recommend_next(self, name: str, request: Request) -> Response:
@@ -399,7 +402,10 @@ def mean_rows(model: ServedModel, inputs: list[str] | list[list[int]]) -> tuple[
         flat = np.array([id_ for entry in ids for id_ in entry], dtype=np.int64)
     except OverflowError:
         raise RequestError(400, f"a token id is beyond {model.rows_table.rows - 1:,}") from None
-    vectors = model.rows_table.bag(flat, offsets, mode="mean", include_last_offset=True)
+    if model.kind == "static encoder":
+        vectors = model.model.mean_rows(ids)
+    else:
+        vectors = model.rows_table.bag(flat, offsets, mode="mean", include_last_offset=True)
     return check_finite(vectors), len(flat)
 
 
@@ -435,6 +441,11 @@ def check_finite(numbers: Floats) -> Floats:
             422, f"the stored rows are not all finite: JSON cannot hold them, {NPY} can"
         )
     return numbers
+
+
+async def compute(function: Callable[[], Any], numbers: int) -> Any:
+    """Run a function that reads so many numbers: a short one at once, a longer one in a thread."""
+    return function() if numbers <= INLINE else await in_thread(function)
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:

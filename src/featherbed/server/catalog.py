@@ -19,22 +19,32 @@ from featherbed.apps.recommender.serve import Recommender
 from featherbed.apps.sequences.serve import SequenceRecommender
 from featherbed.errors import ArgumentError, FeatherbedError, FormatError, MissingFileError
 from featherbed.io.texts import tokenize
-from featherbed.packed import PackedTable, load, metadata_of, open_file
+from featherbed.packed import Keys, PackedTable, load, metadata_of, open_file
 from featherbed.packed.collection import read_collection
 from featherbed.server.explore import explore_data
 
 RESERVED = frozenset(
     {"tables", "health", "ready", "metrics", "v1", "openapi.json", "page", "static"}
 )
+WARM_ROWS = 8_192  # enough for compiled loops to be used
+ATTEMPTS = 5  # at a folder whose files change while they are opened
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def open_encoder(folder: Path) -> Any:
+    """Open a static encoder, whose codecs no other model needs."""
+    from featherbed.interop.encoder import Encoder
+
+    return Encoder(folder)
+
+
 FOLDERS: dict[str, tuple[str, Callable[[Path], Any], str]] = {  # description: kind, open, table
     "recommender.json": ("recommender", Recommender.open, "items"),
     "sequences.json": ("sequence model", SequenceRecommender.open, "items"),
     "classifier.json": ("classifier", Classifier.open, "table"),
     "language.json": ("language model", LanguageModel.open, "table"),
+    "tokenizer.json": ("static encoder", open_encoder, "table"),
 }
-WARM_ROWS = 8_192  # enough for compiled loops to be used
-ATTEMPTS = 5  # at a folder whose files change while they are opened
-Signature = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class ServedModel:
     """An opened table or model; requests that began with it also end with it."""
 
     name: str
-    kind: str  # table, collection, recommender, sequence model, classifier or language model
+    kind: str  # table, collection, or one of FOLDERS
     path: Path
     model: Any
     table: PackedTable | None  # rows of items or words; a collection has columns instead
@@ -103,6 +113,9 @@ class ServedModel:
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids of the known words of a text, in order."""
+        if self.kind == "static encoder":
+            ids: list[int] = self.model.token_ids([text])[0]
+            return ids
         if self.kind == "classifier":
             return [int(id_) for id_ in self.model.encoder.ids(text)]
         if self.kind == "language model":
@@ -142,11 +155,25 @@ def _open(path: Path) -> tuple[str, Any, PackedTable | None]:
     for description, (kind, open_folder, attribute) in FOLDERS.items():
         if (path / description).exists():
             model = open_folder(path)
-            return kind, model, getattr(model, attribute)
+            return kind, model, with_words(getattr(model, attribute), model)
     raise MissingFileError(
-        f"{path} holds no model: the folder of a recommender, sequence model, classifier or "
-        f"language model has one of {', '.join(FOLDERS)}"
+        f"{path} holds no model: the folder of a recommender, sequence model, classifier, "
+        f"language model or static encoder has one of {', '.join(FOLDERS)}"
     )
+
+
+def with_words(table: PackedTable, model: Any) -> PackedTable:
+    """Return a table with the words or tokens of its model as keys, if it has none of its own."""
+    if table.keys is not None:
+        return table
+    if (vocabulary := getattr(model, "vocabulary", None)) is not None:
+        return table.replace(keys=Keys.of(vocabulary.keys))
+    tokenizer = getattr(getattr(model, "encoder", model), "tokenizer", None)
+    if tokenizer is None:
+        return table
+    tokens = map(tokenizer.id_to_token, range(table.rows))
+    names = (f"[row {id_}]" if token is None else token for id_, token in enumerate(tokens))
+    return table.replace(keys=Keys.of(names))
 
 
 def warm_up(table: PackedTable) -> None:
@@ -171,6 +198,7 @@ class Catalog:
         if not paths:
             raise ArgumentError("nothing to serve: give packed files or model folders")
         self.models: dict[str, ServedModel] = {}
+        self.refused: dict[str, Signature] = {}  # replacements that could not be opened
         for path in paths:
             name, place = served_name(path)
             if name in self.models:
@@ -191,15 +219,17 @@ class Catalog:
 
     def refresh(self) -> dict[str, str]:
         """Reopen replaced files and return a line for each; a file that fails keeps its old
-        model."""
+        model, and is tried again when it changes."""
         lines = {}
         for model in self:
-            if file_signature(model.path) in (model.signature, ()):
+            signature = file_signature(model.path)
+            if signature in (model.signature, (), self.refused.get(model.name)):
                 continue
             try:
                 self.models[model.name] = ServedModel.open(model.name, model.path)
                 lines[model.name] = f"{model.name}: reloaded {model.path}"
             except (FeatherbedError, OSError) as error:
+                self.refused[model.name] = signature
                 lines[model.name] = f"{model.name}: the old model is still served, {error}"
         return lines
 

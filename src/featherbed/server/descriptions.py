@@ -10,7 +10,12 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 ERROR: Schema = {
     "type": "object",
-    "properties": {"error": {"type": "object", "properties": {"status": INTEGER, "message": TEXT}}},
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"status": INTEGER, "type": TEXT, "message": TEXT},
+        }
+    },
 }
 
 

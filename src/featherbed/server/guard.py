@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from starlette.requests import ClientDisconnect
 
 from featherbed.server.requests import Limits, RequestError
 
@@ -85,6 +86,8 @@ class Guard:
         except RequestError as error:
             if status == 499:
                 await send_error(observed, error.status, str(error))
+        except ClientDisconnect:  # nobody is left to be answered
+            pass
         finally:
             route = scope.get("route")
             endpoint = getattr(route, "path", "unknown")
@@ -147,9 +150,10 @@ async def send_error(send: Send, status: int, message: str) -> None:
 
 
 def error_body(status: int, message: str) -> bytes:
-    """Return the JSON of an error.
+    """Return the JSON of an error; clients of OpenAI's format read ``message`` and ``type``.
 
-    >>> error_body(404, "no table is called 'x'")
-    b'{"error":{"status":404,"message":"no table is called \\'x\\'"}}'
+    >>> orjson.loads(error_body(404, "no table is called 'x'"))["error"]["message"]
+    "no table is called 'x'"
     """
-    return orjson.dumps({"error": {"status": status, "message": message[:1000]}})
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return orjson.dumps({"error": {"status": status, "type": kind, "message": message[:1000]}})

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import re
+import socket
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,7 @@ def run_server(settings: ServerSettings) -> None:
     import uvicorn
 
     from featherbed.server.catalog import Catalog
+    from featherbed.server.connection import LimitedConnection
 
     if settings.workers < 1:
         raise ArgumentError(f"workers={settings.workers}: give at least 1")
@@ -50,35 +52,54 @@ def run_server(settings: ServerSettings) -> None:
         rows = f"{about['rows']:,} x {about['dim']}, {about['bytes']:,} bytes"
         logging.getLogger("featherbed.server").info(f"{model.name}: {model.kind}, {rows}")
     options: dict[str, Any] = {
-        "host": settings.host,
-        "port": settings.port,
-        "log_level": "warning",
+        "log_level": "error",  # a warning for every broken request would fill the log
         "access_log": False,
         "timeout_keep_alive": 15,
         "timeout_graceful_shutdown": GRACE,
         "server_header": False,
+        "http": LimitedConnection,
         "ws": "none",
     }
-    print_address(settings)
-    if settings.workers == 1:
-        uvicorn.run(build_app(settings, catalog), **options)
-        return
-    from uvicorn.supervisors import Multiprocess
+    with listen(settings.host, settings.port) as listener:
+        print_address(settings, listener.getsockname()[1])
+        if settings.workers == 1:
+            config = uvicorn.Config(build_app(settings, catalog), **options)
+            uvicorn.Server(config).run([listener])
+            return
+        from uvicorn.supervisors import Multiprocess
 
-    # uvicorn.run takes the application of several workers as an import string only, which carries
-    # no settings; a configuration is pickled to each worker through a pipe, so that the token is
-    # in no command line, environment or file
-    config = uvicorn.Config(
-        partial(build_app, settings), factory=True, workers=settings.workers, **options
-    )
-    Multiprocess(config, sockets=[config.bind_socket()]).run()
+        # uvicorn.run takes the application of several workers as an import string only, which
+        # carries no settings; a configuration is pickled to each worker through a pipe, so that the
+        # token is in no command line, environment or file
+        config = uvicorn.Config(
+            partial(build_app, settings), factory=True, workers=settings.workers, **options
+        )
+        listener.set_inheritable(True)
+        Multiprocess(config, sockets=[listener]).run()
 
 
-def print_address(settings: ServerSettings) -> None:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; refuse one that is taken or of another host.
+
+    >>> with listen("127.0.0.1", 0) as listener:
+    ...     listener.getsockname()[0]
+    '127.0.0.1'
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ArgumentError(
+            f"cannot listen on {host}, port {port} ({reason}): give another --host or --port"
+        ) from None
+
+
+def print_address(settings: ServerSettings, port: int) -> None:
     """Log the address, and a warning where everybody in the network could ask."""
     log = logging.getLogger("featherbed.server")
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    log.info(f"serving on http://{host}:{settings.port} with {settings.workers} worker(s)")
+    log.info(f"serving on http://{host}:{port} with {settings.workers} worker(s)")
     if settings.host not in ("127.0.0.1", "localhost", "::1") and settings.token is None:
         log.warning("anybody who reaches this host can ask: give a token to refuse others")
 
@@ -87,8 +108,10 @@ def build_app(settings: ServerSettings, catalog: Any = None) -> Any:
     """Return the application of one worker."""
     from featherbed.server.app import create_app
     from featherbed.server.catalog import Catalog
+    from featherbed.server.connection import LimitedConnection
     from featherbed.server.requests import Limits
 
+    LimitedConnection.seconds = settings.seconds
     limits = Limits(settings.body, settings.batch, k=settings.k, seconds=settings.seconds)
     return create_app(
         catalog or Catalog(settings.paths),

@@ -129,7 +129,7 @@ class Law:
         if self.include_self:
             return self._unlisted(which % left, begin, count)
         ranks = self._unlisted(which % np.maximum(left - 1, 1), begin, count)
-        # the last of them, which was not drawn, takes the place of the old id
+        # the last of them, which was not drawn, replaces the old id
         same = ranks == self._rank(ids)
         ranks[same] = self._unlisted(left[same] - 1, begin[same], count[same])
         return ranks
@@ -147,7 +147,7 @@ class Law:
         return number + below
 
     def _rank(self, ids: Ids) -> Ids:
-        """Return the rank of ids among those that are not excluded."""
+        """Return the rank of ids among the ids that are not excluded."""
         return ids - np.searchsorted(self.blocked, ids).astype(np.int64)
 
     def _unrank(self, ranks: Ids) -> Ids:
@@ -194,9 +194,9 @@ def neighbor_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
             f"the graph is over {graph.objects} objects, there are {rows} ids: give a graph over "
             "all of them"
         )
-    asked = blocked.tobytes()
+    excluded = blocked.tobytes()
     known = _lists.get(graph)
-    if known is not None and known[0] == asked:
+    if known is not None and known[0] == excluded:
         return known[1]
     starts, neighbors = np.asarray(graph.matrix.indptr), np.asarray(graph.matrix.indices)
     for wrong in (neighbors.min(initial=0), neighbors.max(initial=0)):
@@ -206,7 +206,7 @@ def neighbor_lists(graph: Relation, rows: int, blocked: Ids) -> Lists:
         kept = ~np.isin(neighbors, blocked)
         before = np.concatenate([[0], np.cumsum(kept)]).astype(starts.dtype)
         starts, neighbors = before[starts], neighbors[kept]
-    _lists[graph] = asked, (starts, neighbors)
+    _lists[graph] = excluded, (starts, neighbors)
     return starts, neighbors
 
 
@@ -222,7 +222,7 @@ def uniform(places: Ids, key: int, stream: int) -> NDArray[np.float64]:  # [m] -
     return found * 2.0**-53  # 53 bits are exact: one itself never comes
 
 
-def replaced(count: int, rate: float, key: int) -> Ids:  # -> [m], rising
+def replaced(count: int, rate: float, key: int) -> Ids:  # -> [m], ascending
     """Return which of ``count`` positions are replaced, each with probability ``rate``.
 
     Gaps between them are geometric, floor(log u / log(1 - rate)), so only as many numbers are drawn
@@ -240,7 +240,7 @@ def replaced(count: int, rate: float, key: int) -> Ids:  # -> [m], rising
     last, drawn = -1, 0
     while last < count - 1:
         share = uniform(np.arange(drawn, drawn + few), key, 0)
-        with np.errstate(over="ignore"):  # rates near 0: beyond the last place all the same
+        with np.errstate(over="ignore"):  # rates near 0: beyond the last place in any case
             gaps = np.minimum(np.log1p(-share) / math.log1p(-rate), count).astype(np.int64)
         found.append(last + (gaps + 1).cumsum())
         last, drawn = int(found[-1][-1]), drawn + few

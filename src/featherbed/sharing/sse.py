@@ -127,7 +127,7 @@ class SSE(nn.Module):
         self.register_buffer("seed", torch.tensor(draw_key(generator)))
         self.register_buffer("calls", torch.tensor(0))
         self.register_buffer("rate", torch.tensor(bits(check_rate(p))))
-        self.table = table  # last: what it has is an attribute of this module from here on
+        self.table = table  # last: from here on its attributes are those of this module
         self._enter()
 
     def _enter(self) -> None:

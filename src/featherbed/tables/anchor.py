@@ -16,7 +16,7 @@ from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
 from featherbed.optim.lazy.operators import slot_rows
 from featherbed.optim.lazy.slots import Slots
-from featherbed.packed.band import Band, sparse_layout
+from featherbed.packed.band import Band, Entries
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.computed import is_transformed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from featherbed.graphs.relation import Relation
 
 BLOCK = 1 << 20  # rows started at once
+ANCHORS = 256  # by default, with slots: their numbers are a byte each in the file
 
 
 class AnchorTable(Table):
@@ -39,7 +40,7 @@ class AnchorTable(Table):
     fit by ``from_dense``.
 
     Args:
-        anchors: number of anchors K.
+        anchors: number of anchors K; with ``slots`` it may be left out: 256, at most V.
         sparse: gradients of the transform contain the rows of the batch only (appendix H); with an
             optimizer of this library the cost of a step depends on these rows only, and the result
             equals that of dense gradients.
@@ -73,7 +74,7 @@ class AnchorTable(Table):
         num_embeddings: int,
         embedding_dim: int,
         *,
-        anchors: int,
+        anchors: int | None = None,
         nonnegative: bool = True,
         sparse: bool = False,
         slots: int | None = None,
@@ -85,6 +86,12 @@ class AnchorTable(Table):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, sparse or slots is not None)
+        if anchors is None:
+            if slots is None:
+                raise ArgumentError(
+                    "an anchor table needs anchors=...: give anchors=50, or slots=8 (256 anchors)"
+                )
+            anchors = max(check_integer("slots", slots), min(ANCHORS, self.num_embeddings))
         self.anchors, self.nonnegative = check_integer("anchors", anchors), bool(nonnegative)
         self.scan_every = check_integer("scan_every", scan_every)
         self.slots = None if slots is None else check_integer("slots", slots)
@@ -207,7 +214,8 @@ class AnchorTable(Table):
     def bands(self, values: str, dictionary: str, layout: str) -> list[Band]:
         """Sparse codes over the anchors, in the given or the smallest layout."""
         support = None if self.support is None else self.support.cpu().numpy()
-        codes, left = sparse_layout(to_numpy(self.transform), layout, values, support, self.anchors)
+        entries = Entries.of(to_numpy(self.transform), support, self.anchors)
+        codes, left = entries.layout(layout, values)
         matrix = None if left is None else Matrix.encode(left, values)
         return [Band(self.num_embeddings, codes, matrix, encode(self.atoms, dictionary))]
 
@@ -245,7 +253,7 @@ def related_entries(table: Any, graph: Relation) -> Exempt:
     anchors = table.anchor_objects()
     if anchors is None:
         raise ArgumentError(
-            "the anchors of this table stand for no objects, so nothing relates to them: choose "
+            "the anchors of this table represent no objects, so no graph relates to them: choose "
             "objects as anchors, for example init=fb.Frequency(counts)"
         )
     if not hasattr(graph, "objects") or not hasattr(graph, "matrix"):

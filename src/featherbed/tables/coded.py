@@ -34,14 +34,14 @@ class CodeHealth:
     choices: int
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """Share of all choices in use."""
         return sum(self.used) / (len(self.used) * self.choices)
 
     def __str__(self) -> str:
         bits = sum(self.entropy) / len(self.entropy)
         return (
-            f"{self.utilisation:.1%} of the choices in use, {bits:.2f} of "
+            f"{self.utilization:.1%} of the choices in use, {bits:.2f} of "
             f"{math.log2(self.choices):.2f} bits a part, {self.duplicates} duplicate codes"
         )
 
@@ -101,14 +101,14 @@ class CodedTable(Table):
         >>> fb.KDTable(100, 8, choices=4, parts=6).codes_of(torch.tensor([3, 17])).shape
         torch.Size([2, 6])
         """
-        asked = self.all_ids() if ids is None else check_ids(_as_ids(ids), self.num_embeddings)
-        flat = asked.reshape(-1)
+        wanted = self.all_ids() if ids is None else check_ids(_as_ids(ids), self.num_embeddings)
+        flat = wanted.reshape(-1)
         if torch.compiler.is_compiling():  # a graph has no loop over a number of blocks
-            return self.responses(flat).argmax(-1).reshape(*asked.shape, self.parts)
+            return self.responses(flat).argmax(-1).reshape(*wanted.shape, self.parts)
         step = max(1, BLOCK // (self.parts * self.choices))
         blocks = [self.responses(flat[s : s + step]).argmax(-1) for s in range(0, len(flat), step)]
         found = torch.cat(blocks) if blocks else flat.new_zeros(0, self.parts)
-        return found.reshape(*asked.shape, self.parts)
+        return found.reshape(*wanted.shape, self.parts)
 
     def rows_with(self, code: Tensor | list[int]) -> Tensor:  # [n], n <= D -> ids
         """Return the ids whose code starts with ``code`` (a semantic id or its prefix)."""
@@ -120,9 +120,10 @@ class CodedTable(Table):
             )
         fits = 0 <= wanted.min() <= wanted.max() < self.choices
         if wanted.is_floating_point() or not fits:
-            what = f"choices go from 0 to {self.choices - 1}"
-            what = "a code is whole numbers" if wanted.is_floating_point() else what
-            raise ArgumentError(f"code {wanted.tolist()} is none of this table: {what}")
+            raise ArgumentError(
+                f"code {wanted.tolist()} is not in this table: codes are whole numbers from 0 to "
+                f"{self.choices - 1}"
+            )
         return (self.codes_of()[:, : len(wanted)] == wanted).all(1).nonzero()[:, 0]
 
     def code_bits(self) -> float:
@@ -245,7 +246,7 @@ def free_code(responses: Tensor, taken: set[tuple[int, ...]]) -> tuple[int, ...]
 
 
 def balanced(responses: Tensor, room: int) -> Tensor:  # [V, K] -> [V]
-    """Return choices with at most ``room`` rows each; rows that lose least move to the next.
+    """Return choices with at most ``room`` rows each; rows that lose least take another one.
 
     >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.9]]), room=2).tolist()
     [0, 0, 1]

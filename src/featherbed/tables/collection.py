@@ -245,14 +245,15 @@ class Collection(nn.Module):
 
     def rows(self, name: str, ids: Tensor) -> Tensor:  # [...] -> [..., d]
         """Return the rows of ids of one column."""
-        column = self.layout.columns[self.layout.number(name)]
+        number = self.layout.number(name)
+        column = self.layout.columns[number]
         _check_tensors(ids=ids)
         flat = column_ids(ids.reshape(-1, 1), [column.rows], repr(name))[:, 0] + column.start
         found: Tensor = self.tables[column.table](flat)
         found = found.reshape(*ids.shape, found.shape[1])
         if self.sensitivity is None:
             return found
-        return self.sensitivity.of_column(found, column.table, flat)
+        return self.sensitivity.of_column(found, number, flat)
 
     def bag(
         self,

@@ -82,7 +82,7 @@ class DenseTable(Table):
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """Multiply with the rows; the padding row has no gradient."""
         if hidden.shape[-1] != self.embedding_dim:
-            return super().logits(hidden)  # which says what is wrong
+            return super().logits(hidden)  # which raises the error
         rows = self.weight.to(hidden.dtype)
         scores = F.linear(hidden, rows)
         if self.padding_idx is None:
@@ -143,5 +143,5 @@ class DenseTable(Table):
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Copy the matrix."""
-        row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
+        row_weights(weights, matrix)  # only checked: every row is kept as it is
         self.weight.copy_(matrix)

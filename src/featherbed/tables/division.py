@@ -96,13 +96,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Looked:
-    """Elements of a look-up: element i is row ``rows[i]`` of a table.
+    """Elements of a look-up: element i is row ``rows[i]`` of the table of column ``number``.
 
     Its gradient is ``shares[i]`` times row ``samples[i]`` of those of the look-up, columns ``part``
     (without shares: row i). Without ``samples`` element i is of sample i.
     """
 
-    table: int
+    number: int
     rows: Tensor  # int64 [n]
     part: slice
     samples: Tensor | None = None  # int64 [n]
@@ -123,26 +123,24 @@ class Sensitivity:
 
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
-        self.sums = [
-            torch.zeros(t.num_embeddings, dtype=torch.float64) for t in collection.all_tables()
-        ]
+        self.columns = collection.layout.columns
+        self.sums = [torch.zeros(column.rows, dtype=torch.float64) for column in self.columns]
         self.found: list[tuple[Tensor, int, list[Looked]]] = []  # of this batch, with samples
 
     def of_batch(self, found: Tensor, rows: Tensor) -> Tensor:  # [B, Σ d], [B, columns] -> [B, Σ d]
         """See the look-up of a batch, one id of each column in a sample."""
         looked = [
-            Looked(column.table, rows[:, number].cpu(), part)
-            for number, (column, part) in enumerate(self._parts())
+            Looked(number, rows[:, number].cpu(), part) for number, part in enumerate(self._parts())
         ]
         return self._see(found, len(rows), looked)
 
     def of_column(
-        self, found: Tensor, table: int, rows: Tensor
+        self, found: Tensor, number: int, rows: Tensor
     ) -> Tensor:  # [B, ..., d] -> same shape
         """See the look-up of one column; the first dimension is that of samples."""
         count = found.shape[0] if found.dim() > 1 else 1
         samples = torch.arange(count).repeat_interleave(len(rows) // max(1, count))
-        looked = Looked(table, rows.cpu(), slice(None), samples)
+        looked = Looked(number, rows.cpu(), slice(None), samples)
         return self._see(found, count, [looked])
 
     def of_bags(
@@ -156,26 +154,26 @@ class Sensitivity:
         """See the look-up of bags: a sample is a bag of each column."""
         bags, ends = counts.shape[1], np.cumsum(counts.sum(1))
         looked = []
-        for (column, part), inside, end in zip(self._parts(), counts, ends, strict=True):
+        for number, (part, inside, end) in enumerate(zip(self._parts(), counts, ends, strict=True)):
             own = slice(int(end - inside.sum()), int(end))
             samples = torch.arange(bags).repeat_interleave(torch.from_numpy(inside))
             shares = torch.ones(len(samples), dtype=torch.float64)
             if weights is not None:
                 shares = weights[own].detach().double().cpu()
-            some, padding = rows[own].cpu(), self.collection.all_tables()[column.table].padding_idx
+            table = self.collection.all_tables()[self.columns[number].table]
+            some, padding = rows[own].cpu(), table.padding_idx
             if mode == "mean":
                 counted = (some != (-1 if padding is None else padding)).double()
                 sizes = torch.zeros(bags, dtype=torch.float64).index_add_(0, samples, counted)
                 shares = shares / sizes.clamp(min=1)[samples]
-            looked.append(Looked(column.table, some, part, samples, shares))
+            looked.append(Looked(number, some, part, samples, shares))
         return self._see(found, bags, looked)
 
-    def _parts(self) -> list[tuple[Column, slice]]:
-        """Return the columns and where their rows are among those side by side."""
+    def _parts(self) -> list[slice]:
+        """Return where the rows of each column are among those side by side."""
         dims = self.collection.dims
         ends = np.cumsum(dims).tolist()
-        parts = [slice(end - dim, end) for end, dim in zip(ends, dims, strict=True)]
-        return list(zip(self.collection.layout.columns, parts, strict=True))
+        return [slice(end - dim, end) for end, dim in zip(ends, dims, strict=True)]
 
     def _see(self, found: Tensor, samples: int, looked: list[Looked]) -> Tensor:
         if not found.requires_grad:  # frozen rows
@@ -193,10 +191,8 @@ class Sensitivity:
                 seen += self._add(loss(batch))
         if not seen:
             raise ArgumentError("no batch was looked up: give batches of training rows")
-        return {
-            column.name: self.sums[column.table][column.start : column.start + column.rows] / seen
-            for column in self.collection.layout.columns
-        }
+        columns = zip(self.columns, self.sums, strict=True)
+        return {column.name: sums / seen for column, sums in columns}
 
     def _add(self, value: Any) -> int:
         """Add the squared gradients of the loss of a batch; return its number of samples."""
@@ -225,13 +221,13 @@ class Sensitivity:
 
     def _add_squares(self, looked: Looked, gradients: Tensor) -> None:  # [n, d]
         """Add squares; a row that is there several times in a sample has the sum of gradients."""
-        rows = looked.rows
+        rows, sums = looked.rows - self.columns[looked.number].start, self.sums[looked.number]
         if looked.samples is not None:
-            count = len(self.sums[looked.table])
+            count = len(sums)
             pairs, index = torch.unique(looked.samples * count + rows, return_inverse=True)
             whole = gradients.new_zeros(len(pairs), gradients.shape[1])
             rows, gradients = pairs % count, whole.index_add_(0, index, gradients)
-        self.sums[looked.table].index_add_(0, rows, gradients.square().mean(1))
+        sums.index_add_(0, rows, gradients.square().mean(1))
 
 
 @torch.no_grad()

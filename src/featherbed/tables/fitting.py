@@ -21,7 +21,7 @@ from featherbed.tables.rows import to_numpy
 
 Floats = NDArray[np.float64]
 SAMPLE = 20_000  # rows anchors are learned from
-FAINT = 1e-6  # of the mean weight is the least that a row has: its values are divided by the root
+FAINT = 1e-6  # minimum weight of a row relative to the mean: values are divided by its root
 
 
 def row_weights(weights: Any, matrix: Tensor, name: str = "weights") -> Floats | None:  # [V]
@@ -101,8 +101,8 @@ def semi_nonnegative(
 ) -> tuple[Tensor, Tensor]:  # [V, d] -> [V, K], [K, d]
     """Semi-nonnegative matrix factorization (Ding, Li and Jordan 2010).
 
-    Alternates least-squares atoms with multiplicative updates of the values, from rows spread over
-    the matrix.
+    Alternates least-squares atoms with multiplicative updates of the values, starting from rows
+    that are far apart.
 
     >>> values, atoms = semi_nonnegative(torch.eye(3), 3)
     >>> bool((values >= 0).all()), float((values @ atoms - torch.eye(3)).abs().max()) < 0.05
@@ -194,15 +194,15 @@ def shared_atoms(
         wide, indices, share = wide[others], indices[others], share[others]
     flat = indices.reshape(-1)
 
-    def spread(rows: Tensor) -> Tensor:  # H^T W rows
+    def scatter(rows: Tensor) -> Tensor:  # H^T W rows
         repeated = (share * rows).repeat_interleave(indices.shape[1], 0)
         return wide.new_zeros(atoms, rows.shape[1]).index_add_(0, flat, repeated)
 
     solution = wide.new_zeros(atoms, matrix.shape[1])
-    residual = spread(wide)
+    residual = scatter(wide)
     direction, energy = residual.clone(), residual.square().sum(0)
     for _ in range(rounds):
-        image = spread(direction[indices].sum(1))
+        image = scatter(direction[indices].sum(1))
         step = energy / (direction * image).sum(0).clamp(min=1e-300)
         solution += step * direction
         residual -= step * image

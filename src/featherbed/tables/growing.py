@@ -90,7 +90,7 @@ class GrowingAnchorTable(AnchorTable):
     def related(self, graph: Any) -> Any:
         """Raise an error: the anchors of this table change, so they represent no objects."""
         raise ArgumentError(
-            "the anchors of a growing table come and go and stand for no objects: use "
+            "the anchors of a growing table change, so they represent no objects: use "
             "fb.AnchorTable"
         )
 

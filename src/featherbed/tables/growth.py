@@ -28,7 +28,7 @@ RULES = ("trial", "trend")
 # the attributes that a state keeps as they are
 PLAIN = ("restarts", "_young", "_trial", "_direction", "_failed", "_rest", "_pause", "_due")
 OVER = 1 << 30  # a change that starts over
-CANDIDATES = 3  # anchors whose absence is measured, of those it is expected to cost least
+CANDIDATES = 3  # anchors whose removal is measured, those of the lowest expected cost
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Growth:
                 "rule='trial' evaluates more than once: give a function that returns the "
                 "validation loss"
             )
-        self._change()  # what was due, in case nothing was trained since
+        self._change()  # if it is still due, because nothing was trained since
         self._young = [left - 1 for left in self._young if left > 1]
         found = self._measured(evaluate)
         found = self._by_trend(found) if self.rule == "trend" else self._by_trial(found, evaluate)

@@ -16,7 +16,7 @@ from featherbed.checks import check_integer
 from featherbed.errors import ArgumentError
 from featherbed.optim.exempt import Exempt
 from featherbed.optim.lazy import RowParameter
-from featherbed.packed.band import Band, sparse_layout
+from featherbed.packed.band import Band, Entries
 from featherbed.packed.matrix import Floats, Matrix
 from featherbed.tables.anchor import related_entries, start_as_themselves
 from featherbed.tables.codes import Codes
@@ -163,7 +163,7 @@ class MixtureTable(Table):
             weights = sparse_softmax(weights, self.set_sizes)
             sums = np.add.reduceat(atoms.astype(np.float64), starts_of(self.set_sizes))
             atoms = np.concatenate([atoms, sums.astype(np.float32)])
-        codes, left = sparse_layout(weights, layout, values)
+        codes, left = Entries.of(weights).layout(layout, values)
         matrix = None if left is None else Matrix.encode(left, values)
         return [Band(self.num_embeddings, codes, matrix, Matrix.encode(atoms, dictionary))]
 
@@ -284,7 +284,7 @@ def enclosing_simplex(points: Tensor) -> tuple[Tensor, Tensor]:  # [V, K - 1] ->
     helmert.diagonal(1).copy_(-torch.arange(1.0, count))
     helmert /= helmert.norm(dim=1, keepdim=True)
     # each coordinate is brought to one scale, and back in the corners
-    spread = points.abs().amax(0).clamp(min=1e-30)
-    across = points / spread @ helmert
+    scale = points.abs().amax(0).clamp(min=1e-30)
+    across = points / scale @ helmert
     radius = MARGIN * count * (-across).amax().clamp(min=1e-3) if count > 1 else 1.0
-    return 1 / count + across / radius, radius * helmert.T * spread
+    return 1 / count + across / radius, radius * helmert.T * scale

@@ -17,7 +17,7 @@ from featherbed.tables.hashed import HashedTable
 from featherbed.tables.remainder import RemainderTable
 from featherbed.tables.table import Table
 
-Ask = Callable[[Table, Tensor], Tensor]  # a part, places in it [n] -> rows [n, d]
+RowsOf = Callable[[Table, Tensor], Tensor]  # a part, places in it [n] -> rows [n, d]
 BY_ID = (HashedTable, RemainderTable)  # codes depend on the id itself, not on its place in a part
 
 
@@ -58,25 +58,27 @@ class PartedTable(Table):
         """Return the training rows of all parts."""
         return self.mask_padding(ids, self._of_parts(ids, lambda part, at: part.training_rows(at)))
 
-    def _everywhere(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
+    def _everywhere(self, ids: Tensor, rows_of: RowsOf) -> Tensor:  # [...] -> [..., d]
         """Look all ids up in all parts and select."""
         block, place = self.block[ids], self.place[ids]
-        rows = ask(self.parts[0], torch.where(block == 0, place, 0))
+        rows = rows_of(self.parts[0], torch.where(block == 0, place, 0))
         for number, part in enumerate(self.parts[1:], 1):
             inside = block == number
-            rows = torch.where(inside[..., None], ask(part, torch.where(inside, place, 0)), rows)
+            rows = torch.where(
+                inside[..., None], rows_of(part, torch.where(inside, place, 0)), rows
+            )
         return rows
 
-    def _of_parts(self, ids: Tensor, ask: Ask) -> Tensor:  # [...] -> [..., d]
+    def _of_parts(self, ids: Tensor, rows_of: RowsOf) -> Tensor:  # [...] -> [..., d]
         """Look up in each part its own ids only, so that its loss term covers only these."""
         if torch.compiler.is_compiling() or is_transformed(ids):
-            return self._everywhere(ids, ask)
+            return self._everywhere(ids, rows_of)
         block, place = self.block[ids].reshape(-1), self.place[ids].reshape(-1)
         rows = torch.zeros(len(block), self.embedding_dim, dtype=self.dtype, device=self.device)
         for number, part in enumerate(self.parts):
             index = (block == number).nonzero()[:, 0]
             if len(index):
-                rows = rows.index_copy(0, index, ask(part, place[index]).to(rows.dtype))
+                rows = rows.index_copy(0, index, rows_of(part, place[index]).to(rows.dtype))
         return rows.reshape(*ids.shape, self.embedding_dim)
 
     def parameter_count(self) -> int:

@@ -100,7 +100,7 @@ class RowModule(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the table and its children; in a process group, first what DDP needs."""
+        """Yield the table and its children; in a process group, first modules for DDP."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for name in self._row_numbers:
                 parameter = self._parameters.get(name)

@@ -53,7 +53,7 @@ class Table(RowModule):
     groups: ClassVar[dict[str, Any]] = {}  # keyword -> default of the small object it takes
     packable: ClassVar[bool] = True  # False: pack raises NotPackable
     weighs_rows: ClassVar[bool] = True  # False: fit_dense raises where weights are given
-    # capabilities: what training loops ask of a table, or of the class that a spec names
+    # capabilities that training loops use, of a table or of the class of a spec
     # state tensors with one row per id, where a row is composed from these and from nothing else
     # that depends on its id: ``part`` and fb.distributed divide such tables by their rows
     row_tensors: tuple[str, ...] = ()

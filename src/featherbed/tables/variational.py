@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from featherbed.anchors.selection import kl as divergence
 from featherbed.checks import check_choice, check_integer, is_number
 from featherbed.errors import ArgumentError
-from featherbed.packed.band import MOST_CODES, Band, Hash, Identity, Members, sparse_layout
+from featherbed.optim.schedules import Schedule
+from featherbed.packed.band import MOST_CODES, Band, Entries, Hash, Identity, Members
 from featherbed.packed.matrix import Matrix
 from featherbed.tables.codes import Codes
 from featherbed.tables.fitting import row_weights
@@ -59,6 +60,7 @@ class VariationalTable(Table):
     (100, 1600)
     """
 
+    scheduled: ClassVar[str] = "share"  # the attribute that fb.Schedule sets
     log_alpha: nn.Parameter  # "row": [V, 1]
     log_variance: nn.Parameter  # "weight", "both": log σ², [V, d]
     gates: nn.Parameter  # "both": μ, [V, 1]
@@ -120,7 +122,7 @@ class VariationalTable(Table):
 
     def schedulers(self, steps: int) -> list[Any]:
         """Return the warm-up of the divergence, over the first half of the steps."""
-        return [DivergenceWarmup(self, round(0.5 * steps))]
+        return [Schedule(self, {0: 0.0, max(1, round(0.5 * steps)): 1.0})]
 
     def auxiliary(self) -> Tensor | None:
         """Return kl share Σ KL(α) / samples over all rows in training, None if it has no weight."""
@@ -215,7 +217,8 @@ class VariationalTable(Table):
         whole = Band(len(kept), Identity(), dictionary=stored, members=members)
         if layout == "all" or self.embedding_dim > MOST_CODES:
             return [whole, rest]
-        codes, _ = sparse_layout(rows[kept], "ragged" if layout == "auto" else layout, values)
+        how = "ragged" if layout == "auto" else layout
+        codes, _ = Entries.of(rows[kept]).layout(how, values)
         units = Matrix.encode(np.eye(self.embedding_dim, dtype=np.float32), "float16")
         sparse = Band(len(kept), codes, None, units, members=members)
         return [sparse if layout != "auto" or _bytes(sparse) < _bytes(whole) else whole, rest]
@@ -234,7 +237,7 @@ class VariationalTable(Table):
 
     def fit_dense(self, matrix: Tensor, weights: Tensor | None = None) -> None:  # [V, d], [V]
         """Set the means to the matrix and the noise to its initial level."""
-        row_weights(weights, matrix)  # every row is kept as it is, whatever its weight
+        row_weights(weights, matrix)  # only checked: every row is kept as it is
         self.rows.copy_(matrix)
         if self.padding_idx is not None:
             self.rows[self.padding_idx] = 0
@@ -254,33 +257,6 @@ class VariationalTable(Table):
     def set_extra_state(self, state: dict[str, float]) -> None:
         """Restore the threshold."""
         self.threshold = state["threshold"]
-
-
-class DivergenceWarmup:
-    """Raises the weight of a table's divergence from 0 to 1 over ``end`` steps."""
-
-    def __init__(self, table: VariationalTable, end: int) -> None:
-        self.table, self.end, self.done = table, max(1, end), 0
-        table.warm(0.0)
-
-    @property
-    def reached(self) -> bool:
-        """Whether the divergence has its full weight."""
-        return self.done >= self.end
-
-    def step(self) -> None:
-        """Advance by one step of the optimizer."""
-        self.done += 1
-        self.table.warm(min(1.0, self.done / self.end))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps done."""
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
-        self.done = int(state["done"])
-        self.table.warm(min(1.0, self.done / self.end))
 
 
 def _relative(log_variance: Tensor, mean: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ def log_prior(selection: ArrayLike, log_a: float, log_b: float) -> float:  # [N,
     taken = taken_dishes(selection)
     customers, dishes = taken.shape
     takers = taken.sum(axis=0)
-    with np.errstate(divide="ignore"):  # log 0: logaddexp takes it for what it is
+    with np.errstate(divide="ignore"):  # log 0 = -inf, as logaddexp expects
         logs = np.logaddexp(log_b, np.log(np.arange(customers)[::-1]))  # log(b + N - j), j = 1 .. N
     expected = math.exp(log_a) * float(np.sum(np.exp(log_b - logs)))  # abH
     # Γ(N - m + b) / Γ(N + b) = Π_{j=1..m} 1 / (b + N - j); the Gamma functions themselves overflow,

@@ -19,12 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from featherbed.apps.words import (
-    Lexicon,
-    StorageSettings,
-    VocabularySettings,
-    WordTableSettings,
-)
+from featherbed.apps.words import Lexicon, StorageSettings, VocabularySettings, WordTableSettings
 from featherbed.errors import ArgumentError, DataError
 from featherbed.files import write_file
 from featherbed.graphs import Graph, cooccurrence, cooccurrence_counts
@@ -82,9 +77,7 @@ class ClassifierModelSettings(Settings):
     """The network over the word table."""
 
     kind: str = setting(
-        "cnn",
-        "cnn: convolutions over words; bag: mean of a text's rows.",
-        choices=("cnn", "bag"),
+        "cnn", "cnn: convolutions over words; bag: mean of a text's rows.", choices=("cnn", "bag")
     )
     channels: int = setting(100, "cnn: number of filters of each width.", minimum=1)
     widths: tuple[int, ...] = setting((3, 4, 5), "cnn: widths of the filters.", minimum=1)

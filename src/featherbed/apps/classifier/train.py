@@ -144,9 +144,7 @@ def fit_classifier(
 
 
 def build_optimizer(
-    settings: ClassifierTrainingSettings,
-    model: nn.Module,
-    penalties: dict[nn.Parameter, Penalty],
+    settings: ClassifierTrainingSettings, model: nn.Module, penalties: dict[nn.Parameter, Penalty]
 ) -> torch.optim.Optimizer:
     """Return the optimizer; penalized weights do not decay, code logits have their own
     learning rate."""

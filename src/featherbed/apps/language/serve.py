@@ -43,6 +43,7 @@ from featherbed.packed import (
     Vocabulary,
     as_ids,
     as_loaded,
+    sigmoid,
 )
 from featherbed.packed import check as check_table
 
@@ -244,8 +245,8 @@ class LanguageModel:
             name = f"layer{number}"
             gates = x @ self.weights[f"{name}.input"].T + h @ self.weights[f"{name}.hidden"].T
             i, f, g, o = np.split(gates + self.weights[f"{name}.bias"], 4, axis=1)
-            c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
-            x = (_sigmoid(o) * np.tanh(c)).astype(np.float32)
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            x = (sigmoid(o) * np.tanh(c)).astype(np.float32)
             state[number] = (x, c.astype(np.float32))
         return x
 
@@ -327,11 +328,6 @@ def join_words(words: Sequence[str]) -> str:
     """
     lines = " ".join(words).split(END)
     return "\n".join(line.strip() for line in lines).strip()
-
-
-def _sigmoid(x: Floats) -> Floats:
-    halves: Floats = np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)
-    return halves
 
 
 def _cross_entropy(logits: Floats, targets: Ids) -> NDArray[np.float64]:  # [n, V], [n] -> [n]

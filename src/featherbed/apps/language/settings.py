@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from featherbed.apps.words import (
-    StorageSettings,
-    VocabularySettings,
-    WordTableSettings,
-)
+from featherbed.apps.words import StorageSettings, VocabularySettings, WordTableSettings
 from featherbed.errors import ArgumentError
 from featherbed.settings import Settings, group, setting
 from featherbed.tables import parse_spec

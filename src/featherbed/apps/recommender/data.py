@@ -228,8 +228,8 @@ def make_split(
     for number, name in enumerate(PARTS):
         if required.get(name) and not sizes[number]:
             raise DataError(
-                f"{len(ratings):,} ratings are too few for a {method} split: "
-                f"no rating is left for {name}"
+                f"{len(ratings):,} pairs of users and items are too few for a {method} split: "
+                f"none is left for {name}, give more"
             )
     return apply_parts(ratings, parts, method, seed, ratings_checksum(ratings), workplace)
 
@@ -262,8 +262,7 @@ def _draw(count: int, cuts: tuple[int, int], seed: int) -> NDArray[np.uint8]:
 def _cut_by_time(ratings: Ratings, cuts: tuple[int, int]) -> NDArray[np.uint8]:
     if ratings.times is None:
         raise ArgumentError(
-            "these ratings have no times: name their column (--set columns.time=NAME), or split "
-            "at random"
+            "there are no times: name their column (--set columns.time=NAME), or split at random"
         )
     return _is_later(ratings.times, cuts[0]).astype(np.uint8) + _is_later(ratings.times, cuts[1])
 
@@ -317,7 +316,10 @@ def keep_known(split: Split, workplace: str | Path | None = None) -> Split:
     for number, part in ((VALIDATION, split.validation), (TEST, split.test)):
         known = known_users[part.users] & known_items[part.items]
         if len(part) and not known.any():
-            raise DataError("no held-out rating is of a user and an item that occur in training")
+            raise DataError(
+                "no held-out pair is of a user and an item that occur in training: give more "
+                "lines, or another --split"
+            )
         kept.append(part.select(known, workplace))
         if parts is not None:
             parts[np.flatnonzero(parts == number)[~known]] = LEFT_OUT

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -295,6 +295,7 @@ def _is_same(one: Path, other: Path) -> bool:
 FEW = 1 << 16  # rows that numpy scores before compiled loops are even loaded
 PRIOR_USERS = 20_000  # users whose rows give the prior of a new one
 CLOSE = 20_000  # maximum number of keys compared with an unknown one
+ItemHistory = Sequence[str | tuple[str, float | None]]  # items, or items with a rating or a count
 
 
 class ScoredItem(NamedTuple):
@@ -410,23 +411,23 @@ class Recommender:
         return self._best(scores, min(k, self.about.items - len(excluded)))
 
     def recommend_history(
-        self, history: Sequence[tuple[str, float | None]], k: int = 10
+        self, history: ItemHistory, k: int = 10, *, include_history: bool = False
     ) -> list[ScoredItem]:
         """Return the k best items for a user who is not in the training data, best first.
 
-        ``history`` are (item, rating) pairs; the row of the user is computed by ``fold_in``. Items
-        of the history are left out.
+        ``history`` are items, or (item, rating) pairs; the row of the user is computed by
+        ``fold_in``. Items of the history are left out by default.
         """
         check_count(k)
         known, row = self._folded(history)
         scores = self._scores(*self._query_of(row))
-        excluded = np.unique([id_ for id_, _ in known])
+        excluded = np.empty(0, np.int64) if include_history else np.unique(known)
         if self.items.padding_idx is not None:
             excluded = np.union1d(excluded, [self.items.padding_idx])
         scores[excluded] = -np.inf
         return self._best(scores, min(k, self.about.items - len(excluded)))
 
-    def fold_in(self, history: Sequence[tuple[str, float | None]]) -> Floats:  # [d]
+    def fold_in(self, history: ItemHistory) -> Floats:  # [d]
         """Return the row of a new user in closed form from the stored rows of rated items.
 
         Ratings: with rows u ~ N(m, diag(s)) of the stored users as prior, ratings r_i of items with
@@ -435,10 +436,11 @@ class Recommender:
             u = m + (X'X / noise + diag(1 / s))^-1 X' (r - mean - b - X m) / noise
 
         X holds the rows v_i (with a column of ones for the bias of the user), b the biases of
-        items. Ratings of None mean that the item was liked: they count as the mean plus one
-        standard deviation of the model's error.
+        items. Ratings of None, and items without rating, mean that the item was liked: they count
+        as the mean plus one standard deviation of the model's error.
 
-        A ranking: the numbers are counts with confidences c, None is one event,
+        A ranking: the numbers are counts with confidences c, None is one event, counts of an item
+        are added,
 
             u = (V'V + Σ_i (c_i - 1) v_i v_i' + λ I)^-1 Σ_i c_i v_i
 
@@ -447,23 +449,21 @@ class Recommender:
         """
         return self._folded(history)[1]
 
-    def unknown_items(self, history: Sequence[tuple[str, float | None]]) -> list[str]:
+    def unknown_items(self, history: ItemHistory) -> list[str]:
         """Return the items of a history that the recommender does not know."""
-        return [item for item, _ in history if item not in self.items]
+        return [item for item, _ in _pairs(history) if item not in self.items]
 
-    def _folded(
-        self, history: Sequence[tuple[str, float | None]]
-    ) -> tuple[list[tuple[int, float]], Floats]:
-        implicit = self.about.implicit
+    def _folded(self, history: ItemHistory) -> tuple[Ids, Floats]:  # -> known ids, row [d]
+        implicit, pairs = self.about.implicit, _pairs(history)
         liked = self.about.mean + math.sqrt(self._noise) if implicit is None else 1.0
-        found = self.items.ids([item for item, _ in history]).tolist() if history else []
+        found = self.items.ids([item for item, _ in pairs]).tolist() if pairs else []
         known = [
             (id_, liked if rating is None else float(rating))
-            for id_, (_, rating) in zip(found, history, strict=True)
+            for id_, (_, rating) in zip(found, pairs, strict=True)
             if id_ >= 0
         ]
         if not known:
-            names = ", ".join(repr(item) for item, _ in history[:3])
+            names = ", ".join(repr(item) for item, _ in pairs[:3])
             raise ArgumentError(
                 f"no item of the history is known ({names or 'it is empty'}): give at least one "
                 f"of the {self.about.items:,} items"
@@ -471,13 +471,15 @@ class Recommender:
         ids = np.array([id_ for id_, _ in known])
         values = np.array([value for _, value in known])
         if not (np.abs(values) < 1e30).all():
-            raise ArgumentError("a rating of the history is not a finite number")
+            kind = "rating" if implicit is None else "count"
+            raise ArgumentError(f"a {kind} of the history is not a finite number")
         if implicit is None:
-            return known, self.row_of_ratings(self._item_rows(ids), values).astype(np.float32)
+            return ids, self.row_of_ratings(self._item_rows(ids), values).astype(np.float32)
         if (values <= 0).any():
             raise ArgumentError("a count of the history is not above 0: leave the item out instead")
-        raw = self.row_of_events(ids, implicit.weights(values))
-        return known, implicit.finish(raw, self.item_gram).astype(np.float32)
+        ids, places = np.unique(ids, return_inverse=True)
+        raw = self.row_of_events(ids, implicit.weights(np.bincount(places, values)))
+        return ids, implicit.finish(raw, self.item_gram).astype(np.float32)
 
     def row_of_ratings(
         self, rows: Doubles, ratings: Doubles, earlier: tuple[Doubles, Ids] | None = None
@@ -675,15 +677,17 @@ class Recommender:
         return ScoredItem(key, score, None if self.titles is None else self.titles[id_])
 
 
-def parse_history(text: str) -> list[tuple[str, float | None]]:
+def parse_history(text: str, items: Container[str] = ()) -> list[tuple[str, float | None]]:
     """Return the (item, rating or None) pairs of a text, or of a file: ``12:5,57`` or such lines.
 
-    >>> parse_history("12:5, 57:3.5,tt:99,80")
-    [('12', 5.0), ('57', 3.5), ('tt', 99.0), ('80', None)]
+    Entries that are keys of ``items`` as a whole have no rating.
+
+    >>> parse_history("12:5, 57:3.5,tt:99,80", items=["tt:99"])
+    [('12', 5.0), ('57', 3.5), ('tt:99', None), ('80', None)]
     """
     pairs: list[tuple[str, float | None]] = []
     for entry in split_history(text):
-        item, colon, rating = entry.rpartition(":")
+        item, colon, rating = ("", "", "") if entry in items else entry.rpartition(":")
         try:
             pairs.append((item, float(rating)) if colon else (entry, None))
         except ValueError:
@@ -691,6 +695,10 @@ def parse_history(text: str) -> list[tuple[str, float | None]]:
                 f"{entry[:60]!r} in the history: write item:rating or item, separated by commas"
             ) from None
     return pairs
+
+
+def _pairs(history: ItemHistory) -> list[tuple[str, float | None]]:
+    return [(entry, None) if isinstance(entry, str) else entry for entry in history]
 
 
 def split_history(text: str) -> list[str]:

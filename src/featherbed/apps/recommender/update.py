@@ -82,6 +82,8 @@ def update_recommender(
     if model.about.biases == "apart":
         raise ArgumentError(f"{folder} has biases apart from the rows, to which none can be added")
     reading = _read(model, Path(source), settings)
+    if model.about.implicit is not None:
+        reading = _related(model, reading, source)
     change = _Change(model, reading.ratings)
     tables = change.tables()
     with _beside(folder) as place:
@@ -143,6 +145,31 @@ def _read(model: Recommender, source: Path, settings: UpdateSettings) -> Ratings
     if not len(ratings):
         raise DataError(f"{source}: no events are left: all are below the minimum, or counts of 0")
     return replace(reading, ratings=ratings)
+
+
+def _related(model: Recommender, reading: RatingsReading, source: str | Path) -> RatingsReading:
+    """Leave out events of new users and items that nothing known leads to: no row follows."""
+    ratings, (users, items) = reading.ratings, (reading.ratings.users, reading.ratings.items)
+    has_user, has_item = (
+        np.asarray(table.ids([keys[i] for i in range(len(keys))])) >= 0
+        for table, keys in ((model.users, ratings.user_keys), (model.items, ratings.item_keys))
+    )
+    # rows are computed in this order
+    has_user[users[has_item[items]]] = True
+    has_item[items[has_user[users]]] = True
+    has_user[users[has_item[items]]] = True
+    kept = has_user[users] & has_item[items]
+    if kept.all():
+        return reading
+    left = sorted({ratings.user_keys[int(user)] for user in users[~kept]})
+    names = ", ".join(repr(key[:40]) for key in left[:3]) + (", ..." if len(left) > 3 else "")
+    line = (
+        f"{int((~kept).sum()):,} events of new users with new items alone are left out ({names}): "
+        "no row follows from them"
+    )
+    if not kept.any():
+        raise DataError(f"{source}: {line}; give an event of a known user or item")
+    return replace(reading, ratings=ratings.select(kept), notes=[*reading.notes, line])
 
 
 class _Change:
@@ -230,9 +257,12 @@ class _Change:
                 rows[place] = model.row_of_item(own, self.values[here])
             elif own.any():
                 weights = model.about.implicit.weights(self.values[here])
-                # ALS ends with U'U = V'V, since both sides have the same regularization
-                penalty = model.about.implicit.regularization
-                rows[place] = solve_implicit(model.item_gram, own, weights, penalty)
+                # ALS ends with U'U = V'V, since both sides have the same regularization; new users
+                # are added, and others whose confidence below 1 could leave no positive matrix
+                added = own[(self.user_ids[here] >= model.about.users) | (weights < 1)]
+                gram, penalty = added.T @ added, model.about.implicit.regularization
+                gram += model.item_gram
+                rows[place] = solve_implicit(gram, own, weights, penalty)
         return rows
 
     def write(self, place: Path, users: PackedTable, items: PackedTable) -> None:

@@ -34,8 +34,8 @@ from featherbed.report import bands_by_popularity, sequences_page
 from featherbed.sharing import bare
 from featherbed.tables import GradedTable, Table
 
-COUNT_POWER, GRADES = 0.5, 4  # row weights are counts to this power when bits are divided
-ROWS_PER_GRADE = 256  # the least of a table of several grades
+COUNT_POWER, GRADES = 1.0, 4  # row weights are counts to this power when bits are divided
+ROWS_PER_GRADE = 100  # the least of a table of several grades
 ATTEMPTS, MIN_BITS = 8, 0.9  # until the file of graded rows is small enough
 EXAMPLES, SHOWN = 6, 5  # histories in the report, items of each
 

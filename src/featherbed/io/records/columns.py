@@ -72,6 +72,7 @@ COMMON_NAMES: dict[str, tuple[str, ...]] = {
     "count": (
         "count counts plays playcount listens listencount clicks clickcount views viewcount",
         "quantity qty purchases visits frequency weight events interactions confidence n",
+        "hours hoursplayed minutesplayed playtime watchtime",
     ),
     "time": (
         "timestamp time unixreviewtime unixtime unixtimestamp ts epoch ratingtime ratingtimestamp "
@@ -109,7 +110,7 @@ class Columns:
     Every block is a polars frame of the wanted columns, named "0", "1", ..., as text where the file
     is text, and a column that marks broken lines. ``odd`` holds the types of columns that are
     neither numbers nor text nor dates; ``later`` collects, while blocks are read, names that are
-    not among the columns.
+    not among the columns, ``problem`` says why the first skipped line was skipped.
     """
 
     path: Path
@@ -121,6 +122,7 @@ class Columns:
     delimiter: str = ""
     odd: dict[int, str] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
+    problem: str = ""
 
     @property
     def unit(self) -> str:
@@ -573,8 +575,9 @@ class _DelimitedReader:
                 block = block.replace(b"::", INSIDE)
             elif self.delimiter == " ":
                 block = re.sub(rb"(?m)^\t+|\t+$", b"", re.sub(rb"[ \t]+", b"\t", block))
-            elif self.spaced:
-                block = block.replace(self.separator + b' "', self.separator + b'"')
+            elif self.spaced:  # doubled marks inside a cell follow a blank, too
+                mark = re.escape(self.separator) + rb' "(?!"[^' + re.escape(self.separator)
+                block = re.sub(mark + rb"\r\n])", self.separator + b'"', block)
             if block:
                 yield self._block(block, first, wanted, quotes)
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherbed.errors import DataError
 from featherbed.io.opening import Progress
-from featherbed.io.records.columns import BROKEN, Block, Columns, find_columns, open_columns
-from featherbed.io.records.ratings import KeyColumn, Spool, parse_keys, parse_times, prefetch
-
-if TYPE_CHECKING:
-    import polars as pl
+from featherbed.io.records.columns import find_columns, open_columns
+from featherbed.io.records.ratings import REASONS, KeyColumn, Spool, parse_blocks
 
 ROLES = ("user", "item", "time")
 UNNAMED = {"user": 0, "item": 1, "time": 3}  # places of the columns of MovieLens, without header
@@ -90,10 +85,11 @@ def read_events(
     file.refuse_odd(roles)
     sides = {"user": KeyColumn(workplace), "item": KeyColumn(workplace)}
     times, counts = Spool(np.int64, workplace), Counter[str]()
-    for block in _parse_blocks(file, roles, counts, strict):
-        sides["user"].append(block[0])
-        sides["item"].append(block[1])
-        times.append(block[2])
+    for _, parsed in parse_blocks(file, roles, counts, strict):
+        assert parsed.times is not None
+        sides["user"].append(parsed.users)
+        sides["item"].append(parsed.items)
+        times.append(parsed.times)
     if not len(times):
         raise DataError(
             f"{file.path}: no usable line among {counts['lines']:,}, none has a user, an item and "
@@ -106,6 +102,7 @@ def read_events(
         )
     order = np.argsort(times.array(), kind="stable")
     counts["kept"] = len(order)
+    counts["skipped"] = sum(counts[name] for name in REASONS.values())
     notes = [] if file.header else ["no header: columns are counted from 1"]
     if counts["skipped"]:
         notes.append(f"lines skipped for a missing or unparsable value: {counts['skipped']:,}")
@@ -115,35 +112,3 @@ def read_events(
         {name: counts[name] for name in ("lines", "kept", "skipped")},
         notes,
     )
-
-
-def _parse_blocks(
-    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool
-) -> Iterator[tuple[pl.Series, pl.Series, NDArray[np.int64]]]:
-    """Yield users, items and times of the good lines of each block."""
-    import polars as pl
-
-    for block in prefetch(file.blocks(list(roles.values()))):
-        users, items = (_keys(block, place, file) for place in ("0", "1"))
-        times, fates = parse_times(block.frame["2"])
-        broken = block.frame[BROKEN].str.strip_chars().fill_null("") != ""
-        faults = [users.is_null(), items.is_null(), broken]
-        bad = reduce(np.logical_or, (fault.to_numpy() for fault in faults), fates != 0)
-        blanks = block.blanks()
-        bad[blanks] = True
-        counts["lines"] += len(bad) - len(blanks)
-        counts["skipped"] += int(bad.sum()) - len(blanks)
-        wrong = np.setdiff1d(np.flatnonzero(bad), blanks)
-        if strict and len(wrong):
-            raise DataError(
-                f"{file.path}, {file.unit} {block.line(int(wrong[0]))}: the user, the item or the "
-                "time is missing or cannot be read"
-            )
-        good = pl.Series(~bad)
-        users, items = (_keys(block, place, file, good) for place in ("0", "1"))
-        yield users, items, times[~bad]
-
-
-def _keys(block: Block, place: str, file: Columns, good: pl.Series | None = None) -> pl.Series:
-    cells = block.frame[place] if good is None else block.frame[place].filter(good)
-    return parse_keys(cells, strip=file.kind == "text")

@@ -656,7 +656,7 @@ def read_ratings(
     options: dict[str, Any] = {"folder": workplace, "max_rows": max_rows}
     sides = {"user": KeyColumn(**options), "item": KeyColumn(**options)}
     values, times = Spool(np.float32, **options), Spool(np.int64, **options)
-    for block, parsed in _parse_blocks(file, roles, counts, strict, value):
+    for block, parsed in parse_blocks(file, roles, counts, strict, value):
         _check_range(file, block, parsed, low, high, value)
         sides["user"].append(parsed.users)
         sides["item"].append(parsed.items)
@@ -667,7 +667,7 @@ def read_ratings(
         skipped = _list_skipped(counts)
         raise DataError(
             f"{file.path}: no usable line among {counts['lines']:,}"
-            + (f" ({skipped})" if skipped else "")
+            + (f" ({skipped}), {file.problem}" if skipped else ": it has a header alone")
         )
     with ThreadPoolExecutor(2, "featherbed-keys") as pool:
         (users, user_keys), (items, item_keys) = pool.map(KeyColumn.finish, sides.values())
@@ -751,8 +751,8 @@ def _note_late_time(file: Columns, roles: dict[str, int]) -> list[str]:
     return []
 
 
-def _parse_blocks(
-    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool, value: str
+def parse_blocks(
+    file: Columns, roles: dict[str, int], counts: Counter[str], strict: bool, value: str = "rating"
 ) -> Iterator[tuple[Block, ParsedLines]]:
     """Yield parsed blocks; count the fates of their lines, raise an error for refused ones.
 
@@ -772,10 +772,13 @@ def _parse_blocks(
         for fate, name in REASONS.items():
             counts[name] += int(totals[fate])
         refused = MISSING if strict else ABSURD
-        if totals[refused:].any():
-            row = int(np.flatnonzero(fates >= refused)[0])
+        worst = refused if totals[refused:].any() else MISSING
+        if totals[worst:].any() and (worst == refused or not file.problem):
+            row = int(np.flatnonzero(fates >= worst)[0])
             problem = _describe_problem(block, row, int(fates[row]), list(roles), value)
-            raise DataError(f"{file.path}, {file.unit} {block.line(row)}: {problem}")
+            file.problem = f"{file.unit} {block.line(row)}: {problem}"
+            if worst == refused:
+                raise DataError(f"{file.path}, {file.problem}")
         yield block, parsed
 
 
@@ -789,8 +792,9 @@ def _describe_problem(block: Block, row: int, fate: int, roles: list[str], value
         empty = (role for role in roles if not str(cells[role] or "").strip())
         return f"no {next((value if role == 'rating' else role for role in empty), 'value')}"
     if fate == ABSURD:
+        low = 0 if value == "count" else -MAX_RATING
         return (
-            f"{value} {cells['rating']!r} is not a number from {-MAX_RATING:,.0f} to "
+            f"{value} {cells['rating']!r} is not a number from {low:,.0f} to "
             f"{MAX_RATING:,.0f}: correct or remove the line (an empty {value} is skipped), or "
             f"rescale the {value}s"
         )
@@ -1048,7 +1052,7 @@ def make_ratings(
 ) -> Ratings:
     """Generate ratings with planted structure: groups of users and items, Zipf popularity.
 
-    rating = 3.5 + taste . style + noise, clipped to 1..5; a taste mixes those of two groups.
+    rating = 3.5 + taste . style + noise, clipped to 1..5; a taste mixes the tastes of two groups.
     """
     rng = np.random.default_rng(seed)
 

@@ -116,10 +116,10 @@ class SubwordEncoder:
 
     def __init__(self, tokenizer: str, length: int = MAX_LENGTH) -> None:
         self.length = check_length(length)
-        self._tokenizer = open_tokenizer(tokenizer)
+        self.tokenizer = open_tokenizer(tokenizer)
 
     def _encode(self, text: str) -> Any:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def tokens(self, text: str) -> list[str]:
         """Return the first ``length`` subwords of a text."""
@@ -581,11 +581,7 @@ def _describe(names: Sequence[object], place: int, places: Sequence[int]) -> str
 
 
 def _encode_labels(
-    path: Path,
-    rows: Iterable[Row],
-    notes: list[str],
-    known: Sequence[str] | None,
-    skip_empty: bool,
+    path: Path, rows: Iterable[Row], notes: list[str], known: Sequence[str] | None, skip_empty: bool
 ) -> LabeledTexts:
     lines, labels, texts = _check_rows(path, rows, notes, skip_empty)
     classes = tuple(sorted(set(labels), key=_order) if known is None else known)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-NEGLIGIBLE = 2.0**-40  # of its momentum: what is left then moves nothing
+NEGLIGIBLE = 2.0**-40  # fraction of its momentum below which a row no longer moves
 LONGEST = 1 << 16  # steps remembered; before they are more, every row is brought up to date
 FIRST = 256
 COLUMNS = ("decay", "move", "threshold", "debt", "fall", "tail", "odd")

@@ -33,7 +33,7 @@ NO_VECTOR, NO_MATRIX = torch.empty(0), torch.empty(0, 0)
 _own = threading.local()
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
-train: Any = None  # the compiled loops, imported when they are first asked for
+train: Any = None  # the compiled loops, imported on first use
 slots: Any = None
 pool: Any = None
 
@@ -247,7 +247,7 @@ def slot_rows(
     if not _run(compose, len(ids), support, ids, parts, values, atoms, rows):
         _check_support(support, len(atoms))
     if bounds is None:
-        _run(slots.spread, len(index), rows, index, out)
+        _run(slots.copy_rows, len(index), rows, index, out)
     else:
         shares = NO_VECTOR if weights is None else weights
         _run(slots.pool, len(out), rows, index, out, bounds, shares)

@@ -90,7 +90,7 @@ def slot_rows(
     support: Tensor,  # int [V, s]
     atoms: Tensor,  # [K, d]
     ids: Tensor,  # int64 [n]
-    owner: Tensor | None,  # int64 [n], rising: the bag of each id
+    owner: Tensor | None,  # int64 [n], ascending: the bag of each id
     weights: Tensor | None,  # [n], with owner
     bags: int,
     padding: int,  # id of the row that is zero, or -1
@@ -142,12 +142,12 @@ def _composed(parts: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
 def _pooled(
     rows: Tensor, index: Tensor, owner: Tensor | None, weights: Tensor | None, bags: int
 ) -> Tensor:
-    spread = rows[index]
+    each = rows[index]
     if owner is None:
-        return spread
+        return each
     if weights is not None:
-        spread = spread * weights.detach()[:, None].to(spread.dtype)
-    return rows.new_zeros(bags, rows.shape[1]).index_add_(0, owner, spread)
+        each = each * weights.detach()[:, None].to(each.dtype)
+    return rows.new_zeros(bags, rows.shape[1]).index_add_(0, owner, each)
 
 
 @torch.library.custom_op("featherbed::slot_gradients", mutates_args=())

@@ -253,8 +253,8 @@ class RowParameter:
 class SparseGradient(nn.Embedding):
     """Tells DistributedDataParallel that a parameter has row-sparse gradients.
 
-    DDP asks ``nn.Embedding`` modules only, and assumes the same for all of their parameters, but a
-    table also has dense ones. This module lists a single parameter and owns none.
+    DDP checks ``nn.Embedding`` modules only and assumes the same for all of their parameters, but
+    a table also has dense ones. This module lists a single parameter and owns none.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:

@@ -112,7 +112,7 @@ class Softmax:
             raise ArgumentError(
                 f"temperature={self.temperature!r}: give a number above 0 or a fb.Temperature"
             )
-        _ = self.schedule  # refuses what is no temperature
+        _ = self.schedule  # refuses an invalid temperature
         if not is_number(self.entropy, 0):
             raise ArgumentError(
                 f"entropy={self.entropy!r}: the weight of the entropy is a number of at least 0"
@@ -135,8 +135,8 @@ class Softmax:
         logs = cooled.log_softmax(-1)
         entropy = -(logs.exp() * logs).sum(-1).mean()
         if self.noise:
-            spread = torch.rand_like(logits).clamp_(1e-20, 1 - 1e-7)
-            cooled = (logits - (-spread.log()).log()) / self.schedule(steps).to(logits.dtype)
+            uniform = torch.rand_like(logits).clamp_(1e-20, 1 - 1e-7)
+            cooled = (logits - (-uniform.log()).log()) / self.schedule(steps).to(logits.dtype)
         soft = cooled.softmax(-1)
         return (harden(soft) if self.straight else soft), entropy
 
