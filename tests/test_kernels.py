@@ -227,6 +227,7 @@ def test_one_row_with_a_code_out_of_range_is_an_error(kernels, engine):
 def test_rows_looked_up_one_by_one_load_the_compiled_loops_in_the_end(monkeypatch):
     monkeypatch.delenv("FEATHERBED_KERNELS", raising=False)
     monkeypatch.setattr("featherbed.packed.table.CALLS", 4)
+    monkeypatch.setattr("featherbed.packed.table.LOADING", 8)
     asked = []
     monkeypatch.setattr("featherbed.packed.engine.kernels", lambda rows: bool(asked.append(rows)))
     packed = table("bytes")

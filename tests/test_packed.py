@@ -701,6 +701,9 @@ def test_lying_numbers_are_refused_by_every_use(name, engine, tmp_path, monkeypa
     ):
         with pytest.raises(fb.FormatError, match=f"{named}|out of range"):
             use()
+    with pytest.raises(fb.FormatError, match=f"{named}|out of range"):
+        for id_ in every.tolist():
+            fb.load(bad)[id_]
 
 
 def test_rows_of_a_sound_block_are_found_whatever_the_others_say(tmp_path, monkeypatch):
@@ -782,8 +785,9 @@ def test_totals_that_lead_below_zero_are_refused(tmp_path, monkeypatch):
         bad = rewritten(tmp_path / "t", tmp_path / "bad", change_arrays=change)
         for engine in ("numpy", "numba"):
             monkeypatch.setenv("FEATHERBED_KERNELS", engine)
-            with pytest.raises(fb.FormatError, match="bitmap"):
-                fb.load(bad)[[600]]
+            for ids in ([600], 600):
+                with pytest.raises(fb.FormatError, match="bitmap"):
+                    fb.load(bad)[ids]
 
 
 def test_a_row_may_not_claim_the_entries_of_others(tmp_path, monkeypatch):
@@ -1165,6 +1169,8 @@ def test_golden_files_give_their_rows_for_ever(path, engine, monkeypatch):
         np.testing.assert_allclose(packed[:], rows, rtol=0, atol=1e-6 * np.abs(rows).max())
     else:
         np.testing.assert_array_equal(packed[:], rows)
+    one_by_one = np.stack([packed[id_] for id_ in range(len(packed))])
+    np.testing.assert_allclose(one_by_one, packed[:], rtol=0, atol=1e-6 * np.abs(rows).max())
 
 
 def test_golden_files_show_every_part_of_the_format():

@@ -174,6 +174,7 @@ def uses(table, path):
     some = np.arange(rows) if small else ids
     yield "repr", lambda: repr(table) and None
     yield "row", lambda: table[rows - 1]
+    yield "one by one", lambda: np.stack([table[id_] for id_ in few.tolist()])
     yield "few", lambda: table[ids.reshape(1, -1)]
     yield "rows", lambda: table[some]
     yield "iteration", lambda: np.stack(list(islice(table, 3)))

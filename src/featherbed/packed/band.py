@@ -26,6 +26,8 @@ from featherbed.packed.levels import ValueLevels, value_kind
 from featherbed.packed.matrix import CACHE_BYTES, Floats, Graded, Matrix, level_bits
 
 Ids = NDArray[np.int64]
+RowFetcher = Callable[[int], tuple[list[int], Floats | None]]
+CONTRADICTION = "ragged codes: the counts and the directory do not match each other"
 MOST_CODES = 4096  # of a row
 DIRECTORY_STEP = 16  # rows of a ragged layout between two directory entries
 
@@ -123,44 +125,34 @@ class Fixed:
         stream = bits.pack(np.concatenate(columns, axis=1), widths)
         return cls(rows, count, index_bits, stream, levels, parts)
 
-    @property
-    def bytewise(self) -> bool:
-        """Whether indices are bytes, and values whole bytes."""
-        return self.index_bits == 8 and self.record_bits % 8 == 0
+    def row_fetcher(self, atoms: int) -> RowFetcher:
+        """Return ``fetch`` of one row: from its position to its indices [s] and values [s]."""
+        read, size, levels = bits.field_reader(self.stream), self.record_bits, self.levels
+        choices, stride, width = self.choices(atoms), self.stride(atoms), self.index_bits
+        starts = [j * width for j in range(self.count)]
+        value_bits = 0 if levels is None else levels.bits
+        value_starts = [self.count * width + j * value_bits for j in range(self.count)]
 
-    @property
-    def _records(self) -> NDArray[np.uint8]:  # [rows, bytes of a record]
-        length = self.record_bits // 8
-        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
-        return flat.reshape(self.rows, length)
-
-    def row_fetcher(self, atoms: int) -> Callable[[int], tuple[NDArray[Any], Floats | None]]:
-        """Return ``fetch`` of one row of bytewise codes: from its position to [s] and [s]."""
-        records, count, choices = self._records, self.count, self.choices(atoms)
-        offsets, levels = np.arange(count) * self.stride(atoms), self.levels
-
-        def fetch(position: int) -> tuple[NDArray[Any], Floats | None]:
-            indices: NDArray[Any] = records[position, :count]
-            if choices < 256:
-                check_indices(indices, choices)
-            if self.parts:
-                indices = indices + offsets
+        def fetch(position: int) -> tuple[list[int], Floats | None]:
+            record = read(position * size, size)
+            indices = bits.fields(record, width, starts)
+            if max(indices) >= choices:
+                check_indices(np.array(indices), choices)
+            if stride:
+                indices = [index + j * stride for j, index in enumerate(indices)]
             if levels is None:
                 return indices, None
-            raw = records[position, count:]
-            if levels.bits < 8:
-                values = self.fetch(np.array([position]), atoms)[1]
-                return indices, None if values is None else values.reshape(-1)
-            if levels.table is None:
-                return indices, raw.view(levels.kind).astype(np.float32, copy=False)
-            return indices, levels.table[raw]
+            raw = bits.fields(record, value_bits, value_starts)
+            return indices, levels.decode(np.array(raw, dtype=np.uint32))
 
         return fetch
 
     def field(self, positions: Ids, first: int, last: int) -> NDArray[np.unsignedinteger]:
         """Return codes ``first`` to ``last - 1`` of rows: choices within a part, unchecked."""
-        if self.bytewise:
-            return self._records[:, first:last][positions]
+        if self.index_bits == 8 and self.record_bits % 8 == 0:
+            length = self.record_bits // 8
+            flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
+            return flat.reshape(self.rows, length)[:, first:last][positions]
         start = positions[:, None] * self.record_bits + np.arange(first, last) * self.index_bits
         return bits.unpack(self.stream, start, self.index_bits)
 
@@ -259,7 +251,7 @@ class Ragged:
         first = begins + totals[each, at] - count
         wrong = (begins < 0) | (begins > ends) | (ends > self.entries) | (count > MOST_CODES)
         if np.any(wrong | (totals[:, -1] != ends - begins)):
-            raise FormatError("ragged codes: the counts and the directory do not match each other")
+            raise FormatError(CONTRADICTION)
         return first, count
 
     def fetch(self, positions: Ids, atoms: int) -> tuple[Ids, Floats]:
@@ -272,6 +264,30 @@ class Ragged:
         check_indices(indices, atoms)
         raw = bits.unpack(self.stream, start + self.index_bits, self.levels.bits)
         return indices, np.where(used, self.levels.decode(raw), np.float32(0))
+
+    def row_fetcher(self, atoms: int) -> RowFetcher:
+        """Return ``fetch`` of one row: from its position to its indices [s] and values [s]."""
+        counts, entries = bits.field_reader(self.counts), bits.field_reader(self.stream)
+        index_bits, value_bits = self.index_bits, self.levels.bits
+        width, last = index_bits + value_bits, len(self.directory) - 1
+
+        def fetch(position: int) -> tuple[list[int], Floats | None]:
+            block, at = divmod(position, DIRECTORY_STEP)
+            ends = range(min(DIRECTORY_STEP, self.rows - position + at) * self.count_bits)
+            record = counts((position - at) * self.count_bits, len(ends))
+            sizes = bits.fields(record, self.count_bits, ends[:: self.count_bits or 1])
+            first, count = int(self.directory[block]), sizes[at] if sizes else 0
+            end = self.entries if block == last else int(self.directory[block + 1])
+            if first + sum(sizes) != end or end > self.entries or count > MOST_CODES:
+                raise FormatError(CONTRADICTION)
+            record = entries((first + sum(sizes[:at])) * width, count * width)
+            indices = bits.fields(record, index_bits, range(0, count * width, width))
+            if max(indices, default=0) >= atoms:
+                check_indices(np.array(indices), atoms)
+            raw = bits.fields(record, value_bits, range(index_bits, count * width, width))
+            return indices, self.levels.decode(np.array(raw, dtype=np.uint32))
+
+        return fetch
 
     def all_entries(self, atoms: int) -> Entries:
         """Return the entries of all rows."""
@@ -432,6 +448,13 @@ class Members:
         rank += np.bitwise_count(here & ((np.uint32(1) << bit) - np.uint32(1)))
         return inside, rank
 
+    def find(self, position: int) -> tuple[bool, int]:
+        """Return ``split`` of one position."""
+        block, bit = divmod(position, BLOCK_BITS)
+        flags = int.from_bytes(self.bitmap[block * _WORDS : (block + 1) * _WORDS], "little")
+        below = (flags & ((1 << bit) - 1)).bit_count()
+        return bool((flags >> bit) & 1), int(self.totals[block]) + below
+
 
 @dataclass(eq=False)
 class Affine:
@@ -551,13 +574,21 @@ class Band:
         plus = None if self.plus is None else self.plus.row_reader(compiled)
         if plus is None and self.cell is None and self.affine is None:
             return own
+        affine = self.affine or Affine()
+        weight, bias, norms = affine.weight, affine.bias, affine.norms
+        norm = None if norms is None else norms.row_reader(compiled)
 
         def read(position: int) -> Floats:
-            row = own(position)[None]
-            row = row if self.cell is None else self.cell(row)
-            row = row if plus is None else row + plus(position)
-            row = row if self.affine is None else self.affine(row, np.array([position]))
-            return row.reshape(-1)
+            row = own(position)
+            if self.cell is not None:
+                row = self.cell(row[None])[0]
+            if plus is not None:
+                row = row + plus(position)
+            if weight is not None:
+                row = (row[None] @ weight.dense())[0]
+            if bias is not None:
+                row = row + bias
+            return row if norm is None else row * norm(position)
 
         return read
 
@@ -569,13 +600,13 @@ class Band:
             return stored.row_reader(compiled)
         if compiled and isinstance(codes, Fixed | Ragged) and self._has_loop:
             return partial(self._plan.row, self._row_width)
-        if isinstance(codes, Fixed) and codes.bytewise and self._has_loop:
+        if isinstance(codes, Fixed | Ragged) and self._has_loop:
             assert shared is not None
             fetch, dense, concat = codes.row_fetcher(self.atoms), shared.dense(), self._concatenates
 
             def combine_row(position: int) -> Floats:
                 indices, values = fetch(position)
-                atoms = dense[indices]
+                atoms = dense.take(indices, 0)
                 if values is not None:
                     atoms *= values[:, None]
                 row: Floats = atoms.reshape(-1) if concat else np.add.reduce(atoms, axis=0)

@@ -7,6 +7,8 @@ field may be read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,3 +75,27 @@ def unpack(stream: Words, start: NDArray[np.int64], bit_count: int) -> NDArray[n
     mask = np.uint64((1 << bit_count) - 1)
     fields: NDArray[np.uint32] = ((pair >> (start & 31).astype(np.uint64)) & mask).astype(np.uint32)
     return fields
+
+
+def field_reader(stream: Words) -> Callable[[int, int], int]:
+    """Return a function that reads ``count`` bits from bit ``start`` on as one integer.
+
+    It is for records read one by one: no arrays are made.
+
+    >>> read = field_reader(np.array([105, 0, 0], dtype=np.uint32))
+    >>> read(2, 3), fields(read(0, 5), 2, (0, 2))
+    (2, [1, 2])
+    """
+    data = np.ascontiguousarray(stream).view(np.uint8).data
+
+    def read(start: int, count: int) -> int:
+        taken = int.from_bytes(data[start >> 3 : (start + count + 7) >> 3], "little")
+        return (taken >> (start & 7)) & ((1 << count) - 1)
+
+    return read
+
+
+def fields(record: int, bit_count: int, starts: Iterable[int]) -> list[int]:
+    """Return the fields of ``bit_count`` bits that start at the given bits of a record."""
+    mask = (1 << bit_count) - 1
+    return [(record >> start) & mask for start in starts]

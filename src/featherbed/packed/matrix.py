@@ -211,7 +211,23 @@ class Matrix:
             return lambda position: known[position].astype(np.float32)
         if compiled and self.kind != "float16":
             return partial(self._plan.row, self.shape[1])
-        return lambda position: self.rows(slice(position, position + 1))[0]
+        bits, columns, data, scale = level_bits(self.kind), self.shape[1], self.data, self.scale
+        if scale is None:
+            return lambda position: data[position].astype(np.float32)
+        powers = (1 << np.arange(bits)).astype(np.float32)
+        middle = np.float32((2**bits - 1) / 2)
+        shared = scale.astype(np.float32) if self.axis == 1 else None  # a scale for each column
+
+        def read(position: int) -> Floats:
+            stored = data[position]
+            if bits < 8:
+                flags = np.unpackbits(stored, count=bits * columns, bitorder="little")
+                stored = flags.reshape(columns, bits) @ powers
+            row: Floats = stored - middle
+            row *= scale[position] if shared is None else shared
+            return row
+
+        return read
 
     @cached_property
     def _plan(self) -> engine.Plan:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featherbed.errors import ArgumentError, FormatError, IdError, UnknownKeyError
 from featherbed.packed import engine
-from featherbed.packed.band import Band, Every, Ids
+from featherbed.packed.band import Band, Every, Hash, Ids, Remainder
 from featherbed.packed.engine import WORTH
 from featherbed.packed.matrix import Floats, Graded
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16  # rows composed at once: a large look-up allocates little beyond its result
 CALLS = 1024  # look-ups of one row between two choices of the way they are made
-LOADING = 8  # choices after which rows one by one have cost as much as loading the compiled loops
+LOADING = 32  # choices after which single rows have cost as much as loading the compiled loops
 HELD = 1 << 23  # gathered floats held at once while rows are composed
+MISMATCH = "a band's member bitmap does not match its number of rows"
 
 
 class PackedTable:
@@ -90,7 +91,7 @@ class PackedTable:
             ids = self.ids_of(ids)
         elif isinstance(ids, np.integer):
             ids = int(ids)
-        if type(ids) is int and 0 <= ids < self.rows and len(self.bands) == 1:
+        if type(ids) is int and 0 <= ids < self.rows:
             return self._row(ids)
         if isinstance(ids, slice):
             ids = np.arange(*ids.indices(self.rows))
@@ -108,11 +109,35 @@ class PackedTable:
         """Return one row; whether to load compiled loops is decided every ``CALLS`` calls."""
         if self._calls % CALLS == 0:
             worth = engine.kernels(1 if self._calls < LOADING * CALLS else engine.WORTH)
-            self._read_row = self.bands[0].row_reader(worth)
+            self._read_row = self._row_reader(worth)
         self._calls += 1
         if id_ == self.padding_idx:
             return np.zeros(self.dim, dtype=np.float32)
         return self._read_row(id_)
+
+    def _row_reader(self, compiled: bool) -> Callable[[int], Floats]:  # id -> [d]
+        """Return a function that returns one row: what ``places`` and ``lookup`` do for many."""
+        readers = [band.row_reader(compiled) for band in self.bands]
+        if len(readers) == 1:
+            return readers[0]
+        if any(isinstance(band.codes, Hash | Remainder) for band in self.bands):
+            return lambda id_: self._compose(np.array([id_]))[0]
+
+        def read(id_: int) -> Floats:
+            position, left = id_, self.rows
+            for band, reader in zip(self.bands, readers, strict=True):
+                if band.members is None:
+                    return reader(position)
+                inside, rank = band.members.find(position)
+                left -= band.rows
+                if rank >= band.rows if inside else not 0 <= position - rank < left:
+                    raise FormatError(MISMATCH)
+                if inside:
+                    return reader(rank)
+                position -= rank
+            raise FormatError(MISMATCH)
+
+        return read
 
     def _as_ids(self, ids: Any) -> Ids:
         return np.asarray(self.ids_of(ids)) if _is_keys(ids) else as_ids(ids, self.rows)
@@ -204,7 +229,7 @@ class PackedTable:
             mine, others = rank[inside], (positions - rank)[~inside]
             left -= band.rows
             if beyond(mine, band.rows) or beyond(others, left):
-                raise FormatError("a band's member bitmap does not match its number of rows")
+                raise FormatError(MISMATCH)
             yield band, batch[inside], mine
             batch, positions = batch[~inside], others
 
