@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +25,14 @@ def check_ids(ids: Tensor, rows: int) -> Tensor:  # integer [...] -> int64 [...]
             f"ids have dtype {ids.dtype}; a table takes integer ids from 0 to {rows - 1}: convert "
             "with ids.long()"
         )
-    checked = ids.to(torch.int64, copy=True)
-    if checked.numel():
-        smallest, largest = torch.aminmax(checked)
-        low, high = int(smallest), int(largest)
+    on_cpu = ids.device.type == "cpu"  # by numpy: woken threads of torch spin where ours work
+    found: Any = ids.numpy().astype(np.int64) if on_cpu else ids.to(torch.int64, copy=True)
+    if ids.numel():
+        low, high = int(found.min()), int(found.max())
         if low < 0 or high >= rows:
             bad = low if low < 0 else high
             raise IdError(f"id {bad} is not in this table: ids go from 0 to {rows - 1}")
-    return checked
+    return torch.as_tensor(found)
 
 
 @check_ids.register_fake

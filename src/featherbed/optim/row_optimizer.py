@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,6 +28,8 @@ from featherbed.optim.penalties import Penalties, Penalty, check_penalties
 from featherbed.optim.processes import group_of, raise_together
 
 Group = dict[str, Any]
+
+ALONE = 1 << 20  # numbers that numpy takes in the calling thread
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,27 @@ def initial_value(name: str, group: Group) -> float:
     return float(group.get("initial_accumulator", 0.0)) if name == "v" else 0.0
 
 
+def small_array(values: Tensor) -> Any:
+    """Return a small tensor as an array of numpy, else itself.
+
+    Threads of torch that take part in an operation spin on the cores of our threads afterwards.
+    """
+    on_cpu = values.device.type == "cpu" and values.dtype in (torch.int64, torch.float32)
+    return values.detach().numpy() if on_cpu and values.numel() < ALONE else values
+
+
 def usable(gradient: Tensor) -> bool:
     """Check the row ids of a gradient; return whether all its values are finite."""
     values = gradient
     if gradient.is_sparse:
         ids, rows, values = gradient._indices()[0], len(gradient), gradient._values()
-        low, high = map(int, torch.aminmax(ids)) if len(ids) else (0, 0)
+        known = small_array(ids)
+        low, high = (int(known.min()), int(known.max())) if len(ids) else (0, 0)
         if low < 0 or high >= rows:
             raise IdError(f"ids go from 0 to {rows - 1}: got {low} to {high}")
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+    with np.errstate(all="ignore"):
+        total = float(small_array(values).sum())
+    return math.isfinite(total) or bool(values.isfinite().all())
 
 
 class RowOptimizer(Optimizer):
@@ -481,7 +496,7 @@ class Adagrad(RowOptimizer):
     def advance(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], c: Coefficients) -> Tensor:
         """Update values and state in place."""
         state["v"].addcmul_(grad, grad)
-        scale = state["v"].sqrt().add_(c.eps)
+        scale = torch.as_tensor(small_array(state["v"]) ** 0.5).add_(c.eps)
         p.addcdiv_(grad, scale, value=-c.rate)
         return scale
 
@@ -540,7 +555,7 @@ class AdamW(RowOptimizer):
         p.mul_(c.decay)
         m.lerp_(grad, c.add)
         v.mul_(1 - c.second).addcmul_(grad, grad, value=c.second)
-        scale = v.sqrt().div_(c.correction).add_(c.eps)
+        scale = torch.as_tensor(small_array(v) ** 0.5).div_(c.correction).add_(c.eps)
         p.addcdiv_(m, scale, value=-c.rate)
         return scale
 
@@ -608,7 +623,7 @@ class Yogi(RowOptimizer):
         m, v, squared = state["m"], state["v"], grad * grad
         m.lerp_(grad, c.add)
         v.sub_(torch.sign(v - squared).mul_(squared), alpha=c.second)
-        scale = v.sqrt().add_(c.eps)
+        scale = torch.as_tensor(small_array(v) ** 0.5).add_(c.eps)
         p.addcdiv_(m, scale, value=-c.rate)
         return scale
 

@@ -156,9 +156,9 @@ def settle_rows(
 ) -> Tensor:  # [n] -> [n, s]
     """Apply missed updates in place (``write``) or return settled rows; see ``LazyRows.replay``."""
     ids, rows = ids.to(torch.int64).contiguous(), len(lazy.weight)
-    low, high = map(int, torch.aminmax(ids)) if len(ids) else (0, 0)
-    if not 0 <= low <= high < rows:
-        raise IdError(f"ids go from 0 to {rows - 1}: got {low} to {high}")
+    known = ids.numpy()
+    if len(known) and not 0 <= known.min() <= known.max() < rows:
+        raise IdError(f"ids go from 0 to {rows - 1}: got {known.min()} to {known.max()}")
     if into is None:
         into = lazy.weight.new_empty(0 if write else len(ids), lazy.weight.shape[1])
     numbers = np.zeros(9)
@@ -271,9 +271,11 @@ def slot_gradients(
     total = (torch.empty(size) if keep else _buffer("rows", size, values.dtype)).view(-1, width)
     _sum_rows(index, gradient, total, owner, weights)
     to_values = torch.empty(values.shape)
-    to_atoms = torch.zeros(pieces * len(atoms), width)
+    to_atoms = _buffer("atoms", pieces * len(atoms) * width, values.dtype).view(-1, width)
+    to_atoms.numpy().fill(0)  # torch's threads would wait where ours work
     _run(slots.gradients, pieces, support, values, atoms, total, to_values, to_atoms, grain=1)
-    return to_values, to_atoms.view(pieces, *atoms.shape).sum(0), total
+    sums = to_atoms.numpy().reshape(pieces, *atoms.shape).sum(0)
+    return to_values, torch.from_numpy(sums), total
 
 
 def best_atoms(

@@ -109,7 +109,8 @@ class LazyRows:
 
     def lags(self, weight: Tensor) -> bool:
         """Return whether ``weight`` is the parameter and its rows may have missed updates."""
-        return self.behind and self.weight.data_ptr() == weight.data_ptr()
+        missed = self.history.now > self.history.begin
+        return missed and self.weight.data_ptr() == weight.data_ptr()
 
     def read(self, ids: Tensor) -> Tensor:  # [n] -> [n, s]
         """Return settled rows without writing."""
