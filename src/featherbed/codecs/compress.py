@@ -22,6 +22,7 @@ from featherbed.codecs.rows import WeightedRows
 from featherbed.codecs.target import Target
 from featherbed.codecs.trial import Trial, effort_of, prepare_job
 from featherbed.errors import ArgumentError, DataError
+from featherbed.packed.engine import generic_loops
 from featherbed.packed.keys import Keys, keys_for
 from featherbed.packed.table import PackedTable
 
@@ -98,14 +99,15 @@ def compress(
     codec = None if method == "auto" else codec_of(method)
     job = prepare_job(rows, target.measure, generator, padding_idx, tell)
     trial = Trial(job, target.measure, effort_of(effort), seconds, started)
-    choice = find_best(trial, codec, target)
-    table = trial.table(choice, padding_idx, key_index)
     if command is None:
         arguments: dict[str, Any] = {"budget": budget, "ratio": ratio, "quality": quality}
         arguments |= {"method": method, "measure": measure, "weights": weights, "keys": keys}
         arguments |= {"generator": generator, "padding_idx": padding_idx}
         command = _call(arguments | {"effort": effort, "minutes": minutes})
-    report = CompressionReport.of(table, trial, choice, target, name, command, files)
+    with generic_loops():  # codes of a candidate are read a few times
+        choice = find_best(trial, codec, target)
+        table = trial.table(choice, padding_idx, key_index)
+        report = CompressionReport.of(table, trial, choice, target, name, command, files)
     report.data["seconds"] = time.perf_counter() - started
     table.report = report
     return table

@@ -663,8 +663,11 @@ class Band:
             return self._combine_by_numpy(ids, positions)
         out = engine.empty(len(ids), self._row_width)
         if isinstance(self.codes, Fixed | Ragged):
-            self._plan.run(out, np.ascontiguousarray(positions))
-            return out
+            if engine.shaped_loops():
+                self._plan.run(out, np.ascontiguousarray(positions))
+                return out
+            if self._concatenates:
+                return self._combine_by_numpy(ids, positions)
         indices, values = self.fetch(ids, positions)
         weights = np.ones(indices.shape, dtype=np.float32) if values is None else values
         given = (indices, weights, self.dictionary.dense())

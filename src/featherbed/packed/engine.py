@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -29,6 +30,7 @@ STRIP = 32  # columns
 NEAR, FAR = 40 << 10, 64 << 10  # bytes of a strip in the nearest cache, and of atoms worth strips
 _LOOKUP, _SCORES = "featherbed.kernels.lookup", "featherbed.kernels.scores"
 _AS_LOADED = ContextVar("as_loaded", default=False)
+_GENERIC = ContextVar("generic", default=False)
 
 
 def kernels(rows: int) -> bool:
@@ -46,13 +48,27 @@ def kernels(rows: int) -> bool:
 
 
 @contextlib.contextmanager
-def as_loaded() -> Iterator[None]:
-    """Do not load the compiled loops in this context: they take 100 MB of memory."""
-    before = _AS_LOADED.set(True)
+def _within(switch: ContextVar[bool]) -> Iterator[None]:
+    before = switch.set(True)
     try:
         yield
     finally:
-        _AS_LOADED.reset(before)
+        switch.reset(before)
+
+
+def as_loaded() -> AbstractContextManager[None]:
+    """Do not load the compiled loops in this context: they take 100 MB of memory."""
+    return _within(_AS_LOADED)
+
+
+def generic_loops() -> AbstractContextManager[None]:
+    """Compile no loops for codes of one shape in this context: it takes seconds for each."""
+    return _within(_GENERIC)
+
+
+def shaped_loops() -> bool:
+    """Return whether loops are compiled for codes of one shape."""
+    return not _GENERIC.get()
 
 
 @cache
