@@ -95,6 +95,9 @@ def test_histories_are_parsed(tmp_path):
     assert parse_history("uri:3,i9:2", items=["uri:3"]) == [("uri:3", None), ("i9", 2.0)]
     with pytest.raises(fb.ArgumentError, match="item:rating"):
         parse_history("i3:good")
+    text = "Heat, The\nFog, The:2\ni9,i3:4"
+    commas = [("Heat, The", None), ("Fog, The", 2.0), ("i9", None), ("i3", 4.0)]
+    assert parse_history(text, items=["Heat, The", "Fog, The"]) == commas
 
 
 def test_histories_need_no_ratings(tmp_path):

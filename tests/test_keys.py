@@ -213,6 +213,7 @@ def test_an_error_names_a_limited_number_of_keys():
     with pytest.raises(fb.UnknownKeyError, match="'no 9' and 990 more") as found:
         packed[[f"no {i}" for i in range(1000)]]
     assert len(str(found.value)) < 300
+    assert found.value.keys == tuple(f"no {i}" for i in range(1000))
     with pytest.raises(fb.UnknownKeyError) as found:
         packed[["x" * 10_000, "tea"]]
     assert len(str(found.value)) < 300

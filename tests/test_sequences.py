@@ -17,6 +17,7 @@ from featherbed.apps.sequences import (
     SequenceSettings,
     check_sequences,
     fit_sequences,
+    parse_items,
     rank_targets,
 )
 from featherbed.apps.sequences import fit as fitting
@@ -126,6 +127,10 @@ def test_recommend_prints_items_and_names_unknown_ones(trained):
     assert code == 0
     assert [row["rank"] for row in rows] == [1, 2]
     assert 1 >= rows[0]["score"] >= rows[1]["score"] > 0
+
+
+def test_a_line_of_a_history_may_be_a_key_with_commas():
+    assert parse_items("Heat, The\n12, 57", ["Heat, The"]) == ["Heat, The", "12", "57"]
 
 
 def test_recommend_does_not_need_torch(trained):
@@ -278,7 +283,12 @@ def test_bad_files_end_with_one_line(tmp_path):
             "3 events",
         ),
         "bare": (rows, "u1,i1,0", "it is not known which one is the time"),
-        "words": ([(u, i, "soon") for u, i, _ in rows], "user,item,time", "no usable line"),
+        "dates": (
+            [(u, i, f"{1 + t % 28}.5.2024") for u, i, t in rows],
+            "user,item,date",
+            "line 2: time '1.5.2024' is not a number or an ISO date like 2024-05-31",
+        ),
+        "header only": ([], "user,item,time", "a header alone"),
     }
     for name, (lines, header, message) in cases.items():
         path = write_csv(tmp_path / "bad.csv", lines, header)
@@ -296,6 +306,13 @@ def test_columns_can_be_named(tmp_path):
     assert read_events(path).events.items.tolist() == [1, 0]
 
 
+def test_equal_times_are_noted(tmp_path):
+    path = write_csv(tmp_path / "day.csv", [("a", "x", 7), ("a", "y", 7), ("b", "x", 7)])
+    assert "order of their lines" in " ".join(read_events(path).notes)
+    path = write_csv(tmp_path / "day.csv", [("a", "x", 7), ("a", "y", 7), ("b", "x", 8)])
+    assert not read_events(path).notes
+
+
 def test_bad_requests_end_with_one_line(trained, tmp_path):
     out, _ = trained
     for words, message in (
@@ -307,6 +324,9 @@ def test_bad_requests_end_with_one_line(trained, tmp_path):
         code, printed = run("recommend", out, *words)
         assert code == 2
         assert message in printed
+    code, printed = run("update", out, write_csv(tmp_path / "new.csv", planted(3)))
+    assert code == 2
+    assert "holds a sequence model" in printed
     code, printed = run("recommend", tmp_path, "--history", "i1")
     assert code == 2
     with pytest.raises(fb.MissingFileError, match="no sequence model"):

@@ -19,6 +19,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class FeatherbedError(Exception):
     """The root of all errors raised on purpose."""
@@ -39,7 +41,11 @@ class IdError(FeatherbedError, IndexError):
 
 
 class UnknownKeyError(FeatherbedError, KeyError):
-    """A key that the packed file does not hold."""
+    """Keys that the packed file does not hold: ``keys`` has all, the message names the first."""
+
+    def __init__(self, message: str = "", keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -346,7 +346,8 @@ def _recommend_next(
         raise ArgumentError(
             f"{folder} holds a sequence model: give --history, the items a user had, oldest first"
         )
-    model, items = SequenceRecommender.open(folder), parse_items(history)
+    model = SequenceRecommender.open(folder)
+    items = parse_items(history, model.items)
     found = model.recommend_history(items, k, user=user, include_history=all_items or None)
     if unknown := model.unknown_items(items):
         log_line(f"note: unknown items are skipped: {', '.join(unknown[:20])}")

@@ -188,10 +188,11 @@ def unknown_keys(unknown: Sequence[str], count: int) -> UnknownKeyError:
     names = ", ".join(f"{key[:80]!r}" for key in different[:MOST_NAMED])
     more = len(different) - MOST_NAMED
     if count == 1:
-        return UnknownKeyError(f"no row has the key {names}")
+        return UnknownKeyError(f"no row has the key {names}", different)
     return UnknownKeyError(
         f"{len(unknown)} of {count} keys have no row: {names}{f' and {more} more' * (more > 0)}; "
-        'packed.get(keys, default="zeros") gives rows to all'
+        'packed.get(keys, default="zeros") gives rows to all',
+        different,
     )
 
 

@@ -686,7 +686,7 @@ def parse_history(text: str, items: Container[str] = ()) -> list[tuple[str, floa
     [('12', 5.0), ('57', 3.5), ('tt:99', None), ('80', None)]
     """
     pairs: list[tuple[str, float | None]] = []
-    for entry in split_history(text):
+    for entry in split_history(text, items):
         item, colon, rating = ("", "", "") if entry in items else entry.rpartition(":")
         try:
             pairs.append((item, float(rating)) if colon else (entry, None))
@@ -701,11 +701,13 @@ def _pairs(history: ItemHistory) -> list[tuple[str, float | None]]:
     return [(entry, None) if isinstance(entry, str) else entry for entry in history]
 
 
-def split_history(text: str) -> list[str]:
+def split_history(text: str, items: Container[str] = ()) -> list[str]:
     """Return the entries of a text, which commas and ends of lines separate, or of such a file.
 
-    >>> split_history("12:5, 57")
-    ['12:5', '57']
+    A line that is a key of ``items`` as a whole, perhaps with a rating, is one entry.
+
+    >>> split_history("12:5, 57\\nHeat, The:4", items=["Heat, The"])
+    ['12:5', '57', 'Heat, The:4']
     """
     if os.path.isfile(text):  # noqa: PTH113 - Path.is_file raises an error for a long history
         try:
@@ -715,7 +717,12 @@ def split_history(text: str) -> list[str]:
                 f"{text} cannot be read as UTF-8 text: give a history of items, separated by "
                 "commas or ends of lines"
             ) from None
-    return list(filter(None, map(str.strip, text.replace("\n", ",").split(","))))
+    entries = list[str]()
+    for line in map(str.strip, text.split("\n")):
+        item, _, rating = line.rpartition(":")
+        whole = line in items or (item in items and "," not in rating)
+        entries += [line] if whole else line.split(",")
+    return list(filter(None, map(str.strip, entries)))
 
 
 def check_recommender(folder: str | Path) -> Recommender:

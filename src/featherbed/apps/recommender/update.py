@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherbed.apps.bundle import SEQUENCES
 from featherbed.apps.recommender.closed import Doubles, solve_implicit
 from featherbed.apps.recommender.serve import (
     ITEMS,
@@ -78,6 +79,11 @@ def update_recommender(
     folder = Path(folder)
     if not isinstance(settings, UpdateSettings):
         settings = UpdateSettings.from_values(settings or {})
+    if (folder / SEQUENCES).is_file():
+        raise ArgumentError(
+            f"{folder} holds a sequence model, which needs no update for new users: give "
+            "recommend their --history; new items need featherbed train sequences"
+        )
     model = Recommender.open(folder)
     if model.about.biases == "apart":
         raise ArgumentError(f"{folder} has biases apart from the rows, to which none can be added")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -397,13 +397,15 @@ def check_sequences(folder: str | Path) -> SequenceRecommender:
     return model
 
 
-def parse_items(text: str) -> list[str]:
+def parse_items(text: str, items: Container[str] = ()) -> list[str]:
     """Return the item keys of a text, oldest first, or of a file of such lines.
+
+    A line that is a key of ``items`` as a whole is one item, whatever commas it has.
 
     >>> parse_items("12, 57,tt:99")
     ['12', '57', 'tt:99']
     """
-    return split_history(text)
+    return split_history(text, items)
 
 
 def _keys_of(history: Sequence[Any]) -> list[str]:

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from featherbed.errors import DataError
 from featherbed.io.opening import Progress
 from featherbed.io.records.columns import find_columns, open_columns
-from featherbed.io.records.ratings import REASONS, KeyColumn, Spool, parse_blocks
+from featherbed.io.records.ratings import (
+    REASONS,
+    KeyColumn,
+    Spool,
+    no_usable_line,
+    parse_blocks,
+)
 
 ROLES = ("user", "item", "time")
 UNNAMED = {"user": 0, "item": 1, "time": 3}  # places of the columns of MovieLens, without header
@@ -91,10 +97,7 @@ def read_events(
         sides["item"].append(parsed.items)
         times.append(parsed.times)
     if not len(times):
-        raise DataError(
-            f"{file.path}: no usable line among {counts['lines']:,}, none has a user, an item and "
-            "a time that can be read"
-        )
+        raise no_usable_line(file, counts)
     (users, user_keys), (items, item_keys) = (side.finish() for side in sides.values())
     if len(item_keys) < 2:
         raise DataError(
@@ -106,6 +109,8 @@ def read_events(
     notes = [] if file.header else ["no header: columns are counted from 1"]
     if counts["skipped"]:
         notes.append(f"lines skipped for a missing or unparsable value: {counts['skipped']:,}")
+    if times.array().min() == times.array().max():
+        notes.append("all times are equal: events are taken in the order of their lines")
     return EventsReading(
         Events(users[order], items[order], user_keys, item_keys),
         {role: file.names[place] for role, place in roles.items()},

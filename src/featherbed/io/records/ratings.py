@@ -664,11 +664,7 @@ def read_ratings(
         if parsed.times is not None:
             times.append(parsed.times)
     if len(values) == 0:
-        skipped = _list_skipped(counts)
-        raise DataError(
-            f"{file.path}: no usable line among {counts['lines']:,}"
-            + (f" ({skipped}), {file.problem}" if skipped else ": it has a header alone")
-        )
+        raise no_usable_line(file, counts)
     with ThreadPoolExecutor(2, "featherbed-keys") as pool:
         (users, user_keys), (items, item_keys) = pool.map(KeyColumn.finish, sides.values())
     for side, keys in (("user", user_keys), ("item", item_keys)):
@@ -782,6 +778,15 @@ def parse_blocks(
         yield block, parsed
 
 
+def no_usable_line(file: Columns, counts: Counter[str]) -> DataError:
+    """Return the error for a file of which every line was skipped; it names the first fault."""
+    skipped = _list_skipped(counts)
+    return DataError(
+        f"{file.path}: no usable line among {counts['lines']:,}"
+        + (f" ({skipped}), {file.problem}" if skipped else ": it has a header alone")
+    )
+
+
 def _describe_problem(block: Block, row: int, fate: int, roles: list[str], value: str) -> str:
     cells = dict(zip([*roles, BROKEN], block.frame.row(row), strict=True))
     if cells[BROKEN] in FAULTS:
@@ -801,7 +806,9 @@ def _describe_problem(block: Block, row: int, fate: int, roles: list[str], value
     if "time" in roles:
         _, fates = parse_times(block.frame[str(roles.index("time"))][row : row + 1])
         if fates[0] != GOOD:
-            return f"time {str(cells['time'])[:60]!r} is not a number or an ISO date"
+            return (
+                f"time {str(cells['time'])[:60]!r} is not a number or an ISO date like 2024-05-31"
+            )
     return f"{value} {str(cells['rating'])[:60]!r} is not a number"
 
 
