@@ -403,6 +403,7 @@ def test_compressed_columns_stay_shared_and_train_on():
             "importance of '1' has the shape",
         ),
         ("4KB", lambda found: found["1"].fill_(-1), "finite numbers of at least 0"),
+        ("4KB", lambda found: [one.zero_() for one in found.values()], "importance is 0 in all"),
         ("four", lambda _: None, "budget='four'"),
     ],
 )

@@ -465,6 +465,17 @@ def test_bad_paths_end_with_one_line(tmp_path, paths, message):
     assert message in done.stderr.splitlines()[-1]
 
 
+def test_limits_are_those_of_the_command(folder):
+    options = ["--max-k", "3", "--max-batch", "2", "--max-body", "1000"]
+    with started(folder / "words.safetensors", folder / "films", options=options) as (client, _):
+        assert len(client.post("/words/search", json={"id": 1}).json()["ids"]) == 3
+        assert len(client.post("/films/recommend", json={"history": ["a"]}).json()["items"]) == 3
+        answer = client.post("/words/search", json={"id": 1, "k": 4})
+        assert answer.json()["error"]["message"] == "k must be a whole number from 1 to 3"
+        assert client.post("/words/rows", json={"ids": [1, 2, 3]}).status_code == 413
+        assert client.post("/words/rows", json={"keys": ["w" * 1000]}).status_code == 413
+
+
 @pytest.mark.parametrize("token", [b"", b" \n", b"one two", b"\xff\xfe", "schl\u00fcssel".encode()])
 def test_a_file_without_a_token_serves_nobody(tmp_path, token):
     write_words(tmp_path)

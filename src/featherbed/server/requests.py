@@ -77,8 +77,8 @@ class RequestBody:
         return value
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
-        """Return a whole number between ``least`` and ``most``."""
-        value = self.fields.get(name, default)
+        """Return a whole number between ``least`` and ``most``, which also limits the default."""
+        value = self.fields.get(name, min(default, most))
         if type(value) is not int or not least <= value <= most:
             raise RequestError(400, f"{name} must be a whole number from {least} to {most:,}")
         return value

@@ -240,6 +240,11 @@ def divide_budget(
     groups = _groups(collection, importance)
     sizes = [(group.lengths, group.rows.shape[1]) for group in groups]
     costs = np.concatenate([group.costs.reshape(-1) for group in groups])
+    if not costs.any():
+        raise ArgumentError(
+            "importance is 0 in all rows but empty ones, so that no row would get bytes: measure "
+            "it with importance(batches, loss), or give counts"
+        )
     cells = np.concatenate([np.repeat(lengths, dim) for lengths, dim in sizes])
     tables = [
         GradedTable(len(group.rows), group.rows.shape[1], bits=1, grades=group.lengths)
