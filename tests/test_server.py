@@ -673,6 +673,18 @@ def test_columns_that_cannot_be_read_are_refused(tmp_path, name, content):
     assert "\n" not in str(got.value)
 
 
+def test_columns_without_numbers_are_refused():
+    table = fb.DenseTable(5, 4).pack()
+    for value in (np.nan, np.inf, 1e300):
+        column = np.full(5, value)
+        with pytest.raises(fb.ArgumentError, match="sold holds no finite number"):
+            explore.explore_data(table, columns={"sold": column})
+        column[0] = 3
+        data = explore.explore_data(table, columns={"sold": column})["columns"]["sold"]
+        values = np.frombuffer(base64.b64decode(data["values"]), "<f4")
+        np.testing.assert_array_equal(values, [3, *[np.nan] * 4])
+
+
 def test_an_original_of_other_rows_is_refused():
     table = fb.DenseTable(5, 4).pack()
     for original, message in ((np.ones((4, 4)), "as many rows"), (np.full((5, 4), np.nan), "NaN")):

@@ -731,13 +731,17 @@ def test_damaged_and_unread_checkpoints_are_one_line(tmp_path):
         fb.distributed.save_checkpoint(model, tmp_path / "file", optimizer)
 
 
-def test_models_that_cannot_be_divided(tmp_path):
+def test_models_that_cannot_be_divided(tmp_path, caplog):
     meeting = f"file://{tmp_path / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
     try:
         with pytest.raises(fb.ArgumentError, match="the model is str: give a module"):
             fb.distributed.shard("model")
-        model = fb.distributed.shard(nn.Sequential(fb.DenseTable(9, 4), nn.Linear(4, 1)))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            model = fb.distributed.shard(nn.Sequential(fb.DenseTable(9, 4), nn.Linear(4, 1)))
+        assert [str(one.message)[:200] for one in heard if "torchrec" in one.filename] == []
+        assert "torchrec" not in caplog.text
         with pytest.raises(fb.ArgumentError, match="divided already: shard it once"):
             fb.distributed.shard(model)
         for ids in (torch.tensor([1.5]), torch.tensor([True])):

@@ -102,7 +102,12 @@ def color_columns(
             )
         chosen = np.asarray(values)[ids]
         if chosen.dtype.kind in "iuf":
-            columns[name] = as_numbers(chosen)
+            with np.errstate(over="ignore"):
+                numbers = chosen.astype(np.float32)
+            numbers[~np.isfinite(numbers)] = np.nan  # drawn without a color
+            if np.isnan(numbers).all():
+                raise ArgumentError(f"{name} holds no finite number: leave it out")
+            columns[name] = as_numbers(numbers)
         else:
             names, codes = np.unique(chosen.astype(str), return_inverse=True)
             columns[name] = as_categories(codes) | {"names": names.tolist()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -245,22 +248,37 @@ def shard(
     types = ["row_wise", "table_wise"] if sharding == "auto" else [sharding]
     types = ["row_wise"] if wire == "codes" else types
     constraint = planning.types.ParameterConstraints(sharding_types=types)
-    planner = planning.EmbeddingShardingPlanner(
-        topology=planning.Topology(world, "cpu", local_world_size=local),
-        constraints=dict.fromkeys(names, constraint),
-    )
-    found: nn.Module = parallel.DistributedModelParallel(
-        model,
-        env=_environment(group),
-        device=torch.device("cpu"),
-        plan=planner.collective_plan(model, sharders, group),
-        sharders=sharders,
-    )
+    with _quiet():
+        planner = planning.EmbeddingShardingPlanner(
+            topology=planning.Topology(world, "cpu", local_world_size=local),
+            constraints=dict.fromkeys(names, constraint),
+        )
+        found: nn.Module = parallel.DistributedModelParallel(
+            model,
+            env=_environment(group),
+            device=torch.device("cpu"),
+            plan=planner.collective_plan(model, sharders, group),
+            sharders=sharders,
+        )
     ours = {id(p) for one in divided_tables(found) for p in one.parameters()}
     for parameter in found.parameters():
         if id(parameter) not in ours:
             mark(parameter, group, divided=False)
     return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out TorchRec's warnings about its own calls, which users of ``shard`` cannot change."""
+    log = logging.getLogger("torchrec.distributed.planner")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torchrec")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _environment(group: Any) -> Any:
