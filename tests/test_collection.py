@@ -189,6 +189,17 @@ def test_bad_input_is_one_line(call, message):
     assert "\n" not in str(caught.value)
 
 
+def test_bytes_of_a_collection_are_opened(tmp_path):
+    made().save(tmp_path / "c.safetensors")
+    whole = (tmp_path / "c.safetensors").read_bytes()
+    expected = fb.PackedCollection.load(tmp_path / "c.safetensors")[some_ids()]
+    for given in (whole, bytearray(whole), memoryview(whole)):
+        np.testing.assert_array_equal(fb.PackedCollection.load(given)[some_ids()], expected)
+    for cut in (0, 7, 100, len(whole) - 1):
+        with pytest.raises(fb.FormatError):
+            fb.PackedCollection.load(whole[:cut])
+
+
 def test_a_collection_is_no_table(tmp_path):
     made().save(tmp_path / "c.safetensors")
     with pytest.raises(fb.FormatError, match=r"fb\.PackedCollection\.load"):

@@ -16,6 +16,7 @@ from featherbed.packed.file import (
     Buffer,
     array_of,
     metadata_of,
+    open_bytes,
     open_file,
     refuse_unreadable,
     table_from,
@@ -207,8 +208,10 @@ class PackedCollection:
         write_arrays(Path(path), self.metadata(), self.arrays)
 
     @classmethod
-    def load(cls, path: str | Path, *, mmap: bool = True) -> PackedCollection:
-        """Open a file of a collection: its header is read, everything else is memory-mapped."""
+    def load(cls, path: str | Path | bytes | memoryview, *, mmap: bool = True) -> PackedCollection:
+        """Open a collection's file, or its bytes: the header is read, the rest memory-mapped."""
+        if isinstance(path, bytes | bytearray | memoryview):
+            return read_collection(*open_bytes(path))
         return read_collection(*open_file(Path(path), mapped=mmap))
 
     def check(self) -> None:
