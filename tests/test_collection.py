@@ -165,6 +165,8 @@ np.testing.assert_allclose(packed.rows("size", ids[:, 1]), rows[:, 4:12], atol=1
         (lambda c: c.bag(bags()[0], torch.tensor([[3, 2, -1]] * 4)), "lengths hold -1"),
         (lambda c: c.bag(*bags(), torch.ones(3)), r"shape \(3,\): give \[4\], one for each id"),
         (lambda c: c.pack().bag(*bags(), [1, 2]), r"shape \(2,\): give \[4\]"),
+        (lambda c: c.pack().bag(*bags(), list("abcd")), "per_sample_weights are no array"),
+        (lambda c: c.compress("1KB", dict.fromkeys(SPECS, "x")), "importance of '.*' are no array"),
         (lambda c: c.pack()[[[1, 2, 3, 4], [1, 2]]], "ids are no array"),
         (lambda c: c.pack()[np.full((1, 4), 2**63 + 1, np.uint64)], "id 9223372036854775809 is"),
         (lambda c: c.save("c.safetensors", keys="spoken"), "keys='spoken'"),
@@ -177,7 +179,7 @@ np.testing.assert_allclose(packed.rows("size", ids[:, 1]), rows[:, 4:12], atol=1
         (lambda _: fb.Collection.from_tables([fb.DenseTable(3, 4)]), "tables are list: give"),
         (lambda _: fb.Collection.from_tables({"a": nn.Embedding(3, 4)}), "'a' is Embedding: give"),
         (lambda _: made({"": (3, 4, "dense")}), "named '': give a text"),
-        (lambda _: made({1: (3, 4, "dense")}), "named '1': give a text"),
+        (lambda _: made({1: (3, 4, "dense")}), "named 1: give a text"),
         (lambda _: made({"a\nb": (3, 4, "dense")})(torch.tensor([[9]])), r"column 'a\\nb'"),
     ],
 )
@@ -185,6 +187,17 @@ def test_bad_input_is_one_line(call, message):
     with pytest.raises(fb.FeatherbedError, match=message) as caught:
         call(made())
     assert "\n" not in str(caught.value)
+
+
+def test_bytes_of_a_collection_are_opened(tmp_path):
+    made().save(tmp_path / "c.safetensors")
+    whole = (tmp_path / "c.safetensors").read_bytes()
+    expected = fb.PackedCollection.load(tmp_path / "c.safetensors")[some_ids()]
+    for given in (whole, bytearray(whole), memoryview(whole)):
+        np.testing.assert_array_equal(fb.PackedCollection.load(given)[some_ids()], expected)
+    for cut in (0, 7, 100, len(whole) - 1):
+        with pytest.raises(fb.FormatError):
+            fb.PackedCollection.load(whole[:cut])
 
 
 def test_a_collection_is_no_table(tmp_path):
@@ -229,6 +242,16 @@ def test_keys_and_ids_are_not_mixed(mixed):
     collection = made(KEYED)
     with pytest.raises(fb.ArgumentError, match=r"column 'site' got (1|None) among its keys"):
         collection.ids({"site": mixed, "hour": [0, 1], "referrer": [0, 1]})
+
+
+def test_numbers_are_no_keys():
+    users = fb.Vocabulary.count([[7, 1, 7]])  # rows of the keys "7" and "1"
+    collection = made({"user": (users, 4, "dense"), "hour": (24, 4, "dense")})
+    assert collection.ids({"user": ["1"], "hour": [3]}).tolist() == [[1, 3]]
+    for given in ([1], np.array([1]), torch.tensor([1])):
+        with pytest.raises(fb.ArgumentError, match=r"column 'user' has keys, .*got 1: give"):
+            collection.ids({"user": given, "hour": [3]})
+    assert collection.ids({"user": [], "hour": []}).shape == (0, 2)
 
 
 def test_columns_with_padding_are_not_fused():
@@ -391,6 +414,7 @@ def test_compressed_columns_stay_shared_and_train_on():
             "importance of '1' has the shape",
         ),
         ("4KB", lambda found: found["1"].fill_(-1), "finite numbers of at least 0"),
+        ("4KB", lambda found: [one.zero_() for one in found.values()], "importance is 0 in all"),
         ("four", lambda _: None, "budget='four'"),
     ],
 )

@@ -362,6 +362,14 @@ def test_a_vocabulary_that_cannot_work_is_refused(tmp_path):
         fb.Vocabulary(["a", "b"], shared=1, counts=np.ones(2))
     with pytest.raises(fb.ArgumentError, match=r"keys are strings, got float 2\.5"):
         fb.Vocabulary.count([2.5, 2.5], min_count=2)
+    for stream in (["a", None], [["a", 2.5]], [b"a"], [["a", b"b"]]):
+        with pytest.raises(fb.ArgumentError, match=r"keys are strings, got (NoneType|float|bytes)"):
+            fb.Vocabulary.count(stream)
+    for text in ("tea", b"tea"):  # whose letters are no keys
+        with pytest.raises(fb.ArgumentError, match="tea': give a list of keys"):
+            fb.Vocabulary.count(text)
+        with pytest.raises(fb.ArgumentError, match="tea': give a list of keys"):
+            fb.Vocabulary(text)
     with pytest.raises(fb.ArgumentError, match="min_count"):
         fb.Vocabulary.count(["a"], min_count=0)
     with pytest.raises(fb.ArgumentError, match="1 keys and 2 shared rows were given for 2 rows"):

@@ -1,6 +1,7 @@
 """The HTTP server as a process: answers equal numpy's, refusals name the remedy, files are replaced."""
 
 import base64
+import gzip
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from featherbed.apps.sequences import SequenceRecommender, SequenceShape, write_
 
 httpx = pytest.importorskip("httpx", reason="needs the extra dev")
 pytest.importorskip("fastapi", reason="needs the extra serve")
+explore = pytest.importorskip("featherbed.server.explore", reason="needs the extra serve")
 
 WORDS = ["<pad>", "<unk>", "<eos>", "goal", "profit", "team", "bank"]
 
@@ -254,6 +256,9 @@ def test_embeddings_in_openai_format(client, folder):
     np.testing.assert_array_equal(decoded, found)
     by_id = client.post("/v1/embeddings", json={"model": "words", "input": [[1, 2], [3]]}).json()
     np.testing.assert_allclose(by_id["data"][0]["embedding"], found, rtol=1e-6)
+    absent = {**body, "encoding_format": None, "dimensions": None}  # as some clients send it
+    again = client.post("/v1/embeddings", json=absent).json()
+    assert again["data"][0]["embedding"] == answer["data"][0]["embedding"]
     news = client.post("/v1/embeddings", json={"model": "news", "input": "goal bank"})
     assert len(news.json()["data"][0]["embedding"]) == 4
 
@@ -288,6 +293,12 @@ REFUSED = {
     "unknown user": ("/films/recommend", {"user": "zoe"}, 404, "zoe"),
     "user and history": ("/films/recommend", {"user": "ann", "history": ["a"]}, 400, "one of"),
     "bad history": ("/films/recommend", {"history": [{"item": 3}]}, 400, "entry of history"),
+    "rating by another name": (
+        "/films/recommend",
+        {"history": [{"item": "a", "stars": 2}]},
+        400,
+        "entry of history",
+    ),
     "no recommender": ("/items/recommend", {"user": "ann"}, 404, "not a recommender"),
     "no word": ("/news/classify", {"text": "  "}, 400, "no word"),
     "long text": ("/news/classify", {"text": "a" * 200_000}, 413, "at most 100,000"),
@@ -300,6 +311,13 @@ REFUSED = {
     "missing column": ("/clicks/rows", {"columns": {"site": ["a"]}}, 400, "lacks the column"),
     "uneven columns": ("/clicks/rows", {"columns": {"site": ["a"], "hour": [1, 2]}}, 400, "shapes"),
     "columns as a list": ("/clicks/rows", {"columns": [1]}, 400, "an object"),
+    "columns and ids": (
+        "/clicks/rows",
+        {"columns": {"site": ["a"], "hour": [1]}, "ids": [3]},
+        400,
+        "give columns alone",
+    ),
+    "an empty column": ("/clicks/rows", {"columns": {"site": [], "hour": [1]}}, 400, "one or more"),
     "huge id of a column": (
         "/clicks/rows",
         b'{"column":"hour","ids":[18446744073709551615]}',
@@ -333,7 +351,18 @@ def test_bad_requests_are_told_what_is_accepted(client, case):
 
 
 def test_other_methods_and_paths(client):
-    assert client.get("/items/rows").status_code == 405
+    answer = client.get("/items/rows")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"] == "this endpoint takes POST"
+    assert client.options("/health").json()["error"]["message"] == "this endpoint takes GET"
+    for path in ("/", "/health", "/tables"):
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert int(answer.headers["content-length"]) == len(client.get(path).content)
+    zipped = gzip.compress(b'{"ids": [1]}')
+    answer = client.post("/items/rows", content=zipped, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "without a content-encoding" in answer.json()["error"]["message"]
     assert client.post("/items/nothing").status_code == 404
     assert client.get("/docs").status_code == 404
     assert "/{name}/rows" in client.get("/openapi.json").json()["paths"]
@@ -375,6 +404,7 @@ def test_a_token_and_origins(folder):
     with started(path, options=options, FEATHERBED_TOKEN="secret") as (client, _):
         assert client.get("/tables").status_code == 401
         assert client.get("/tables", headers={"authorization": "Bearer other"}).status_code == 401
+        assert client.get("/").status_code == 200, "the page asks for the token"
         allowed = client.get(
             "/tables",
             headers={"authorization": "Bearer secret", "origin": "https://shop.example"},
@@ -433,6 +463,34 @@ def test_bad_paths_end_with_one_line(tmp_path, paths, message):
     )
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_limits_are_those_of_the_command(folder):
+    options = ["--max-k", "3", "--max-batch", "2", "--max-body", "1000"]
+    with started(folder / "words.safetensors", folder / "films", options=options) as (client, _):
+        assert len(client.post("/words/search", json={"id": 1}).json()["ids"]) == 3
+        assert len(client.post("/films/recommend", json={"history": ["a"]}).json()["items"]) == 3
+        answer = client.post("/words/search", json={"id": 1, "k": 4})
+        assert answer.json()["error"]["message"] == "k must be a whole number from 1 to 3"
+        assert client.post("/words/rows", json={"ids": [1, 2, 3]}).status_code == 413
+        assert client.post("/words/rows", json={"keys": ["w" * 1000]}).status_code == 413
+
+
+@pytest.mark.parametrize("token", [b"", b" \n", b"one two", b"\xff\xfe", "schl\u00fcssel".encode()])
+def test_a_file_without_a_token_serves_nobody(tmp_path, token):
+    write_words(tmp_path)
+    (tmp_path / "token").write_bytes(token)
+    options = ["words.safetensors", "--token-file", "token", "--port", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "featherbed.cli", "serve", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: token holds no token: write one line")
 
 
 def test_a_taken_port_ends_with_one_line(tmp_path):
@@ -567,6 +625,71 @@ def test_the_page_is_explored(client, browser):
         page.click("#ask button")
         page.wait_for_selector("#classify-answer .word")
         assert "%" in page.inner_text("#classify-answer")
+
+
+def test_the_page_asks_for_a_token(folder, browser):
+    with started(folder / "words.safetensors", FEATHERBED_TOKEN="secret") as (client, _):
+        page = browser.new_page()
+        page.on("dialog", lambda dialog: dialog.accept("secret"))
+        page.goto(str(client.base_url))
+        page.wait_for_selector("body[data-ready=words]", timeout=60_000)
+        page.close()
+
+
+def test_the_page_says_that_plotly_is_missing(client, browser):
+    page = browser.new_page()
+    page.route("**/plotly.js", lambda route: route.fulfill(status=404))
+    page.goto(str(client.base_url))
+    page.wait_for_function("document.querySelector('#status').textContent.includes('[view]')")
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("columns.csv", b"genre\n\xff\xfe\n"),
+        ("columns.csv", b"genre,genre\n1,2\n"),
+        ("columns.npz", b"no archive"),
+        ("columns.npz", b"PK\x03\x04"),
+        ("columns.npz", {"genre": np.float32(3)}),
+        ("columns.npz", {"genre": np.ones((300, 2))}),
+        ("columns.npz", {"genre": np.array([None] * 300)}),
+        ("columns.npz", np.ones(300)),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused(tmp_path, name, content):
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(path, **content)
+    else:
+        with path.open("wb") as file:
+            np.save(file, content)
+    with pytest.raises(
+        fb.DataError, match=f"{name} (holds no columns: give|needs a header)"
+    ) as got:
+        explore.read_columns(path)
+    assert "\n" not in str(got.value)
+
+
+def test_columns_without_numbers_are_refused():
+    table = fb.DenseTable(5, 4).pack()
+    for value in (np.nan, np.inf, 1e300):
+        column = np.full(5, value)
+        with pytest.raises(fb.ArgumentError, match="sold holds no finite number"):
+            explore.explore_data(table, columns={"sold": column})
+        column[0] = 3
+        data = explore.explore_data(table, columns={"sold": column})["columns"]["sold"]
+        values = np.frombuffer(base64.b64decode(data["values"]), "<f4")
+        np.testing.assert_array_equal(values, [3, *[np.nan] * 4])
+
+
+def test_an_original_of_other_rows_is_refused():
+    table = fb.DenseTable(5, 4).pack()
+    for original, message in ((np.ones((4, 4)), "as many rows"), (np.full((5, 4), np.nan), "NaN")):
+        with pytest.raises(fb.ArgumentError, match=message):
+            explore.offline_page("items", table, original=original)
 
 
 def test_the_offline_page(folder, tmp_path, browser):

@@ -710,6 +710,47 @@ def test_a_model_of_one_process_keeps_its_checkpoint(tmp_path):
         fb.distributed.pack(model.items)
 
 
+def test_damaged_and_unread_checkpoints_are_one_line(tmp_path):
+    model, optimizer = learned("anchor", 5)
+    place = tmp_path / "c"
+    fb.distributed.save_checkpoint(model, place, optimizer)
+    other = Scorer("anchor")
+    with pytest.raises(fb.DataError, match="this optimizer would not read: give one"):
+        fb.distributed.load_checkpoint(other, place, torch.optim.Adam(other.parameters()))
+    assert fb.distributed.load_checkpoint(other, place) == {}
+    part = next(place.glob("*.distcp"))
+    part.write_bytes(part.read_bytes()[:-1000])
+    with pytest.raises(fb.DataError, match=r"c is damaged, .*: resume from another") as found:
+        fb.distributed.load_checkpoint(model, place, optimizer)
+    assert "\n" not in str(found.value)
+    (place / ".metadata").write_bytes(b"abc")
+    with pytest.raises(fb.DataError, match=r"c is damaged: its \.metadata cannot be read"):
+        fb.distributed.load_checkpoint(model, place, optimizer)
+    (tmp_path / "file").touch()
+    with pytest.raises(fb.DataError, match="the checkpoint cannot be written: "):
+        fb.distributed.save_checkpoint(model, tmp_path / "file", optimizer)
+
+
+def test_models_that_cannot_be_divided(tmp_path, caplog):
+    meeting = f"file://{tmp_path / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        with pytest.raises(fb.ArgumentError, match="the model is str: give a module"):
+            fb.distributed.shard("model")
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            model = fb.distributed.shard(nn.Sequential(fb.DenseTable(9, 4), nn.Linear(4, 1)))
+        assert [str(one.message)[:200] for one in heard if "torchrec" in one.filename] == []
+        assert "torchrec" not in caplog.text
+        with pytest.raises(fb.ArgumentError, match="divided already: shard it once"):
+            fb.distributed.shard(model)
+        for ids in (torch.tensor([1.5]), torch.tensor([True])):
+            with pytest.raises(fb.IdError, match=r"ids have dtype .*whole numbers"):
+                model(ids)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_without_torchrec_one_line_says_what_to_install():
     import subprocess
     import sys

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from featherbed.checks import SERVING, require
+from featherbed.errors import ArgumentError
 
 
 def serve(
@@ -46,7 +48,12 @@ def serve(
 
     token = os.environ.get("FEATHERBED_TOKEN") or None
     if token_file is not None:
-        token = token_file.read_text(encoding="utf-8").strip() or None
+        token = token_file.read_text(encoding="latin-1").strip()
+    if token is not None and not re.fullmatch("[!-~]+", token):
+        raise ArgumentError(
+            f"{token_file or 'FEATHERBED_TOKEN'} holds no token: write one line of letters, "
+            "digits and signs of ASCII, without spaces"
+        )
     run_server(
         ServerSettings(
             tuple(paths),

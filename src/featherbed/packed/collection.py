@@ -16,6 +16,7 @@ from featherbed.packed.file import (
     Buffer,
     array_of,
     metadata_of,
+    open_bytes,
     open_file,
     refuse_unreadable,
     table_from,
@@ -46,11 +47,19 @@ class Column:
     rows: int
     keys: Keys | Vocabulary | None = field(default=None, repr=False, compare=False)
 
-    def ids(self, given: Any) -> NDArray[Any]:
-        """Return ids as they are, and the ids of keys: strings, where the column has keys."""
+    def ids(self, given: Any, *, text: bool = False) -> NDArray[Any]:
+        """Return ids as they are, and the ids of keys: strings, where the column has keys.
+
+        With ``text`` such a column takes keys alone: a number might be meant as one.
+        """
         what = f"ids of the column {self.name!r}"
         array = as_array(given, what, object if _starts_with_text(given) else None)
         if array.dtype.kind not in "UTO":
+            if text and self.keys is not None and array.size:
+                raise ArgumentError(
+                    f"the column {self.name!r} has keys, which are text, and got "
+                    f"{array.reshape(-1)[0]}: give its keys, such as list(map(str, numbers))"
+                )
             return array
         if self.keys is None:
             raise UnknownKeyError(
@@ -156,7 +165,7 @@ class PackedCollection:
         parts = np.split(rows, ends[:-1])
         weights: list[NDArray[Any]] | None = None
         if per_sample_weights is not None:
-            shares = as_array(per_sample_weights, "per_sample_weights")
+            shares = as_array(per_sample_weights, "per_sample_weights", np.float32)
             self.layout.check_weights(shares.shape, len(given))
             weights = np.split(shares, ends[:-1])
         out = np.empty((counts.shape[1], sum(self.dims)), dtype=np.float32)
@@ -199,8 +208,10 @@ class PackedCollection:
         write_arrays(Path(path), self.metadata(), self.arrays)
 
     @classmethod
-    def load(cls, path: str | Path, *, mmap: bool = True) -> PackedCollection:
-        """Open a file of a collection: its header is read, everything else is memory-mapped."""
+    def load(cls, path: str | Path | bytes | memoryview, *, mmap: bool = True) -> PackedCollection:
+        """Open a collection's file, or its bytes: the header is read, the rest memory-mapped."""
+        if isinstance(path, bytes | bytearray | memoryview):
+            return read_collection(*open_bytes(path))
         return read_collection(*open_file(Path(path), mapped=mmap))
 
     def check(self) -> None:
@@ -231,7 +242,7 @@ class Layout:
         for name in self.names:
             if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
                 raise ArgumentError(
-                    f"a column is named {str(name)[:40]!r}: give a text of 1 to {LONGEST_NAME} "
+                    f"a column is named {repr(name)[:42]}: give a text of 1 to {LONGEST_NAME} "
                     "characters"
                 )
         for column in self.columns:
@@ -285,11 +296,11 @@ class Layout:
                 f"per_sample_weights have the shape {tuple(shape)}: give [{count}], one for each id"
             )
 
-    def batch(self, ids: ArrayLike | Mapping[str, ArrayLike]) -> Ids:  # -> [B, columns]
-        """Return the checked ids of a batch."""
+    def batch(self, ids: Any, *, text: bool = False) -> Ids:  # -> [B, columns]
+        """Return the checked ids of a batch; see ``Column.ids`` for ``text``."""
         if isinstance(ids, Mapping):
             self.check_names(ids)
-            parts = [column.ids(ids[column.name]) for column in self.columns]
+            parts = [column.ids(ids[column.name], text=text) for column in self.columns]
             if len({part.shape for part in parts}) > 1 or parts[0].ndim != 1:
                 shapes = {name: part.shape for name, part in zip(self.names, parts, strict=True)}
                 raise ArgumentError(f"ids have the shapes {shapes}: give [B] for every column")

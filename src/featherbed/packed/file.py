@@ -215,6 +215,11 @@ def to_bytes(table: PackedTable) -> bytes:
 
 def from_bytes(data: Any) -> PackedTable:
     """Return the table in the bytes of a packed file, or an array of them; they are not copied."""
+    return _read_table(*open_bytes(data))
+
+
+def open_bytes(data: Any) -> tuple[dict[str, Any], int, Buffer]:
+    """Return the header, the offset of the data, and all of the bytes of a file."""
     view = memoryview(data).cast("B")
     length = int.from_bytes(view[:8], "little")
     if length > MOST_HEADER or 8 + length > len(view):
@@ -223,7 +228,7 @@ def from_bytes(data: Any) -> PackedTable:
             f"their header would have {length:,} bytes"
         )
     text = bytes(view[8 : 8 + length])
-    return _read_table(read_header(text, len(view) - 8 - length, "this"), 8 + length, view)
+    return read_header(text, len(view) - 8 - length, "this"), 8 + length, view
 
 
 def _read_table(header: dict[str, Any], start: int, buffer: Buffer) -> PackedTable:

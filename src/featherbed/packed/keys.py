@@ -667,7 +667,7 @@ class Vocabulary:
             self.keys: Keys | tuple[str, ...] = keys
             shared, counts = keys.shared, keys.counts
         else:
-            self.keys = tuple(keys)
+            self.keys = tuple(_refuse_text(keys))
             self._row_of: dict[Any, int] = {key: row for row, key in enumerate(self.keys)}
             if len(self._row_of) < len(self.keys):
                 raise ArgumentError("a key is given to more than one row: keys must differ")
@@ -701,8 +701,12 @@ class Vocabulary:
         """
         check_integer("min_count", min_count)
         counts = Counter[Any]()
-        for key, number in Counter(chain.from_iterable(map(_batch, stream))).items():
+        batches = map(_batch, _refuse_text(stream))
+        for key, number in Counter(chain.from_iterable(batches)).items():
             counts[str(key) if isinstance(key, int) else key] += number
+        for key in counts:
+            if not isinstance(key, str):
+                encode_key(key)  # whose error names the key
         first = tuple(special)
         others = sorted(counts.keys() - set(first), key=lambda key: (-counts[key], key))
         limit = None if most is None else max(0, check_integer("most", most) - len(first))
@@ -763,9 +767,15 @@ class Vocabulary:
         return join_bytes(encode_all(self.keys))
 
 
+def _refuse_text(keys: Iterable[Any]) -> Iterable[Any]:
+    if isinstance(keys, str | bytes):  # whose letters would be keys
+        raise ArgumentError(f"keys={keys[:40]!r}: give a list of keys")
+    return keys
+
+
 def _batch(keys: Any) -> Iterable[Any]:
     """Return one key, or the keys of a batch, one by one."""
-    if isinstance(keys, str | int | np.integer):
+    if isinstance(keys, str | bytes | int | np.integer):
         return (int(keys) if isinstance(keys, np.integer) else keys,)
     if hasattr(keys, "tolist"):  # an array or a tensor
         found = np.asarray(keys).reshape(-1).tolist()

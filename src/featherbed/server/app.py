@@ -381,7 +381,8 @@ def read_history(value: Any, limits: Limits) -> list[tuple[str, float | None]]:
         item, rating = (
             (entry.get("item"), entry.get("rating")) if isinstance(entry, dict) else (entry, None)
         )
-        if not isinstance(item, str) or type(rating) not in (int, float, type(None)):
+        others = isinstance(entry, dict) and entry.keys() - {"item", "rating"}
+        if others or not isinstance(item, str) or type(rating) not in (int, float, type(None)):
             raise RequestError(
                 400, 'an entry of history is a key, or {"item": key, "rating": number}'
             )
@@ -470,7 +471,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {
         404: "no such endpoint: see /openapi.json",
-        405: "this endpoint takes another method",
+        405: f"this endpoint takes {(error.headers or {}).get('Allow')}",
     }
     text = message.get(error.status_code, str(error.detail))
     body = error_body(error.status_code, text)

@@ -239,10 +239,9 @@ def served_name(path: str) -> tuple[str, Path]:
 
     >>> served_name("words=models/glove.safetensors")
     ('words', PosixPath('models/glove.safetensors'))
-    >>> served_name("tables.safetensors")
+    >>> served_name("tables.st")
     Traceback (most recent call last):
-    featherbed.errors.ArgumentError: 'tables' is an endpoint of the server: write
-    NAME=tables.safetensors
+    featherbed.errors.ArgumentError: 'tables' is an endpoint of the server: write NAME=tables.st
     """
     name, equals, place = path.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9._-]+", name):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import orjson
@@ -101,7 +102,12 @@ def color_columns(
             )
         chosen = np.asarray(values)[ids]
         if chosen.dtype.kind in "iuf":
-            columns[name] = as_numbers(chosen)
+            with np.errstate(over="ignore"):
+                numbers = chosen.astype(np.float32)
+            numbers[~np.isfinite(numbers)] = np.nan  # drawn without a color
+            if np.isnan(numbers).all():
+                raise ArgumentError(f"{name} holds no finite number: leave it out")
+            columns[name] = as_numbers(numbers)
         else:
             names, codes = np.unique(chosen.astype(str), return_inverse=True)
             columns[name] = as_categories(codes) | {"names": names.tolist()}
@@ -128,13 +134,25 @@ def color_columns(
 
 def read_columns(path: Path) -> dict[str, NDArray[Any]]:
     """Return the columns of a .csv or .tsv file with a header, or the arrays of an .npz file."""
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ","))
-    if len(rows) < 2 or len({len(row) for row in rows}) > 1:
-        raise DataError(f"{path.name} needs a header and the same number of cells in every line")
+    try:
+        if path.suffix == ".npz":
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+            if any(values.ndim != 1 for values in found.values()):
+                raise ValueError
+            return found
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            rows = list(csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ","))
+    except (ValueError, TypeError, EOFError, csv.Error, BadZipFile):
+        raise DataError(
+            f"{path.name} holds no columns: give a .csv or .tsv file in UTF-8, or an .npz file of "
+            "arrays [rows] of numbers or text"
+        ) from None
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len({*rows[0]}) < len(rows[0]):
+        raise DataError(
+            f"{path.name} needs a header of different names and the same number of cells in every "
+            "line"
+        )
     columns = {}
     for name, *cells in zip(*rows, strict=True):
         try:
@@ -216,6 +234,8 @@ def original_table(original: NDArray[Any], table: PackedTable) -> PackedTable:
             f"the original is {original.shape}, the table {(table.rows, table.dim)}: give a matrix "
             "of as many rows"
         )
+    if not np.isfinite(original).all():
+        raise ArgumentError("the original holds NaN or infinity: give the matrix without them")
     values = Matrix.encode(np.asarray(original, dtype=np.float32), "float32")
     return PackedTable([Band(table.rows, Every(), values=values)], original.shape[1])
 

@@ -55,11 +55,12 @@ class RequestBody:
         if unknown := fields.keys() - set(accepted):
             names = ", ".join(repr(name[:40]) for name in sorted(unknown)[:5])
             raise RequestError(400, f"{names}: unknown; a request has {', '.join(accepted)}")
-        return cls(fields, limits)
+        given = {name: value for name, value in fields.items() if value is not None}
+        return cls(given, limits)
 
     def one_of(self, *names: str) -> str:
         """Return the one name among ``names`` that the request has."""
-        given = [name for name in names if self.fields.get(name) is not None]
+        given = [name for name in names if name in self.fields]
         if len(given) != 1:
             raise RequestError(400, f"give exactly one of {', '.join(names)}")
         return given[0]
@@ -76,8 +77,8 @@ class RequestBody:
         return value
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
-        """Return a whole number between ``least`` and ``most``."""
-        value = self.fields.get(name, default)
+        """Return a whole number between ``least`` and ``most``, which also limits the default."""
+        value = self.fields.get(name, min(default, most))
         if type(value) is not int or not least <= value <= most:
             raise RequestError(400, f"{name} must be a whole number from {least} to {most:,}")
         return value
@@ -101,7 +102,7 @@ class RequestBody:
         values, most = self.fields.get(name), most or self.limits.batch
         what = "texts" if kind is str else "whole numbers"
         if not isinstance(values, list) or not values:
-            raise RequestError(400, f"{name} must be a list of {what}")
+            raise RequestError(400, f"{name} must be a list of {what}, one or more")
         if len(values) > most:
             raise RequestError(413, f"{name} has {len(values):,} entries: send at most {most:,}")
         if set(map(type, values)) != {kind}:
@@ -133,8 +134,10 @@ class RequestBody:
             values = self.list_of(given, int if given == "ids" else str, most)
             return collection.rows(name, _whole(values) if given == "ids" else values)
         columns = self.fields["columns"]
-        if not isinstance(columns, dict):
-            raise RequestError(400, "columns must be an object: a list of ids or keys by column")
+        if not isinstance(columns, dict) or len(self.fields) > 1:
+            raise RequestError(
+                400, "give columns alone: an object, a list of ids or keys by column"
+            )
         collection.layout.check_names(columns)
         most = max(1, min(self.limits.batch, self.limits.numbers // sum(collection.dims)))
         lists = RequestBody(columns, self.limits)

@@ -232,7 +232,8 @@ class Collection(nn.Module):
     def ids(self, keys: Mapping[str, Any]) -> Tensor:  # -> int64 [B, columns]
         """Return the ids of a batch of keys, [B] by the name of the column.
 
-        Unseen keys have one of the shared rows of the column's vocabulary.
+        Unseen keys have one of the shared rows of the column's vocabulary. Keys are text: numbers
+        are ids, of columns without a vocabulary.
 
         >>> import featherbed as fb
         >>> sites = fb.Vocabulary(["a.org", "b.com"], shared=2)
@@ -241,7 +242,7 @@ class Collection(nn.Module):
         >>> collection.ids({"site": ["b.com", "new.net"], "hour": [7, 23]}).tolist()
         [[1, 7], [3, 23]]
         """
-        return torch.from_numpy(self.layout.batch(keys))
+        return torch.from_numpy(self.layout.batch(keys, text=True))
 
     def rows(self, name: str, ids: Tensor) -> Tensor:  # [...] -> [..., d]
         """Return the rows of ids of one column."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from featherbed.checks import read_bytes
 from featherbed.codecs.graded import LEFT, allocate_bits, grade_ends
 from featherbed.errors import ArgumentError
-from featherbed.packed.collection import Column, PackedCollection
+from featherbed.packed.collection import Column, PackedCollection, as_array
 from featherbed.packed.file import header_for
 from featherbed.packed.matrix import MOST_GRADES
 from featherbed.report.budget import budget_page, budget_text
@@ -240,6 +240,11 @@ def divide_budget(
     groups = _groups(collection, importance)
     sizes = [(group.lengths, group.rows.shape[1]) for group in groups]
     costs = np.concatenate([group.costs.reshape(-1) for group in groups])
+    if not costs.any():
+        raise ArgumentError(
+            "importance is 0 in all rows but empty ones, so that no row would get bytes: measure "
+            "it with importance(batches, loss), or give counts"
+        )
     cells = np.concatenate([np.repeat(lengths, dim) for lengths, dim in sizes])
     tables = [
         GradedTable(len(group.rows), group.rows.shape[1], bits=1, grades=group.lengths)
@@ -298,7 +303,7 @@ def _checked(collection: Collection, column: Column, importance: dict[str, Tenso
     total = np.zeros(column.rows)
     for other in collection.layout.columns:
         if (other.table, other.start) == (column.table, column.start):
-            given = np.asarray(importance[other.name], dtype=np.float64)
+            given = as_array(importance[other.name], f"importance of {other.name!r}", np.float64)
             finite = given.shape == (column.rows,) and bool(np.isfinite(given).all())
             if not finite or bool((given < 0).any()):
                 raise ArgumentError(

@@ -7,11 +7,13 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -49,8 +51,7 @@ def save_checkpoint(
     entries = model_entries(model) | optimizer_entries(model, optimizer)
     entries["extra"] = json.dumps(extra or {})
     _alone(group, lambda: shutil.rmtree(draft, ignore_errors=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
+    with _one_line(f"{draft} cannot be written"):
         save(entries, checkpoint_id=draft, process_group=group, no_dist=group is None)
 
     def replace() -> None:
@@ -74,7 +75,7 @@ def load_checkpoint(
     entries = model_entries(model) | optimizer_entries(model, optimizer)
     error: FeatherbedError | None = None
     try:
-        _check(path, entries)
+        _check(path, entries, optimizer is not None)
     except FeatherbedError as found:
         error = found
     raise_together(error, group)
@@ -83,27 +84,45 @@ def load_checkpoint(
             for parameter in model.parameters():
                 owner.forget(parameter)
     entries["extra"] = ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _one_line(f"{path} is damaged, and parts of it were read: resume from another checkpoint"):
         load(entries, checkpoint_id=path, process_group=group, no_dist=group is None)
     _set_plain(model, optimizer, entries)
     found_extra: dict[str, Any] = json.loads(entries["extra"])
     return found_extra
 
 
+@contextmanager
+def _one_line(message: str) -> Iterator[None]:
+    """Turn the error that torch raises in all processes into one line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        try:
+            yield
+        except CheckpointException as error:  # no Exception: nobody else would catch it
+            cause = next(iter(error.failures.values()))[0]
+            shown = f"{type(cause).__name__} {cause}".strip().partition("\n")[0]
+            raise DataError(f"{message} ({shown[:200]})") from None
+
+
 def _alone(group: Any, action: Any) -> None:
-    """Do something in the first process while the others wait."""
+    """Do something in the first process while the others wait; all have its error."""
+    error: FeatherbedError | None = None
     if group is None or torch.distributed.get_rank(group) == 0:
-        action()
-    if group is not None:
-        torch.distributed.barrier(group)
+        try:
+            action()
+        except OSError as found:
+            error = DataError(f"the checkpoint cannot be written: {found}")
+    raise_together(error, group)
 
 
-def _check(path: Path, entries: Entries) -> None:
+def _check(path: Path, entries: Entries, resumed: bool) -> None:
     """Raise an error if a folder is no checkpoint of this model."""
     if not (path / ".metadata").exists():
         raise MissingFileError(f"{path} is no checkpoint: give the folder that was saved")
-    stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    try:
+        stored = FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:
+        raise DataError(f"{path} is damaged: its .metadata cannot be read") from error
     for name, value in entries.items():
         if name not in stored:
             raise DataError(f"{path} is the checkpoint of another model: it has no {name}")
@@ -114,6 +133,12 @@ def _check(path: Path, entries: Entries) -> None:
                 f"{path} is the checkpoint of another model: {name} has shape {tuple(size)} there, "
                 f"{tuple(shape)} here"
             )
+    left = [name for name in stored if name.startswith("optimizer.") and name not in entries]
+    if resumed and left:
+        raise DataError(
+            f"{path} has {left[0]}, which this optimizer would not read: give one of the same kind "
+            "(those of torch.optim have their state after a first step), or none"
+        )
 
 
 def plain_name(name: str) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from featherbed.checks import check_choice
-from featherbed.errors import ArgumentError, FeatherbedWarning, MissingExtra
+from featherbed.errors import ArgumentError, FeatherbedWarning, IdError, MissingExtra
 from featherbed.interop.torchrec import kernels
 from featherbed.interop.torchrec.packing import pack
 from featherbed.optim.processes import largest, mark, total
@@ -84,7 +87,7 @@ class DividedTable(Divided, Table):
 
     def forward(self, ids: Tensor) -> Tensor:  # integer [...] -> [..., d]
         """Return the rows of ids; wrong ids are an error in all processes."""
-        return self.lookup(ids.long())
+        return self.lookup(_whole(ids))
 
     @property
     def penalized(self) -> tuple[nn.Parameter, ...]:
@@ -152,7 +155,7 @@ class DividedBag(Divided):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:  # [B, d]
         """Pool the rows of each bag."""
-        ids, weights = input.reshape(-1).long(), per_sample_weights
+        ids, weights = _whole(input).reshape(-1), per_sample_weights
         if input.dim() == 2:
             lengths = torch.full((len(input),), input.shape[1])
         elif offsets is not None:
@@ -170,6 +173,13 @@ class DividedBag(Divided):
         lengths = nn.functional.pad(lengths, (0, max(1, most) - bags))  # TorchRec wants equal ones
         found: Tensor = self.exchange(ids, lengths, weights)
         return found[:bags]
+
+
+def _whole(ids: Tensor) -> Tensor:
+    """Return ids as int64; refuse what ``long`` would round."""
+    if ids.numel() and (ids.is_floating_point() or ids.dtype == torch.bool):
+        raise IdError(f"ids have dtype {ids.dtype}: a table takes whole numbers, ids.long()")
+    return ids.long()
 
 
 def shard(
@@ -221,8 +231,11 @@ def shard(
             "processes that torchrun starts"
         )
     group = torch.distributed.group.WORLD if group is None else group
-    if isinstance(model, Table | Bag | nn.EmbeddingBag):
-        raise ArgumentError("the model is itself a table: give a module that contains it")
+    if not isinstance(model, nn.Module) or isinstance(model, Table | Bag | nn.EmbeddingBag):
+        what = "itself a table" if isinstance(model, nn.Module) else type(model).__name__
+        raise ArgumentError(f"the model is {what}: give a module that contains its tables")
+    if any(isinstance(one, Divided) for one in model.modules()):
+        raise ArgumentError("the tables of the model are divided already: shard it once")
     names = replace_tables(model, torch.distributed.get_world_size(group), wire)
     from featherbed.interop.torchrec.collections import (
         CompactBagCollectionSharder,
@@ -235,22 +248,37 @@ def shard(
     types = ["row_wise", "table_wise"] if sharding == "auto" else [sharding]
     types = ["row_wise"] if wire == "codes" else types
     constraint = planning.types.ParameterConstraints(sharding_types=types)
-    planner = planning.EmbeddingShardingPlanner(
-        topology=planning.Topology(world, "cpu", local_world_size=local),
-        constraints=dict.fromkeys(names, constraint),
-    )
-    found: nn.Module = parallel.DistributedModelParallel(
-        model,
-        env=_environment(group),
-        device=torch.device("cpu"),
-        plan=planner.collective_plan(model, sharders, group),
-        sharders=sharders,
-    )
+    with _quiet():
+        planner = planning.EmbeddingShardingPlanner(
+            topology=planning.Topology(world, "cpu", local_world_size=local),
+            constraints=dict.fromkeys(names, constraint),
+        )
+        found: nn.Module = parallel.DistributedModelParallel(
+            model,
+            env=_environment(group),
+            device=torch.device("cpu"),
+            plan=planner.collective_plan(model, sharders, group),
+            sharders=sharders,
+        )
     ours = {id(p) for one in divided_tables(found) for p in one.parameters()}
     for parameter in found.parameters():
         if id(parameter) not in ours:
             mark(parameter, group, divided=False)
     return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out TorchRec's warnings about its own calls, which users of ``shard`` cannot change."""
+    log = logging.getLogger("torchrec.distributed.planner")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torchrec")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _environment(group: Any) -> Any:
