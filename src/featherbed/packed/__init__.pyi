@@ -59,6 +59,7 @@ from featherbed.packed.keys import IntegerKeys as IntegerKeys
 from featherbed.packed.keys import Keys as Keys
 from featherbed.packed.keys import TextKeys as TextKeys
 from featherbed.packed.keys import Vocabulary as Vocabulary
+from featherbed.packed.keys import compact_keys as compact_keys
 from featherbed.packed.levels import ValueLevels as ValueLevels
 from featherbed.packed.matrix import Floats as Floats
 from featherbed.packed.matrix import Graded as Graded

@@ -178,6 +178,15 @@ def keys_for(rows: int, keys: Iterable[str]) -> Keys:
     return index
 
 
+def compact_keys(keys: Sequence[str]) -> Keys:
+    """Index keys in the smallest form that keeps their text.
+
+    >>> compact_keys(IntegerKeys(np.array([7, 3]))).form, compact_keys(["tea", "rum"]).form
+    ('integer', 'text')
+    """
+    return Keys.of(keys, "integer" if isinstance(keys, IntegerKeys) else "text")
+
+
 def unknown_keys(unknown: Sequence[str], count: int) -> UnknownKeyError:
     """Return the error for the unknown ones among ``count`` keys; it names a few of them.
 

@@ -69,7 +69,7 @@ from featherbed.apps.recommender.train import (
 from featherbed.checks import TRAINING, Packages, require
 from featherbed.errors import ArgumentError, DataError
 from featherbed.io.records import Ratings, RatingsReading, count_ids, read_ratings, read_titles
-from featherbed.packed import IntegerKeys, Keys, PackedTable
+from featherbed.packed import PackedTable, compact_keys
 from featherbed.progress import show_progress
 from featherbed.report import describe_cost, ranking_bands, ranking_page
 
@@ -239,9 +239,7 @@ class RankingRun(Application[RankingSettings, RecommenderData, FittedRanking]):
             tables = self._pack(whole, rows, plan)
             float32 = self._als(whole, method.plain, method.dim)
         keyed = [
-            table.replace(
-                keys=Keys.of(keys, "integer" if isinstance(keys, IntegerKeys) else "plain")
-            )
+            table.replace(keys=compact_keys(keys))
             for table, keys in zip(
                 tables, (split.train.user_keys, split.train.item_keys), strict=True
             )

@@ -57,10 +57,9 @@ from featherbed.io.records import ItemTitles, Ratings, count_ids
 from featherbed.packed import (
     Band,
     Identity,
-    IntegerKeys,
-    Keys,
     Matrix,
     PackedTable,
+    compact_keys,
     compare_sizes,
     file_size,
 )
@@ -448,7 +447,7 @@ class RecommenderRun(Application[RecommenderSettings, RecommenderData, FittedRec
                 table.bands,
                 table.dim,
                 padding_idx=table.padding_idx,
-                keys=Keys.of(keys, "integer" if isinstance(keys, IntegerKeys) else "plain"),
+                keys=compact_keys(keys),
                 made_by=table.made_by,
             )
             for table, keys in ((model.users, train.user_keys), (model.items, train.item_keys))

@@ -335,7 +335,7 @@ def _extend(
         return edited
     form = old.form
     if form == "integer" and not all(_is_integer(key) for key in keys):
-        form = "plain"
+        form = "text"
     return edited.replace(keys=Keys.of([*old, *keys], form))
 
 

@@ -28,7 +28,7 @@ from featherbed.checks import TRAINING, require
 from featherbed.errors import ArgumentError, DataError
 from featherbed.graphs import Graph, edge_file
 from featherbed.io.records import read_events, read_titles
-from featherbed.packed import IntegerKeys, Keys, PackedTable, compare_sizes, file_size
+from featherbed.packed import PackedTable, compact_keys, compare_sizes, file_size
 from featherbed.progress import show_progress
 from featherbed.report import bands_by_popularity, sequences_page
 from featherbed.sharing import bare
@@ -337,8 +337,7 @@ def pack_rows(
     else:
         weights = None if counts is None else torch.from_numpy((counts + 1.0) ** COUNT_POWER)
         packed = _grade_rows(table.weight.detach(), storage.ratio, weights)
-    form = "integer" if isinstance(keys, IntegerKeys) else "plain"
-    return packed.replace(keys=Keys.of(keys, form))
+    return packed.replace(keys=compact_keys(keys))
 
 
 def _grade_rows(rows: Tensor, ratio: float, counts: Tensor | None) -> PackedTable:  # [V, d]
