@@ -75,6 +75,8 @@ class Encoder:
         if isinstance(texts, str):
             vector: NDArray[np.float32] = self.encode([texts])[0]
             return vector
+        if not isinstance(texts, Sequence | np.ndarray) or isinstance(texts, bytes):
+            raise ArgumentError(f"texts={texts!r:.40}: give a string or a list of strings")
         parts = [np.zeros((0, self.dim), dtype=np.float32)]
         parts += [
             self._encode(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)
@@ -87,7 +89,11 @@ class Encoder:
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of the known tokens of every text."""
         most = self.config.get("max_length", MAX_LENGTH)
-        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:  # of tokenizers, for bytes, numbers and halves of surrogate pairs
+            wrong = next(one for one in texts if not is_text(one))
+            raise ArgumentError(f"{wrong!r:.40} is no text: give strings of Unicode") from None
         return [[one for one in text.ids[:most] if one != self._unknown] for text in found]
 
     def mean_rows(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:  # -> [n, d]
@@ -99,6 +105,14 @@ class Encoder:
             return rows
         norms = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return np.asarray(rows / norms, dtype=np.float32)
+
+
+def is_text(text: Any) -> bool:
+    """Whether an object is a string that can be encoded as UTF-8."""
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def is_static(folder: Path) -> bool:
