@@ -115,10 +115,11 @@ def test_encoding_needs_neither_torch_nor_transformers(tmp_path):
     assert done.stdout.strip() == "(1, 24)", done.stderr
 
 
-def test_model2vec_reads_int8_and_is_read(tmp_path):
+@pytest.mark.parametrize("config", [{"model_type": "model2vec"}, {}])
+def test_model2vec_reads_int8_and_is_read(config, tmp_path):
     model2vec = pytest.importorskip("model2vec", reason="pip install model2vec")
     rows = make_rows()
-    theirs = model2vec.StaticModel(rows, make_tokenizer(), {"model_type": "model2vec"}, True)
+    theirs = model2vec.StaticModel(rows, make_tokenizer(), config, True)
     theirs.save_pretrained(tmp_path / "theirs")
     assert np.allclose(Encoder(tmp_path / "theirs").encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
     given = ["compress", tmp_path / "theirs", "--out", tmp_path / "ours", "--ratio", 3]
@@ -156,7 +157,7 @@ def test_frequent_tokens_weigh_less():
     [
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
-        (lambda folder: (folder / "config.json").write_text("{}"), "holds no static encoder"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "holds no static encoder"),
         (
             lambda folder: (folder / "tokenizer.json").write_text(
                 make_tokenizer([f"v{n}" for n in range(900)]).to_str()

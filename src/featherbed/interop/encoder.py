@@ -121,7 +121,12 @@ def is_static(folder: Path) -> bool:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(config, dict) and config.get("model_type") in KINDS
+    if not isinstance(config, dict):
+        return False
+    if "model_type" in config:
+        return config["model_type"] in KINDS
+    file = folder / "model.safetensors"  # model2vec names its type in distilled models only
+    return file.is_file() and "embeddings" in safetensors_header(file)[0]
 
 
 def read_static_config(folder: Path) -> dict[str, Any]:
@@ -294,6 +299,6 @@ def compress_encoder(
         target, dense_rows(source), read_tokenizer(source), config, **settings, tell=tell
     )
     for name in ("README.md", "modules.json"):
-        if (source / name).is_file() and config["model_type"] == "model2vec":
+        if (source / name).is_file() and config.get("model_type") != KIND:
             shutil.copyfile(source / name, target / name)
     return table
