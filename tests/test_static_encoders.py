@@ -115,10 +115,11 @@ def test_encoding_needs_neither_torch_nor_transformers(tmp_path):
     assert done.stdout.strip() == "(1, 24)", done.stderr
 
 
-def test_model2vec_reads_int8_and_is_read(tmp_path):
+@pytest.mark.parametrize("config", [{"model_type": "model2vec"}, {}])
+def test_model2vec_reads_int8_and_is_read(config, tmp_path):
     model2vec = pytest.importorskip("model2vec", reason="pip install model2vec")
     rows = make_rows()
-    theirs = model2vec.StaticModel(rows, make_tokenizer(), {"model_type": "model2vec"}, True)
+    theirs = model2vec.StaticModel(rows, make_tokenizer(), config, True)
     theirs.save_pretrained(tmp_path / "theirs")
     assert np.allclose(Encoder(tmp_path / "theirs").encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
     given = ["compress", tmp_path / "theirs", "--out", tmp_path / "ours", "--ratio", 3]
@@ -156,7 +157,7 @@ def test_frequent_tokens_weigh_less():
     [
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
-        (lambda folder: (folder / "config.json").write_text("{}"), "holds no static encoder"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "holds no static encoder"),
         (
             lambda folder: (folder / "tokenizer.json").write_text(
                 make_tokenizer([f"v{n}" for n in range(900)]).to_str()
@@ -178,3 +179,40 @@ def test_damaged_folders_are_one_error(change, message, tmp_path):
     with pytest.raises((fb.DataError, fb.FormatError), match=message) as error:
         Encoder(folder)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_text_is_one_error(tmp_path):
+    write_encoder(tmp_path / "dense", make_rows(), make_tokenizer().to_str())
+    encoder = Encoder(tmp_path / "dense")
+    for texts, message in (
+        (None, "give a string or a list"),
+        (b"a", "give a string or a list"),
+        (["w1", 5], "5 is no text"),
+        (["\ud800"], "is no text"),
+    ):
+        with pytest.raises(fb.ArgumentError, match=message):
+            encoder.encode(texts)
+    command = [sys.executable, "-m", "featherbed", "encode", str(encoder.folder)]
+    done = subprocess.run(command, input=b"w1\nw\xff\n", capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "error: -, line 2: byte 2 is not UTF-8: convert the file first\n"
+
+
+def test_models_that_need_more_than_tokens_are_not_distilled(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="pip install featherbed[hf]")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2}
+    text, vision = {"vocab_size": 300, **sizes}, {"image_size": 8, "patch_size": 4, **sizes}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    t5 = transformers.T5Model(transformers.T5Config(vocab_size=300, **sizes))
+    t5.save_pretrained(tmp_path / "t5")
+    for folder in (tmp_path / "clip", tmp_path / "t5"):
+        make_tokenizer(WORDS[:299]).save(str(folder / "tokenizer.json"))
+    with pytest.raises(fb.ArgumentError, match="CLIPModel does not run on token ids alone"):
+        fb.distill_model(tmp_path / "clip", tmp_path / "static")
+    table = fb.distill_model(
+        tmp_path / "t5", tmp_path / "static", dim=8, ratio=2, method="int8"
+    )  # by its encoder
+    assert table.rows == 300

@@ -281,9 +281,29 @@ def test_models_that_cannot_be_exported_leave_nothing(original, tmp_path, monkey
     transformers.BartModel(transformers.BartConfig(**SMALL, **bart)).save_pretrained(
         tmp_path / "bart"
     )
-    refused("only models with one token table", folder=tmp_path / "bart", ratio=4, method="int4")
+    refused("has an encoder and a decoder", folder=tmp_path / "bart", ratio=4, method="int4")
+    # without a padding token it takes one text at a time; with one it looks for it among the ids
+    heads = {"n_embd": 16, "n_layer": 1, "n_head": 2}
+    for padding, message in ((None, "does not run on token ids alone"), (0, "differs from torch")):
+        config = transformers.GPT2Config(**SMALL | {"pad_token_id": padding}, **heads)
+        folder = tmp_path / f"classes-{padding}"
+        transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+        refused(message, folder=folder, ratio=4, method="int4")
     monkeypatch.setattr(onnx_model, "find_spec", lambda name: None)
     refused("onnxscript|onnx", kind=fb.MissingExtra, ratio=4)
+
+
+def test_bfloat16_is_exported_in_float32(original, tmp_path):
+    fb.load_model(original, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    fb.compress_folder(tmp_path / "half", tmp_path / "small", ratio=3, method="int4")
+    path = model_to_onnx(tmp_path / "small", tmp_path / "onnx", rest="float32")
+    ids, mask = ids_and_mask()
+    given = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    (found,) = onnxruntime.InferenceSession(path).run(None, given)
+    with torch.no_grad():
+        model = fb.load_model(tmp_path / "small", dtype=torch.float32).eval()
+        expected = model(input_ids=ids, attention_mask=mask)[0].numpy()
+    assert np.abs(found - expected)[mask.numpy() > 0].max() < 1e-4 * np.abs(expected).max()
 
 
 CHILD = """
@@ -361,3 +381,29 @@ def test_the_commands(original, sentences, tmp_path):
     given = ("compress", tmp_path / "static", "--out", tmp_path / "z", "--rest", "int8")
     assert "is a static encoder" in str(run(*given).exception)
     assert isinstance(run("export", original, "--out", tmp_path / "x").exception, fb.ArgumentError)
+
+
+def test_the_loss_is_measured_with_a_decoder_or_not_at_all(sentences, tmp_path):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=ROWS, decoder_start_token_id=0, **sizes)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    given = ("--ratio", 4, "--method", "int4", "--quiet")
+    done = run("compress", tmp_path / "t5", *given, "--out", tmp_path / "small")
+    assert done.exit_code == 0, done.output
+    assert "lost        change of cosine 0." in done.output
+    one, none = tmp_path / "one.txt", tmp_path / "none.txt"
+    one.write_text("w5 w6\n")
+    none.write_text("\n")
+    done = run("compress", sentences, *given, "--words", one, "--out", tmp_path / "a")
+    assert done.exit_code == 0, done.output
+    assert "lost        not measured: too little text (1 given sentences)" in done.output
+    done = run("compress", sentences, *given, "--words", none, "--out", tmp_path / "b")
+    assert "holds no sentence" in str(done.exception)
+    assert not (tmp_path / "b").exists()
+
+
+def test_quiet_commands_say_nothing_on_the_way(sentences, tmp_path):
+    given = ("--ratio", "6", "--method", "int4", "--quiet", "--out", str(tmp_path / "small"))
+    command = [sys.executable, "-m", "featherbed", "compress", str(sentences), *given]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

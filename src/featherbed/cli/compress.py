@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from featherbed.checks import require
+from featherbed.cli.export import require_models
 from featherbed.cli.options import Json, Quiet, Seed, command_line
 from featherbed.cli.tables import File, dump_json
-from featherbed.errors import ArgumentError
+from featherbed.errors import ArgumentError, FeatherbedError
 
 Array = Annotated[
     str | None, typer.Option(help="Name of the array, if the file contains more than one.")
@@ -104,8 +104,7 @@ def compress(
             f"{matrix} is the folder of a model: --report, --array and --padding "
             "apply to matrices only"
         )
-    packages = ("transformers", "torch", "faiss", "numba", "scipy")
-    require("compressing a model's folder", {"hf": packages})
+    require_models("compressing a model's folder")
     from featherbed.interop import (
         compress_encoder,
         compress_folder,
@@ -118,6 +117,8 @@ def compress(
 
     options |= {"weights": None if weights is None else read_weights(weights)}
     sentences = [line.strip() for file in words or [] for line in read_lines(file) if line.strip()]
+    if words and not sentences:
+        raise ArgumentError(f"--words {words[0]}: holds no sentence: give one per line")
     with show_share("reading", shown=not quiet) as tell:
         if is_static(matrix):
             if rest != "float32" or whole is not None:
@@ -133,9 +134,11 @@ def compress(
             options |= {"budget": None} if whole is not None else {}
             (result,) = compress_folder(matrix, out, **options, tell=tell)
             tell("measuring what was lost", 1.0)
-            loss = measure_loss(matrix, out, sentences)
             lines = [result.table.report, result, describe_sizes(matrix, out, result)]
-            lines.append(f"lost        {loss}")
+            try:
+                lines.append(f"lost        {measure_loss(matrix, out, sentences)}")
+            except FeatherbedError as error:  # the folder is complete nevertheless
+                lines.append(f"lost        not measured: {error}")
     typer.echo("\n".join(map(str, [*lines, f"written     {out}"])))
 
 

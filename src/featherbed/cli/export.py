@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from featherbed.checks import require
+from featherbed.cli.models import read_texts
 from featherbed.cli.options import Quiet, Seed
 from featherbed.errors import ArgumentError
 
@@ -102,7 +102,7 @@ def encode(
 
     from featherbed.interop import Encoder
 
-    vectors = Encoder(folder).encode(texts or [line.rstrip("\n") for line in sys.stdin])
+    vectors = Encoder(folder).encode(texts or [*read_texts(Path("-"))])
     if out is None:
         for row in vectors:
             typer.echo("\t".join(f"{number:.6g}" for number in row))
@@ -117,3 +117,6 @@ def require_models(purpose: str, *packages: str) -> None:
     others = {"onnx": [name for name in packages if name.startswith("onnx")]}
     others |= {"text": [name for name in packages if name == "tokenizers"]}
     require(purpose, {"hf": ("transformers", "torch", "faiss", "numba", "scipy")}, others)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # "Loading weights"

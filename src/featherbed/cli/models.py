@@ -457,7 +457,7 @@ def format_classes(found: list[ClassProbability]) -> str:
 def _classify_lines(classifier: Classifier, file: Path, k: int, json: bool) -> None:
     """Classify line by line; lines without a word have no class and raise an error at the end."""
     count, empty = 0, list[int]()
-    for count, text in enumerate(_read_lines(file), 1):
+    for count, text in enumerate(read_texts(file), 1):
         found = classifier.classify(text, k) if len(classifier.encoder.ids(text)) else []
         if not found:
             empty.append(count)
@@ -473,7 +473,8 @@ def _classify_lines(classifier: Classifier, file: Path, k: int, json: bool) -> N
         )
 
 
-def _read_lines(file: Path) -> Iterator[str]:
+def read_texts(file: Path) -> Iterator[str]:
+    """Yield the lines of a file, or for - of standard input."""
     stream = sys.stdin.buffer if str(file) == "-" else file.open("rb")
     with stream:
         number = 0

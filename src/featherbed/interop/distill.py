@@ -19,7 +19,7 @@ from featherbed.checks import check_integer
 from featherbed.codecs.codec import ProgressCallback, no_progress
 from featherbed.errors import ArgumentError, DataError
 from featherbed.interop.encoder import read_tokenizer, write_encoder
-from featherbed.interop.pretrained import load_model
+from featherbed.interop.pretrained import load_model, token_ids_alone
 from featherbed.interop.tuning import evaluation_mode
 from featherbed.io.texts import open_tokenizer
 from featherbed.packed.table import PackedTable
@@ -91,20 +91,22 @@ def token_vectors(model: Any, tokenizer: str, tell: ProgressCallback) -> NDArray
     """Return the mean states of every token [V, d], encoded alone between the special tokens."""
     opened = open_tokenizer(tokenizer, own=False)
     count = max(opened.get_vocab().values()) + 1
-    known = int(model.config.get_text_config().vocab_size)
+    known = int(getattr(model.config.get_text_config(), "vocab_size", 0))
     if count > known:
         raise DataError(f"tokenizer.json has {count:,} tokens, the model {known:,} rows")
     plain, full = (opened.encode("a", add_special_tokens=one).ids for one in (False, True))
     start = next((at for at in range(len(full)) if full[at : at + len(plain)] == plain), 0)
     before, after = full[:start], full[start + len(plain) :]
-    body, rows = model.base_model, []
+    body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    rows = []
     with evaluation_mode(model):
         for first in range(0, count, BATCH):
             ids = torch.arange(first, min(first + BATCH, count))[:, None]
             sides = [torch.tensor(side).expand(len(ids), -1) for side in (before, after)]
             batch = torch.cat([sides[0], ids, sides[1]], dim=1).long()
             mask = torch.ones_like(batch)
-            states = body(input_ids=batch, attention_mask=mask).last_hidden_state
+            with token_ids_alone(model):
+                states = body(input_ids=batch, attention_mask=mask).last_hidden_state
             rows.append(states.float().mean(1).numpy())
             tell(f"encoding tokens: {first + len(ids):,} of {count:,}", 0.5 * first / count)
     return np.asarray(np.nan_to_num(np.concatenate(rows)), dtype=np.float32)

@@ -75,6 +75,8 @@ class Encoder:
         if isinstance(texts, str):
             vector: NDArray[np.float32] = self.encode([texts])[0]
             return vector
+        if not isinstance(texts, Sequence | np.ndarray) or isinstance(texts, bytes):
+            raise ArgumentError(f"texts={texts!r:.40}: give a string or a list of strings")
         parts = [np.zeros((0, self.dim), dtype=np.float32)]
         parts += [
             self._encode(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)
@@ -87,7 +89,11 @@ class Encoder:
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of the known tokens of every text."""
         most = self.config.get("max_length", MAX_LENGTH)
-        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:  # of tokenizers, for bytes, numbers and halves of surrogate pairs
+            wrong = next(one for one in texts if not is_text(one))
+            raise ArgumentError(f"{wrong!r:.40} is no text: give strings of Unicode") from None
         return [[one for one in text.ids[:most] if one != self._unknown] for text in found]
 
     def mean_rows(self, ids: Sequence[Sequence[int]]) -> NDArray[np.float32]:  # -> [n, d]
@@ -101,13 +107,26 @@ class Encoder:
         return np.asarray(rows / norms, dtype=np.float32)
 
 
+def is_text(text: Any) -> bool:
+    """Whether an object is a string that can be encoded as UTF-8."""
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def is_static(folder: Path) -> bool:
     """Whether a folder holds a static encoder, of featherbed or of model2vec."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(config, dict) and config.get("model_type") in KINDS
+    if not isinstance(config, dict):
+        return False
+    if "model_type" in config:
+        return config["model_type"] in KINDS
+    file = folder / "model.safetensors"  # model2vec names its type in distilled models only
+    return file.is_file() and "embeddings" in safetensors_header(file)[0]
 
 
 def read_static_config(folder: Path) -> dict[str, Any]:
@@ -280,6 +299,6 @@ def compress_encoder(
         target, dense_rows(source), read_tokenizer(source), config, **settings, tell=tell
     )
     for name in ("README.md", "modules.json"):
-        if (source / name).is_file() and config["model_type"] == "model2vec":
+        if (source / name).is_file() and config.get("model_type") != KIND:
             shutil.copyfile(source / name, target / name)
     return table

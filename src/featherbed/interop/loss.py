@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featherbed.errors import DataError
-from featherbed.interop.pretrained import load_model
+from featherbed.interop.pretrained import load_model, token_ids_alone
 from featherbed.interop.tuning import evaluation_mode, measure_model, predicts_next
 from featherbed.io.texts import open_tokenizer
 
@@ -81,9 +81,13 @@ def measure_loss(
         size = before.config.get_text_config().vocab_size
         ids = list(torch.randint(size, (32, 16), generator=draw))
         note = "random tokens, for lack of a tokenizer.json"
-    if predicts_next(before, torch.empty(0)):
-        return _perplexity(before, after, torch.cat(ids), note)
-    first, second = (sentence_vectors(model, ids[:MOST]) for model in (before, after))
+    causal = predicts_next(before, torch.empty(0))
+    if sum(map(len, ids)) < 2 or (len(ids) < 2 and not causal):
+        raise DataError(f"too little text ({note}): give at least two sentences")
+    with token_ids_alone(before):
+        if causal:
+            return _perplexity(before, after, torch.cat(ids), note)
+        first, second = (sentence_vectors(model, ids[:MOST]) for model in (before, after))
     pairs = torch.triu_indices(len(first), len(first), 1)
     cosine = [(rows[pairs[0]] * rows[pairs[1]]).sum(1) for rows in (first, second)]
     change = (cosine[1] - cosine[0]).abs()
@@ -122,8 +126,14 @@ def sentence_vectors(model: Any, ids: Sequence[Tensor]) -> Tensor:  # -> [senten
         part = list(ids[start : start + BATCH])
         batch = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in part], True)
+        given = {"input_ids": batch, "attention_mask": mask}
+        if model.config.is_encoder_decoder:
+            given["decoder_input_ids"] = batch
         with evaluation_mode(model):
-            states = model.base_model(input_ids=batch, attention_mask=mask).last_hidden_state
+            found = model.base_model(**given, output_hidden_states=True)
+        # T5 with a head is its own base model, without last_hidden_state
+        states = getattr(found, "last_hidden_state", None)
+        states = found.decoder_hidden_states[-1] if states is None else states
         mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         rows.append(torch.nn.functional.normalize(mean.float(), dim=-1))
     return torch.cat(rows)

@@ -30,7 +30,7 @@ from featherbed.files import remove_stale, temporary_folder
 from featherbed.interop.embedding import PackedEmbedding, PackedHead
 from featherbed.interop.folder import check_target
 from featherbed.interop.onnx.export import to_onnx
-from featherbed.interop.pretrained import first_line, load_model
+from featherbed.interop.pretrained import first_line, load_model, token_ids_alone
 from featherbed.interop.rest import Int8Linear, fits_half, replace_module, shrink_rest
 from featherbed.interop.swap import compress_model, packed_places
 
@@ -181,7 +181,13 @@ def model_to_onnx(
     if rest not in WEIGHTS:
         raise ArgumentError(f"rest={rest!r}: use one of {', '.join(WEIGHTS)}")
     check_target(target)
-    model, pooling = load_model(source).eval(), read_pooling(source)
+    # in float32 whatever the type of the checkpoint: ONNX has few operators for bfloat16
+    model, pooling = load_model(source, dtype=torch.float32).eval(), read_pooling(source)
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        raise ArgumentError(
+            f"{type(model).__name__} has an encoder and a decoder: only models without a decoder "
+            "of their own can be exported"
+        )
     stored = getattr(getattr(model.config, "quantization_config", None), "rest", None)
     aim = {"ratio": ratio, "budget": budget, "method": method, "generator": generator}
     if stored is None:
@@ -214,11 +220,10 @@ def export_model(
 ) -> ModelProto:
     """Return a model with one packed table as an ONNX model, compared with torch."""
     places = packed_places(model)
-    decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
-    if len(places) != 1 or decodes:
+    if len(places) != 1:
         raise ArgumentError(
-            f"{type(model).__name__} has {len(places)} packed tables{' and a decoder' * decodes}: "
-            "only models with one token table and no decoder can be exported"
+            f"{type(model).__name__} has {len(places)} packed tables: only models with one token "
+            "table can be exported"
         )
     ((_, embedding, _, heads),) = places
     ids, mask = sample_inputs(model, embedding)
@@ -234,7 +239,8 @@ def torch_output(
     model: Any, ids: Tensor, mask: Tensor, pooling: Pooling | None
 ) -> tuple[str, Tensor]:
     """Return the output of a model by its token ids, as torch computes it, and its name."""
-    found = model(input_ids=ids, attention_mask=mask, return_dict=True)
+    with token_ids_alone(model):
+        found = model(input_ids=ids, attention_mask=mask, return_dict=True)
     output = "logits" if "logits" in found and pooling is None else "last_hidden_state"
     if output not in found:
         raise ArgumentError(
@@ -253,12 +259,14 @@ def longest_input(model: Any) -> int:
 
 
 def sample_inputs(model: Any, embedding: PackedEmbedding) -> tuple[Tensor, Tensor]:
-    """Return random ids [2, n] and a mask by which the second text is shorter."""
+    """Return random ids [2, n] and a mask by which the second text is shorter, then padding."""
     length = min(12, longest_input(model))
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(embedding.num_embeddings, (2, length), generator=draw)
+    padding = max(getattr(model.config.get_text_config(), "pad_token_id", None) or 0, 0)
+    ids[ids == padding] = (padding + 1) % embedding.num_embeddings
     mask = torch.ones_like(ids)
-    mask[1, length // 2 :] = 0
+    ids[1, length // 2 :], mask[1, length // 2 :] = padding, 0
     return ids, mask
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,6 +52,19 @@ def first_line(error: BaseException) -> str:
     """Return type and message of another library's exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {(lines or ['no message'])[0][:300]}"
+
+
+@contextmanager
+def token_ids_alone(model: nn.Module) -> Iterator[None]:
+    """Raise one error for whatever a model raises that needs more than token ids."""
+    try:
+        yield
+    except FeatherbedError:
+        raise
+    except Exception as error:
+        raise ArgumentError(
+            f"{type(model).__name__} does not run on token ids alone: {first_line(error)}"
+        ) from None
 
 
 def check_config(path: Path) -> None:

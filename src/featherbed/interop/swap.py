@@ -202,8 +202,8 @@ def selection(model: nn.Module, where: Where | None) -> Where:
         own = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
         raise ArgumentError(
-            f"{type(model).__name__} does not say which its input embeddings are: "
-            "choose by where=(name, module)"
+            f"{type(model).__name__} does not say which its input embeddings are: load it "
+            "and choose by fb.compress_model(model, where=lambda name, module: ...)"
         ) from None
     weight = getattr(own, "weight", None)
     return lambda _, module: weight is not None and getattr(module, "weight", None) is weight
