@@ -12,7 +12,7 @@ EXTRAS := fast,train,compress,text,hf,onnx,serve,view,yardsticks,distributed,doc
 .PHONY: help install demo test check docs release-check fuzz format bench paper experiments queue clean
 
 help:
-	@echo "make demo     three jobs on generated data, beside the alternatives at the same bytes (a minute)"
+	@echo "make demo     three tasks on generated data, compared with alternatives of the same size (a minute)"
 	@echo "make test     the whole test suite"
 	@echo "make check    formatting, lint, types, import layers"
 	@echo "make docs     the documentation site in build/site; no dead link, nothing loaded from elsewhere"

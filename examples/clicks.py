@@ -1,10 +1,11 @@
-"""A click model whose 26 tables are one file of a fiftieth of the bytes, looked up by numpy.
+"""A click model whose 26 tables are stored in one file, 50 times smaller, and read by numpy.
 
     python examples/clicks.py                        generated rows in Criteo's format
-    python examples/clicks.py train.txt --epochs 2   your own: label, 13 numbers, 26 categories, TAB between them
+    python examples/clicks.py train.txt --epochs 2   your own: label, 13 numbers, 26 categories, tab-separated
 
-The last fifth of the rows is the test. Plain rows are trained first; a pass over the training rows measures how sensitive the
-loss is to each of them, the bytes are divided accordingly, and training goes on for half an epoch with the compact rows.
+The last fifth of the rows is the test set. Plain rows are trained first; a pass over the training
+rows measures how sensitive the loss is to each row of the tables, the bytes are divided accordingly,
+and training continues for half an epoch with the compact rows.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""NBANT: a table that finds its number of anchors while it learns.
+"""NBANT: a table that finds its number of anchors in training.
 
-Rows are planted: mixtures of 8 atoms. From 3 anchors, and from 20, growth should end near 8: an
-anchor costs lambda1 - lambda2, and what is saved by one more than 8 is less than that.
+The target rows are mixtures of 8 atoms. From 3 anchors, and from 20, growth should end near 8: an
+anchor costs lambda1 - lambda2, and a ninth one reduces the loss by less than that.
 """
 
 import argparse

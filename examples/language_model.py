@@ -1,7 +1,7 @@
-"""A language model whose only table, read and scored through, is compact: perplexity against bytes.
+"""A language model with one compact table for input and softmax: perplexity against bytes.
 
     python examples/language_model.py                text of a generated grammar
-    python examples/language_model.py text.txt       your own: words between spaces
+    python examples/language_model.py text.txt       your own: words separated by spaces
 
 The table is tied: the same rows embed the words and score the next one. Plain rows, the same rows
 rounded to int4, and rows over learned anchors, each with the bytes of its file.

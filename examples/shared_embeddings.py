@@ -1,7 +1,7 @@
-"""SSE in a loop of your own: rows seen a few times learn from each other.
+"""SSE in a custom training loop: rows with few ratings learn from each other.
 
-A dot product over few ratings, with plain `nn.Embedding` on both sides; `fb.SSE` in front of them
-replaces an id now and then by another while training. Evaluation is untouched.
+A dot product of `nn.Embedding` rows, trained on few ratings. `fb.SSE` occasionally replaces an id
+by another one in training; evaluation is unchanged.
 """
 
 import argparse

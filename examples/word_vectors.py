@@ -2,9 +2,9 @@
 
     python examples/word_vectors.py                       the vectors in $FEATHERBED_DATA/glove
     python examples/word_vectors.py glove.6B.50d.txt      your own: text, .bin, .npz, .npy, .safetensors, .parquet
-    python examples/word_vectors.py --method layered      half a minute instead of four: no other method is tried
+    python examples/word_vectors.py --method layered      faster: no other method is tried
 
-Makes glove.safetensors (the table), glove.html (what was lost) and glove.json (the same for programs) in --out.
+Writes glove.safetensors (the table), glove.html (its quality) and glove.json (the same as data) to --out.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("vectors", nargs="?", type=Path)
     parser.add_argument("--ratio", type=float, default=20)
     parser.add_argument("--method", default="auto")
-    parser.add_argument("--rows", type=int, help="only the first so many")
+    parser.add_argument("--rows", type=int, help="number of rows to read (default: all)")
     parser.add_argument("--out", type=Path, default=Path())
     given = parser.parse_args()
 

@@ -43,6 +43,11 @@ def pythons():
         return subprocess.run([name, "-c", ""], capture_output=True, check=False).returncode == 0
 
     newest = next((name for name in NEWEST if runs(name)), None)
+    if newest is None:
+        print(
+            f"none of {', '.join(NEWEST)} runs here: only python3.11 is checked; name another "
+            "by PYTHONS=python3.11,/path/to/python3.13"
+        )
     return [name for name in ("python3.11", newest) if name is not None and runs(name)]
 
 

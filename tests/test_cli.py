@@ -171,6 +171,8 @@ def test_demo_compares_and_proves(tmp_path, monkeypatch):
         assert line in shown
     assert len(re.findall("(ahead of|level with|BEHIND) (int4|int2|float32|faiss)", shown)) == 8
     assert (kept / "quality.svg").read_text().count("<svg") == 1
+    size = (kept / "vectors.safetensors").stat().st_size
+    assert f" in {size:,} bytes</title>" in (kept / "quality.svg").read_text()
     for report in ("recommender/report.html", "vectors.html", "anchors.txt"):
         assert (kept / report).stat().st_size > 100
     assert not list(kept.rglob("*.safetensors.npy"))

@@ -602,6 +602,7 @@ def test_the_command_and_the_gate(matrix, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size <= matrix.nbytes // 4
+    assert done.stdout.rstrip().endswith(f"written     {out}, {page}")
     assert "<html" in page.read_text()
     floor = json.loads(
         run("gate", out, "--against", tmp_path / "m.npy", "--recall", "0", "--json").stdout
@@ -619,6 +620,12 @@ def test_the_command_and_the_gate(matrix, tmp_path):
     np.save(tmp_path / "other.npy", matrix[:, :3])
     assert run("gate", out, "--against", tmp_path / "other.npy", "--recall", "0.1").returncode == 2
     assert run("compress", tmp_path / "m.npy", "--out", out).returncode == 2
+    for report, what in (
+        (tmp_path / "m.pdf", "a report is .html, .json or .txt"),
+        (out, "a report is .html, .json or .txt"),
+    ):
+        done = run("compress", tmp_path / "m.npy", "--ratio", "4", "--out", out, "--report", report)
+        assert (done.returncode, done.stderr) == (2, f"error: {report}: {what}\n")
     assert (
         run(
             "compress", tmp_path / "m.npy", "--ratio", "4", "--budget", "9KB", "--out", out
@@ -653,6 +660,11 @@ def test_the_headline_counts_the_keys(matrix, tmp_path):
     dense = 4 * matrix.size + chosen["keys"]
     assert f"{dense / out.stat().st_size:,.1f} times smaller" in headline
     assert f"; keys {as_bytes(chosen['keys'])}" in done.stdout
+    same = ("--out", out, "--report", tmp_path / "m.txt")
+    done = run("compress", tmp_path / "m.txt", "--ratio", "4", "--method", "int4", *same)
+    assert done.returncode == 2
+    assert "write the report elsewhere" in done.stderr
+    assert (tmp_path / "m.txt").read_text().startswith("word0 ")
 
 
 def test_the_time_left_follows_the_pace():

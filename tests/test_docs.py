@@ -46,6 +46,13 @@ def test_links_lead_somewhere(page):
             )
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_prose_has_at_most_100_columns(page):
+    prose = "".join(page.read_text(encoding="utf-8").split("```")[::2])
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "    "))]
+    assert not [line for line in lines if len(line) > 100]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name, getfixture):
     if name.startswith("featherbed.interop.torchrec.") and find_spec("torchrec") is None:
@@ -60,6 +67,25 @@ def test_docstring_examples(name, getfixture):
 @pytest.fixture
 def getfixture(request):
     return request.getfixturevalue
+
+
+def test_figures_of_the_demo_are_those_of_one_run():
+    """README shows a table and a picture of the demo: of the same run, and of this version."""
+    text = (ROOT / "README.md").read_text()
+    table = text.split("<!-- demo:begin -->")[1].split("<!-- demo:end -->")[0]
+    picture = (ROOT / "docs" / "assets" / "quality.svg").read_text()
+    drawn = {
+        (f"{float(figure):.3f}", size)
+        for figure, size in re.findall(r": ([\d.]+) in ([\d,]+) bytes</title>", picture)
+    }
+    shown = re.findall(r"(0\.\d{3})[^;|]*?\((?:[^()]*, )??([\d,]{6,})(?: bytes)?\)", table)
+    assert len(shown) == table.count(" 0.")
+    assert not set(shown) - drawn
+    from featherbed.apps.demo import RATIO, VECTORS, make_vectors
+
+    packed = fb.compress(make_vectors(VECTORS), ratio=RATIO, effort="quick", generator=0)
+    recall = re.search(r"recall@10 \| ([\d.]+)", table)[1]
+    assert float(recall) == pytest.approx(packed.report.quality["recall"], abs=0.003)
 
 
 HEADINGS = ["What", "Formula", "When", "Example", "Size", "Reference"]

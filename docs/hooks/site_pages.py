@@ -138,7 +138,7 @@ def generated() -> dict[str, str]:
 def examples_page() -> str:
     """Return the page of the examples, each with the output it had."""
     lines = ["# Examples", ""]
-    lines += ["Whole programs, run by the tests. The outputs are those of one run each.", ""]
+    lines += ["Complete programs, executed by the tests; each with the output of one run.", ""]
     for path in sorted((ROOT / "examples").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         title = (ast.get_docstring(ast.parse(text)) or path.stem).split("\n")[0].rstrip(".")

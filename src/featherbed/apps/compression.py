@@ -13,6 +13,7 @@ from featherbed.errors import ArgumentError
 from featherbed.io import read_matrix, read_weights
 from featherbed.packed import PackedTable
 from featherbed.progress import show_share
+from featherbed.report import report_kind
 
 
 def compress_file(
@@ -48,7 +49,7 @@ def compress_file(
     source, out = Path(source), Path(out)
     method = str(options.get("method", "auto"))
     trained = "kd" in method.partition(":")[0].split("+")
-    page = report is not None and Path(report).suffix in (".html", ".htm")
+    page = report is not None and report_kind(report) == "html"
     optional = {"train": ["torch"] if trained else [], "view": ["plotly"] if page else []}
     require("featherbed compress", COMPRESSING, optional)
     for path in (out, *([] if report is None else [Path(report)])):
@@ -56,6 +57,8 @@ def compress_file(
             raise ArgumentError(f"{path} cannot be written: name a file in an existing folder")
     if out.exists() and out.samefile(source):
         raise ArgumentError(f"{out} is the input matrix: write the table to another file")
+    if report is not None and Path(report).resolve() in (out.resolve(), source.resolve()):
+        raise ArgumentError(f"{report} is the matrix or the table: write the report elsewhere")
     given: Any = [options.get(name) for name in ("budget", "ratio", "quality")]
     Target.of(given[0], given[1], given[2], 4)  # a wrong target is refused before reading
     frequencies = None if weights is None else read_weights(Path(weights))

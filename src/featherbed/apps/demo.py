@@ -128,13 +128,14 @@ class DemoPart:
         return found
 
     def verdict(self) -> list[str]:
-        """Return lines that say who is ahead of whom, and by how much."""
+        """Return lines that say who is ahead of whom, by how much, and whose file is smaller."""
         ours, lines = self.ours, []
         for one in self.rivals():
             gain = (ours.figure - one.figure) * (1 if self.higher else -1)
             word = "ahead of" if gain > 0 else "level with" if gain == 0 else "BEHIND"
             by = f", by {100 * abs(gain) / abs(one.figure):.1f} %" if gain else ""
-            lines.append(f"{word} {one.name}: {one.figure:.4f} in {one.size:,} bytes{by}")
+            less = f" ({1 - one.size / ours.size:.1%} fewer)" if one.size < ours.size else ""
+            lines.append(f"{word} {one.name}: {one.figure:.4f} in {one.size:,} bytes{less}{by}")
         return [
             f"{self.title}: {ours.name}, {self.measure} {ours.figure:.4f} in {ours.size:,} bytes",
             *(f"  {line}" for line in lines),
@@ -152,7 +153,7 @@ class DemoPart:
 def run_demo(
     seed: int = 0, folder: str | Path = "demo", *, progress: bool = True
 ) -> list[DemoPart]:
-    """Run the three parts, write files, reports and a picture to ``folder``, print what won."""
+    """Run the three parts, write files, reports and a picture to ``folder``, print a comparison."""
     console, folder, started = Console(), Path(folder), time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
@@ -173,7 +174,7 @@ def run_demo(
     console.print("\n[bold]Read by a process that cannot import torch[/]: every row is equal")
     for path, nanoseconds in times.items():
         console.print(f"  {path}: {nanoseconds:.0f} ns a row", highlight=False)
-    console.print("\n[bold]What won[/] at the same bytes")
+    console.print("\n[bold]Comparison[/] at the same bytes")
     for line in [line for part in parts for line in part.verdict()]:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     reports = ", ".join(str(part.report) for part in parts)
@@ -285,8 +286,8 @@ def matrix_part(folder: Path, seed: int, progress: bool) -> DemoPart:
             shown.update(advance=1)
     notes = [
         f"{len(matrix):,} x {matrix.shape[1]}, {matrix.nbytes:,} bytes as float32",
-        f"what was lost at 1/{RATIO}: {quality['recall']:.1%} of the ten nearest neighbors are "
-        f"kept, relative error {quality['error']:.4f}, cosine {quality['cosine']:.4f}",
+        f"at 1/{RATIO}: {quality['recall']:.1%} of the ten nearest neighbors are "
+        f"preserved, relative error {quality['error']:.4f}, cosine {quality['cosine']:.4f}",
     ]
     return DemoPart(f"a matrix at 1/{RATIO}", "recall@10", True, models, [out], report, notes)
 

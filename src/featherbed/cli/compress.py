@@ -68,7 +68,9 @@ def compress(
     ] = None,
     words: Annotated[
         list[Path] | None,
-        typer.Option(help="Similarity or analogy file, for a model sentences, to evaluate by."),
+        typer.Option(
+            help="Similarity or analogy file to evaluate; for a model, a file of sentences."
+        ),
     ] = None,
     rest: Annotated[
         str, typer.Option(help="Type of a model's other weights: float32, float16 or int8.")
@@ -76,7 +78,10 @@ def compress(
     array: Array = None,
     padding: Annotated[int | None, typer.Option(help="Id of the padding row.", min=0)] = None,
     effort: Annotated[
-        str, typer.Option(help="quick, normal or best: how many candidates; best:2: for 2 minutes.")
+        str,
+        typer.Option(
+            help="Number of candidates: quick, normal or best; best:2 stops after 2 minutes."
+        ),
     ] = "normal",
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -97,7 +102,8 @@ def compress(
         options |= {"array": array, "weights": weights, "report": report}
         working = interrupting_at_once()
         table = compress_file(matrix, out, progress=not quiet, working=working, **options)
-        typer.echo(f"{table.report}\nwritten     {out}")
+        written = out if report is None else f"{out}, {report}"
+        typer.echo(f"{table.report}\nwritten     {written}")
         return
     if report is not None or array is not None or padding is not None:
         raise ArgumentError(
@@ -133,7 +139,7 @@ def compress(
             options |= {"rest": rest, "folder_budget": whole}
             options |= {"budget": None} if whole is not None else {}
             (result,) = compress_folder(matrix, out, **options, tell=tell)
-            tell("measuring what was lost", 1.0)
+            tell("measuring the loss of quality", 1.0)
             lines = [result.table.report, result, describe_sizes(matrix, out, result)]
             try:
                 lines.append(f"lost        {measure_loss(matrix, out, sentences)}")

@@ -24,7 +24,7 @@ def export(
             help="A packed table (.safetensors), or the folder of a model.", metavar="FILE|DIR"
         ),
     ],
-    out: Annotated[Path, typer.Option(help="ONNX model, for a folder the folder to write.")],
+    out: Annotated[Path, typer.Option(help="ONNX file to write; for a model, a folder.")],
     to: Annotated[str, typer.Option("--to", help="Format: onnx.")] = "onnx",
     rank: Annotated[int, typer.Option(help="Number of dimensions of ids.", min=0, max=8)] = 1,
     blocks: Annotated[
@@ -88,10 +88,10 @@ def distill(
 
 def encode(
     folder: Annotated[
-        Path, typer.Argument(help="A static encoder: of distill, compress or model2vec.")
+        Path, typer.Argument(help="A static encoder, written by distill, compress or model2vec.")
     ],
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.")
+        list[str] | None, typer.Argument(help="Texts; by default the lines of standard input.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Array to write (.npy) instead of printing numbers.")

@@ -39,10 +39,13 @@ Table = Annotated[
 Dim = Annotated[int | None, typer.Option(help="Row width.", min=1, max=4096)]
 RatingsFile = Annotated[
     Path,
-    typer.Argument(help="CSV, TSV, JSON lines, Parquet or ::, compressed or not.", metavar="FILE"),
+    typer.Argument(
+        help="Ratings or events: CSV, TSV, JSON lines, Parquet or ::, may be compressed.",
+        metavar="FILE",
+    ),
 ]
 Ratio = Annotated[
-    float | None, typer.Option(help="The same, as a ratio to float32 rows (default 8).")
+    float | None, typer.Option(help="Compression ratio against float32 rows (default 8).")
 ]
 Titles = Annotated[Path | None, typer.Option(help="File of item keys and titles.")]
 Split = Annotated[str | None, typer.Option(help="random (default), time or leave-out.")]
@@ -56,7 +59,7 @@ def demo(
     ),
     quiet: Quiet = False,
 ) -> None:
-    """Three jobs on generated data, beside the alternatives at the same bytes (a minute)."""
+    """Run three tasks on generated data, compared with alternatives of the same size (a minute)."""
     require("featherbed demo", TRAINING, {"compress": ("faiss", "threadpoolctl")})
     from featherbed.apps import run_demo
 
@@ -68,7 +71,7 @@ def train_ratings(
     out: Out,
     budget: Annotated[
         str | None,
-        typer.Option(help="Bytes of both tables without keys, such as 40KB: graded rows."),
+        typer.Option(help="Maximum size of both tables without keys, such as 40KB."),
     ] = None,
     ratio: Ratio = None,
     users: Annotated[
@@ -85,7 +88,7 @@ def train_ratings(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Factorize ratings into two compact tables, by default graded rows 8 times below float32."""
+    """Factorize ratings into two compact tables, by default 8 times smaller than float32."""
     require("featherbed train ratings", TRAINING)
     from featherbed.apps.recommender import RecommenderSettings, train_recommender
 
@@ -108,16 +111,20 @@ def train_ratings(
 def train_sequence_model(
     file: Annotated[
         Path,
-        typer.Argument(help="CSV, TSV, JSON lines, Parquet or ::, with times.", metavar="FILE"),
+        typer.Argument(
+            help="Events with times: CSV, TSV, JSON lines, Parquet or ::.", metavar="FILE"
+        ),
     ],
     out: Out,
     table: Annotated[
         str | None, typer.Option(help="Item table, such as dense, anchor:anchors=50, graded.")
     ] = None,
     dim: Dim = None,
-    length: Annotated[int | None, typer.Option(help="Number of last items that are read.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Number of last items the model reads.")
+    ] = None,
     users: Annotated[
-        int | None, typer.Option(help="Width of a row for every user (SSE-PT), default 0.")
+        int | None, typer.Option(help="Width of user rows (SSE-PT); default 0, none.")
     ] = None,
     titles: Titles = None,
     epochs: Epochs = None,
@@ -150,13 +157,15 @@ def train_ranking(
     file: RatingsFile,
     out: Out,
     budget: Annotated[
-        str | None, typer.Option(help="Bytes of both tables without keys, such as 300KB.")
+        str | None, typer.Option(help="Maximum size of both tables without keys, such as 300KB.")
     ] = None,
     ratio: Ratio = None,
-    dim: Annotated[int | None, typer.Option(help="Width of the rows (default: chosen).")] = None,
+    dim: Annotated[
+        int | None, typer.Option(help="Width of the rows (default: chosen by validation).")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="Factorization: als or bpr.")] = None,
     minimum: Annotated[
-        float | None, typer.Option(help="Only lines with a rating of at least this are events.")
+        float | None, typer.Option(help="Minimum rating that counts as an event.")
     ] = None,
     titles: Titles = None,
     split: Split = None,
@@ -166,7 +175,7 @@ def train_ranking(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rank items from clicks, plays or purchases, with rows 8 times below float32."""
+    """Rank items from clicks, plays or purchases; rows are 8 times smaller than float32."""
     require("featherbed train ranking", TRAINING, {"ranking": ["implicit", "threadpoolctl"]})
     from featherbed.apps.recommender import RankingSettings
     from featherbed.apps.recommender import train_ranking as train
@@ -194,7 +203,7 @@ def update(
     file: Annotated[Path, typer.Argument(help="New ratings or events.", metavar="FILE")],
     assignments: Assignments = None,
 ) -> None:
-    """Add users and items to a recommender in closed form, and estimate named users again."""
+    """Add users and items to a recommender and update known users, without training."""
     require("featherbed update", {"train": ["polars", "pyarrow"]})
     from featherbed.apps.recommender import UpdateSettings, update_recommender
 
@@ -249,7 +258,7 @@ def train_lm(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="One text, of which parts are held out, or three: train, valid, test.",
+            help="One text (parts of it are held out) or three: train, valid, test.",
             metavar="FILES",
         ),
     ],
@@ -261,7 +270,7 @@ def train_lm(
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompt", help="Text that the report continues; repeat for more."),
+        typer.Option("--prompt", help="Text to continue in the report; repeat for more."),
     ] = None,
     assignments: Assignments = None,
     recipe: Recipe = None,
@@ -270,7 +279,7 @@ def train_lm(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a language model that reads and scores words through one compact table."""
+    """Train a language model with one compact table for its input and its softmax."""
     require("featherbed train lm", TRAINING)
     from featherbed.apps.language import LanguageSettings, train_language
 

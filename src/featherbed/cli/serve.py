@@ -31,15 +31,15 @@ def serve(
         typer.Option(help="File with a bearer token that requests must send [FEATHERBED_TOKEN]."),
     ] = None,
     cors: Annotated[
-        list[str] | None, typer.Option(help="Origin of web pages that may read answers.")
+        list[str] | None, typer.Option(help="Origin of web pages that may read responses.")
     ] = None,
     max_body: Annotated[int, typer.Option(help="Maximum bytes of a request.", min=1_000)] = 8 << 20,
     max_batch: Annotated[
-        int, typer.Option(help="Maximum number of ids, keys or texts of a request.", min=1)
+        int, typer.Option(help="Maximum number of ids, keys or texts in a request.", min=1)
     ] = 65_536,
     max_k: Annotated[int, typer.Option(help="Maximum number of results.", min=1)] = 1_000,
     timeout: Annotated[
-        float, typer.Option(help="Seconds until a request must have arrived.", min=0.1)
+        float, typer.Option(help="Seconds within which a request must arrive.", min=0.1)
     ] = 30.0,
 ) -> None:
     """Serve packed tables, recommenders, classifiers and language models over HTTP."""

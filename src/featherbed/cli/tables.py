@@ -85,7 +85,7 @@ def search(
     metric: Annotated[str, typer.Option(help="cosine or dot.")] = "cosine",
     json: Json = False,
 ) -> None:
-    """Print the nearest rows to a row, best first."""
+    """Print the rows nearest to a row, nearest first."""
     from featherbed.packed import load
 
     packed = load(file)

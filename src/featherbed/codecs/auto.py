@@ -135,7 +135,7 @@ def _complete_settings(trial: Trial, method: Codec, given: Settings, budget: int
     if not fitting:
         raise ArgumentError(
             f"{method.name} with {given} takes at least {listed[-1].bytes + HEADER:,} bytes: "
-            f"{budget:,} were asked for"
+            f"the budget is {budget:,}"
         )
     return [fitting[0].settings]
 

@@ -82,7 +82,7 @@ class CompressionReport:
         return compression_text(self.data)
 
     def save(self, path: str | Path) -> None:
-        """Write the report atomically: HTML for .html, JSON for .json, otherwise text."""
+        """Write the report atomically: HTML for .html, JSON for .json, text for .txt."""
         write_report(path, self.data, compression_page, compression_text)
 
 

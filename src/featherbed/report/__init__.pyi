@@ -5,6 +5,7 @@ from featherbed.report.curves import CurvePanel as CurvePanel
 from featherbed.report.curves import draw_curves as draw_curves
 from featherbed.report.page import bin_name as bin_name
 from featherbed.report.page import bins_of as bins_of
+from featherbed.report.page import report_kind as report_kind
 from featherbed.report.ranking import ranking_bands as ranking_bands
 from featherbed.report.ranking import ranking_page as ranking_page
 from featherbed.report.ratings import describe_anchors as describe_anchors

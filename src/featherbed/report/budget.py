@@ -56,7 +56,7 @@ def _curve(report: Report) -> str:
     picture = draw_curves([CurvePanel("", "expected increase of the loss", lines)])
     rows = [(as_bytes(size), f"{loss:.6f}") for size, loss in report["curve"]]
     note = (
-        "What other budgets are expected to cost, against the rows that were measured: half of the "
+        "Expected increase of the loss at other budgets, relative to the measured rows: half the "
         "sum of importance times squared error, before any training of the compact rows."
     )
     return table("Bytes and loss", ("bytes", "expected increase"), rows, note) + picture

@@ -195,8 +195,8 @@ def _curve(report: Report) -> str:
         rows.append((name, as_html(point["stage"]), f"{point['bytes']:,}", error))
     listed = table("", ("method", "fit", "bytes", "error"), rows)
     note = (
-        "Errors are those by which candidates were compared: relative to the norm of each row if "
-        "the neighbors count. Hollow markers are quick fits (on a sample of large matrices), solid "
+        "The errors used to compare candidates, relative to the norm of each row if the target "
+        "is neighbors. Hollow markers are quick fits (on a sample of large matrices), solid "
         "markers full fits; the ring is the chosen candidate."
     )
     return (

@@ -86,9 +86,12 @@ def _panel(panel: CurvePanel, color: Mapping[str, str]) -> list[str]:
     for name, line in reversed(list(panel.lines.items())):  # the first one lies on top
         places = [(x(size), y(quality)) for size, quality in sorted(line)]
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
+        titles = [f"{name}: {quality:.4f} in {size:,.0f} bytes" for size, quality in sorted(line)]
         parts.append(f'<path d="M{path}" fill="none" stroke="{color[name]}" stroke-width="2"/>')
         parts += [
-            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{color[name]}"/>' for a, b in places
+            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{color[name]}">'
+            f"<title>{as_html(title)}</title></circle>"
+            for (a, b), title in zip(places, titles, strict=True)
         ]
     return parts
 

@@ -146,17 +146,30 @@ def page(heading: str, title: str, sections: Iterable[str]) -> str:
     )
 
 
+def report_kind(path: str | Path) -> str:
+    """Return the format of a report by the end of its name, or raise an error.
+
+    >>> report_kind("quality.htm"), report_kind("quality.json")
+    ('html', 'json')
+    """
+    kinds = {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
+    suffix = Path(path).suffix
+    if suffix not in kinds:
+        raise ArgumentError(f"{path}: a report is .html, .json or .txt")
+    return kinds[suffix]
+
+
 def write_report(
     path: str | Path,
     report: dict[str, Any],
     html: Callable[[dict[str, Any]], str],
     text: Callable[[dict[str, Any]], str],
 ) -> None:
-    """Write a report atomically: HTML for .html, JSON for .json, otherwise text."""
-    path = Path(path)
-    if path.suffix in (".html", ".htm"):
+    """Write a report atomically: HTML for .html, JSON for .json, text for .txt."""
+    path, kind = Path(path), report_kind(path)
+    if kind == "html":
         written = html(report)
-    elif path.suffix == ".json":
+    elif kind == "json":
         data = _as_json(report)
         written = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     else:

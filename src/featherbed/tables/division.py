@@ -51,7 +51,7 @@ class Division:
     curve: tuple[tuple[int, float], ...]
 
     def save(self, path: str | Path) -> None:
-        """Write the report atomically: a page for .html, JSON for .json, otherwise text."""
+        """Write the report atomically: a page for .html, JSON for .json, text for .txt."""
         columns = [
             {"name": name, "rows": rows, "dim": dim, "bits": self.bits[name]}
             for name, (rows, dim) in self.shapes.items()

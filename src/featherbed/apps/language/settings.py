@@ -20,7 +20,7 @@ class CorpusSettings(VocabularySettings):
         "whitespace", "How lines are split into words.", choices=("whitespace", "words")
     )
     encoding: str | None = setting(None, "Encoding of the files, by default UTF-8.")
-    prompts: tuple[str, ...] = setting((), "Texts that the report continues.")
+    prompts: tuple[str, ...] = setting((), "Texts to continue in the report.")
 
 
 @dataclass(frozen=True, kw_only=True)

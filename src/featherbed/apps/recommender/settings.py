@@ -82,9 +82,9 @@ class TableSettings(Settings):
     """The tables of users and items."""
 
     dim: int = setting(16, "Width of the rows.", minimum=1, maximum=1024)
-    budget: str | None = setting(None, "Bytes of both tables, such as 40KB: graded rows.")
+    budget: str | None = setting(None, "Maximum size of both tables, such as 40KB.")
     ratio: float | None = setting(
-        None, "The same, as a ratio to float32 rows (default 8).", above=0
+        None, "Compression ratio against float32 rows (default 8).", above=0
     )
     users: str | None = setting(None, f"Table of the users, such as {ANCHORS} or dense.")
     items: str | None = setting(None, "Table of the items.")
@@ -275,10 +275,12 @@ class EventReading(Settings):
 class RankingTables(Settings):
     """The stored rows of users and items."""
 
-    dim: int | None = setting(None, "Width of the rows (default: chosen).", minimum=1, maximum=1024)
-    budget: str | None = setting(None, "Bytes of both tables, such as 300KB.")
+    dim: int | None = setting(
+        None, "Width of the rows (default: chosen by validation).", minimum=1, maximum=1024
+    )
+    budget: str | None = setting(None, "Maximum size of both tables, such as 300KB.")
     ratio: float | None = setting(
-        None, "The same, as a ratio to float32 rows of the same width (default 8).", above=0
+        None, "Compression ratio against float32 rows of the same width (default 8).", above=0
     )
     users: str | None = setting(
         None, "Table of the users, such as product:parts=8 (default: graded)."

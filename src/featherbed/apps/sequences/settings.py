@@ -79,7 +79,7 @@ class ItemTableSettings(Settings):
 class TransformerSettings(Settings):
     """The causal transformer over the last items."""
 
-    length: int = setting(200, "Number of last items that are read.", minimum=1, maximum=4096)
+    length: int = setting(200, "Number of last items the model reads.", minimum=1, maximum=4096)
     layers: int = setting(2, "Number of blocks.", minimum=1, maximum=16)
     heads: int = setting(2, "Number of attention heads.", minimum=1, maximum=64)
     inner: int = setting(2, "Width of the feed-forward layer, in row widths.", minimum=1, maximum=8)
