@@ -11,6 +11,7 @@ from featherbed.kernels.vectors import bit_count, bit_fields, load_word
 
 STEP = 16  # rows between two entries of a ragged directory
 MOST_CODES = 4096  # of a row
+HALVES, ONES = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
 NO_VALUES, LEVELS, FLOAT32, FLOAT16 = 0, 1, 2, 3  # kinds of values
 
 
@@ -124,6 +125,9 @@ def _below(word: Any, bits: Any) -> Any:
 @compiled
 def _sum_of(word: Any, size_bits: Any, low: Any) -> Any:
     """Return the sum of the counts in a word, bit by bit of all counts at once."""
+    if size_bits == 4:  # sums of pairs, one in each byte, then of all bytes
+        pairs = (word & HALVES) + ((word >> np.uint64(4)) & HALVES)
+        return np.int64((pairs * ONES) >> np.uint64(56))
     total = np.uint64(0)
     for bit in range(size_bits):
         total += bit_count(word & (low << np.uint64(bit))) << np.uint64(bit)

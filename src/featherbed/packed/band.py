@@ -26,7 +26,7 @@ from featherbed.packed.levels import ValueLevels, value_kind
 from featherbed.packed.matrix import CACHE_BYTES, Floats, Graded, Matrix, level_bits
 
 Ids = NDArray[np.int64]
-RowFetcher = Callable[[int], tuple[list[int], Floats | None]]
+RowFetcher = Callable[[int], tuple[Any, Floats | None]]  # position -> indices [s], values [s]
 CONTRADICTION = "ragged codes: the counts and the directory do not match each other"
 MOST_CODES = 4096  # of a row
 DIRECTORY_STEP = 16  # rows of a ragged layout between two directory entries
@@ -125,6 +125,12 @@ class Fixed:
         stream = bits.pack(np.concatenate(columns, axis=1), widths)
         return cls(rows, count, index_bits, stream, levels, parts)
 
+    @property
+    def _records(self) -> NDArray[np.uint8]:  # [rows, bytes of a record]
+        length = self.record_bits // 8
+        flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
+        return flat.reshape(self.rows, length)
+
     def row_fetcher(self, atoms: int) -> RowFetcher:
         """Return ``fetch`` of one row: from its position to its indices [s] and values [s]."""
         read, size, levels = bits.field_reader(self.stream), self.record_bits, self.levels
@@ -132,8 +138,21 @@ class Fixed:
         starts = [j * width for j in range(self.count)]
         value_bits = 0 if levels is None else levels.bits
         value_starts = [self.count * width + j * value_bits for j in range(self.count)]
+        if width == 8 and value_bits in (0, 8, 16, 32):
+            records, count, kind = self._records, self.count, f"<u{value_bits // 8 or 1}"
+            offsets = np.arange(count) * stride
 
-        def fetch(position: int) -> tuple[list[int], Floats | None]:
+            def fetch_bytes(position: int) -> tuple[Any, Floats | None]:
+                stored = records[position]
+                indices = stored[:count]
+                if choices < 256:
+                    check_indices(indices, choices)
+                values = None if levels is None else levels.decode(stored[count:].view(kind))
+                return indices + offsets if stride else indices, values
+
+            return fetch_bytes
+
+        def fetch(position: int) -> tuple[Any, Floats | None]:
             record = read(position * size, size)
             indices = bits.fields(record, width, starts)
             if max(indices) >= choices:
@@ -150,9 +169,7 @@ class Fixed:
     def field(self, positions: Ids, first: int, last: int) -> NDArray[np.unsignedinteger]:
         """Return codes ``first`` to ``last - 1`` of rows: choices within a part, unchecked."""
         if self.index_bits == 8 and self.record_bits % 8 == 0:
-            length = self.record_bits // 8
-            flat = np.ascontiguousarray(self.stream).view(np.uint8)[: self.rows * length]
-            return flat.reshape(self.rows, length)[:, first:last][positions]
+            return self._records[:, first:last][positions]
         start = positions[:, None] * self.record_bits + np.arange(first, last) * self.index_bits
         return bits.unpack(self.stream, start, self.index_bits)
 
@@ -271,7 +288,7 @@ class Ragged:
         index_bits, value_bits = self.index_bits, self.levels.bits
         width, last = index_bits + value_bits, len(self.directory) - 1
 
-        def fetch(position: int) -> tuple[list[int], Floats | None]:
+        def fetch(position: int) -> tuple[Any, Floats | None]:
             block, at = divmod(position, DIRECTORY_STEP)
             ends = range(min(DIRECTORY_STEP, self.rows - position + at) * self.count_bits)
             record = counts((position - at) * self.count_bits, len(ends))
@@ -606,7 +623,7 @@ class Band:
 
             def combine_row(position: int) -> Floats:
                 indices, values = fetch(position)
-                atoms = dense.take(indices, 0)
+                atoms: Floats = dense.take(indices, 0)
                 if values is not None:
                     atoms *= values[:, None]
                 row: Floats = atoms.reshape(-1) if concat else np.add.reduce(atoms, axis=0)
