@@ -623,7 +623,7 @@ class Band:
 
             def combine_row(position: int) -> Floats:
                 indices, values = fetch(position)
-                atoms: Floats = dense.take(indices, 0)
+                atoms: Any = dense.take(indices, 0)
                 if values is not None:
                     atoms *= values[:, None]
                 row: Floats = atoms.reshape(-1) if concat else np.add.reduce(atoms, axis=0)
