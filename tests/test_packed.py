@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 import featherbed as fb
 from featherbed import files as writing
 from featherbed.packed import bits, file
-from featherbed.packed.band import Band, Every, Fixed, Members, Ragged
+from featherbed.packed.band import Affine, Band, Every, Fixed, Members, Ragged
 from featherbed.packed.disk import open_rows
 from featherbed.packed.inspect import report
 from featherbed.packed.keys import Keys
@@ -1216,3 +1216,15 @@ def test_golden_files_show_every_part_of_the_format():
     }
     assert {band.codes.parts for band in bands if isinstance(band.codes, Fixed)} == {True, False}
     assert {path.stat().st_size < 5000 for path in GOLDEN} == {True}
+
+
+@pytest.mark.parametrize("width", [3, 40, 300])
+def test_projections_in_blocks_are_those_of_the_whole(width):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3000, 24)).astype(np.float32)
+    weight = rng.normal(size=(24, width)).astype(np.float32)
+    values, dictionary = (Matrix.encode(matrix, "float32") for matrix in (rows, weight))
+    packed = PackedTable([Band(3000, Every(), values, dictionary)], width)
+    np.testing.assert_allclose(packed[np.arange(3000)], rows @ weight, rtol=1e-5, atol=1e-5)
+    rotated = Band(3000, Every(), values, affine=Affine(dictionary))
+    np.testing.assert_array_equal(PackedTable([rotated], width)[:], packed[:])

@@ -29,6 +29,8 @@ Ids = NDArray[np.int64]
 RowFetcher = Callable[[int], tuple[Any, Floats | None]]  # position -> indices [s], values [s]
 CONTRADICTION = "ragged codes: the counts and the directory do not match each other"
 MOST_CODES = 4096  # of a row
+ALONE, TOGETHER = 1 << 18, 1 << 27  # products of one thread of OpenBLAS, and of all of them
+FEWEST = 32  # rows of a product
 DIRECTORY_STEP = 16  # rows of a ragged layout between two directory entries
 
 
@@ -473,6 +475,20 @@ class Members:
         return bool((flags >> bit) & 1), int(self.totals[block]) + below
 
 
+def _product(rows: Floats, weight: Floats) -> Floats:  # [B, d'], [d', d] -> [B, d]
+    """Return rows @ weight, a narrow one in blocks for which BLAS wakes no threads.
+
+    Waking them takes longer than the product, and they wait by spinning where our threads work.
+    """
+    block = ALONE // max(1, weight.size)
+    if not FEWEST <= block < len(rows) or len(rows) * weight.size > TOGETHER:
+        return rows @ weight
+    out = np.empty((len(rows), weight.shape[1]), dtype=np.float32)
+    for start in range(0, len(rows), block):
+        np.matmul(rows[start : start + block], weight, out=out[start : start + block])
+    return out
+
+
 @dataclass(eq=False)
 class Affine:
     """The last stage of the composer: y_i = norms_i (x_i @ weight + bias).
@@ -492,7 +508,7 @@ class Affine:
     def __call__(self, rows: Floats, positions: Ids) -> Floats:  # [B, d'] -> [B, d]
         """Apply the stage to the rows at ``positions``."""
         if self.weight is not None:
-            rows = rows @ self.weight.dense()
+            rows = _product(rows, self.weight.dense())
         rows = rows if self.bias is None else rows + self.bias
         return rows if self.norms is None else rows * self.norms.rows(positions)
 
@@ -655,7 +671,7 @@ class Band:
         """Return the stored values of rows, times the dictionary if there is one."""
         assert self.values is not None
         rows = self.values.rows(positions)
-        return rows if self.dictionary is None else rows @ self.dictionary.dense()
+        return rows if self.dictionary is None else _product(rows, self.dictionary.dense())
 
     @cached_property
     def _has_loop(self) -> bool:
