@@ -179,12 +179,15 @@ def keys_for(rows: int, keys: Iterable[str]) -> Keys:
 
 
 def compact_keys(keys: Sequence[str]) -> Keys:
-    """Index keys in the smallest form that keeps their text.
+    """Index keys in the smallest form that can give them back: as integers, or as text.
 
-    >>> compact_keys(IntegerKeys(np.array([7, 3]))).form, compact_keys(["tea", "rum"]).form
+    >>> compact_keys(["7", "-12"]).form, compact_keys(["tea", "7"]).form
     ('integer', 'text')
     """
-    return Keys.of(keys, "integer" if isinstance(keys, IntegerKeys) else "text")
+    try:
+        return Keys.of(keys, "integer")
+    except ArgumentError:
+        return Keys.of(keys, "text")
 
 
 def unknown_keys(unknown: Sequence[str], count: int) -> UnknownKeyError:

@@ -35,7 +35,7 @@ from featherbed.apps.recommender.settings import UpdateSettings
 from featherbed.errors import ArgumentError, DataError
 from featherbed.files import replace_folder, temporary_folder
 from featherbed.io.records import Ratings, RatingsReading, read_ratings
-from featherbed.packed import Keys, PackedTable, edit_rows
+from featherbed.packed import Keys, PackedTable, compact_keys, edit_rows
 
 Ids = NDArray[np.int64]
 
@@ -333,14 +333,5 @@ def _extend(
     edited = edit_rows(table, ids, rows.astype(np.float32), added.astype(np.float32))
     if not keys:
         return edited
-    form = old.form
-    if form == "integer" and not all(_is_integer(key) for key in keys):
-        form = "text"
-    return edited.replace(keys=Keys.of([*old, *keys], form))
-
-
-def _is_integer(key: str) -> bool:
-    try:
-        return str(int(key)) == key and abs(int(key)) < 1 << 62
-    except ValueError:
-        return False
+    both = [*old, *keys]
+    return edited.replace(keys=Keys.of(both) if old.form == "plain" else compact_keys(both))
