@@ -45,11 +45,21 @@ ROUNDS = 3  # of additive codes alone in an initial fit; one of both layers foll
 ENOUGH = 0.0015  # share of the error: a round that gains less is the last
 MOST_STAGES = 24
 ROUGH = 1.2  # precision of predicted errors: shapes of any kind within it are worth a fit
-USUAL_BITS, LEAST_BITS = 8, 7  # of additive codes: fewer bits never won where rows allow these
+USUAL_BITS = 8  # of additive codes
+LEAST_BITS = 7  # fewer never won where two dictionaries are less than an eighth of the budget
 GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the error: a code, all codes
 PIECES = 16  # blocks of all rows for each choice, at least
+FEW_PIECES = 1 << 17  # blocks for which k-means stops early: further rounds follow anyway
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
-EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85}  # of additive codes, by bits
+EFFICIENCY = {
+    12: 1.2,
+    10: 1.15,
+    8: 1.05,
+    7: 1.0,
+    6: 0.93,
+    5: 0.85,
+    4: 0.78,
+}  # of additive codes, by bits
 
 
 class LayeredCodec(Codec):
@@ -66,7 +76,8 @@ class LayeredCodec(Codec):
         blocks, block_bits = settings["blocks"], settings["block_bits"]
         total = stream_size(rows, codes * settings["bits"])
         total += matrix_size(settings["kind"], codes << settings["bits"], width)
-        total += 4 * dim + matrix_size("float16", width, dim)
+        if blocks or width < dim:
+            total += 4 * dim + matrix_size("float16", width, dim)
         if blocks:
             total += stream_size(rows, blocks * block_bits)
             total += matrix_size("int8", 1 << block_bits, width // blocks, "column", 4)
@@ -74,9 +85,11 @@ class LayeredCodec(Codec):
 
     def settings(self, rows: int, dim: int, budget: int, rank: int) -> list[Settings]:
         """Return the best block layer for each number of additive codes, by estimated error."""
-        found, layers = [], block_layers(rank)
+        found: list[Settings] = []
+        layers = block_layers(rank, dim)
+        least = LEAST_BITS if rank << LEAST_BITS < budget / 16 else min(EFFICIENCY)
         for bits in EFFICIENCY:
-            if rows < 8 << bits:
+            if rows < 8 << bits or (bits < least and found):  # few rows allow fewer
                 continue
             for codes in range(1, MOST_STAGES + 1 if bits <= 8 else 2):
                 fixed = {"codes": codes, "bits": bits, "kind": "int8"}
@@ -116,9 +129,7 @@ class LayeredCodec(Codec):
         """
         found: list[tuple[float, Settings]] = []
         least = math.inf
-        offered = dict.fromkeys(settings["bits"] for settings in listed)
-        enough_bits = [bits for bits in offered if bits >= LEAST_BITS]  # few rows allow fewer
-        for bits in enough_bits or offered:
+        for bits in dict.fromkeys(settings["bits"] for settings in listed):
             since = 0
             own = sorted((s for s in listed if s["bits"] == bits), key=lambda s: s["codes"])
             for settings in own:
@@ -126,7 +137,7 @@ class LayeredCodec(Codec):
                 found.append((error, settings))
                 since = 0 if error < least else since + 1
                 least = min(error, least)
-                if since > 4:
+                if since > 4 and bits >= LEAST_BITS:  # few bits take many codes, of few rows
                     break
         found.sort(key=lambda pair: pair[0])
         first: dict[int, Settings] = {}  # the prediction is rough: few and many codes come first
@@ -151,7 +162,7 @@ class LayeredCodec(Codec):
                 f"layered: blocks={blocks}: {dim} columns make at most {dim} blocks"
             )
         if not blocks or not bits:
-            return settings | {"width": rank, "blocks": 0, "block_bits": 0}
+            return settings | {"width": dim, "blocks": 0, "block_bits": 0}
         return settings | {"width": blocks * -(-rank // blocks)}
 
     def fit(self, job: CodecJob, **settings: Any) -> Fit:
@@ -165,9 +176,14 @@ class LayeredCodec(Codec):
         return LayeredFit(job, settings, start)
 
 
-def block_layers(rank: int) -> list[Settings]:
-    """Return the possible second layers, the most precise first and none last."""
-    found: list[Settings] = [{"width": rank, "blocks": 0, "block_bits": 0}]
+def block_layers(rank: int, dim: int) -> list[Settings]:
+    """Return the possible second layers, the most precise first and none last.
+
+    Without blocks the rows may be coded as they are, which takes no basis.
+    """
+    found: list[Settings] = [
+        {"width": width, "blocks": 0, "block_bits": 0} for width in dict.fromkeys((dim, rank))
+    ]
     for across in range(2, min(rank, 24) + 1):
         blocks = -(-rank // across)
         found += [
@@ -181,7 +197,7 @@ def efficiency(bits: int) -> float:
     """Return the efficiency of additive codes of ``bits`` bits, that of the nearest known number.
 
     >>> efficiency(8), efficiency(4), efficiency(11)
-    (1.05, 0.85, 1.2)
+    (1.05, 0.78, 1.2)
     """
     return EFFICIENCY[min(EFFICIENCY, key=lambda known: (abs(known - bits), -known))]
 
@@ -268,14 +284,17 @@ class LayeredFit(Fit):
             self._alternate(0, 1 if self.blocks else 0)
 
     def choose_basis(self) -> Basis:
-        """Return the basis."""
-        return basis_of(self.job, self.settings["width"])
+        """Return the basis; the identity where there are no blocks to be made equal."""
+        width = self.settings["width"]
+        if not self.blocks and width == self.job.rows.dim:
+            return Basis()
+        return basis_of(self.job, width)
 
     def initial_codes(self) -> None:
         """Fit the initial dictionaries and codes."""
         stages = self.job.stages(self.bits).atoms(self.parts)
-        assert self.basis.weight is not None
-        self.store_atoms(np.dot(stages, self.basis.weight.T))
+        weight = self.basis.weight
+        self.store_atoms(stages if weight is None else np.dot(stages, weight.T))
         self.codes = AdditiveEncoder(self.atoms)(self.sample, seed=self.job.seed())
         self._alternate(ROUNDS, 1 if self.blocks else 0)
 
@@ -320,7 +339,8 @@ class LayeredFit(Fit):
         choices, across = 1 << self.settings["block_bits"], left.shape[1] // self.blocks
         pieces = np.ascontiguousarray(left).reshape(-1, across)
         if self.shared is None:
-            centroids = kmeans(pieces, choices, self.job.seed(), rounds=12)
+            rounds = 12 if len(pieces) > FEW_PIECES else 6
+            centroids = kmeans(pieces, choices, self.job.seed(), rounds=rounds)
         else:
             known = self.shared.dense()
             weights = np.repeat(self.weights, self.blocks)
