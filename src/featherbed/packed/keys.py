@@ -30,6 +30,7 @@ from featherbed.packed.band import Ids
 
 MOST_KEYS = (1 << 32) - 1  # in all forms but the plain one
 MOST_NAMED = 10  # unknown keys that an error names
+FEW_KEYS = 1000  # that are not worth compressing
 Arrays = dict[str, NDArray[Any]]
 Take = Callable[[str, tuple[str, ...], int | None], NDArray[Any]]  # name, dtypes, length -> array
 _FORMS = {
@@ -181,9 +182,15 @@ def keys_for(rows: int, keys: Iterable[str]) -> Keys:
 def compact_keys(keys: Sequence[str]) -> Keys:
     """Index keys in the smallest form that can give them back: as integers, or as text.
 
-    >>> compact_keys(["7", "-12"]).form, compact_keys(["tea", "7"]).form
-    ('integer', 'text')
+    Fewer than 1,000 keys stay plain: there is little to save, and look-ups are faster.
+
+    >>> compact_keys(["tea", "7"]).form, compact_keys([f"tea {i}" for i in range(2000)]).form
+    ('plain', 'text')
+    >>> compact_keys([str(i) for i in range(2000)]).form
+    'integer'
     """
+    if len(keys) < FEW_KEYS and not isinstance(keys, IntegerKeys):
+        return Keys.of(keys, "plain")
     try:
         return Keys.of(keys, "integer")
     except ArgumentError:
