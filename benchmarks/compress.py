@@ -333,8 +333,8 @@ def matrices(folder):
     yield "few rows 600 x 64", lambda: spectrum(600, 64, 0.3, 7), (4, 8)
     with np.load(folder / "glove" / "glove.6B.50d.top60k.npz") as file:
         vectors = file["vectors"]
-    yield "GloVe 8,000 x 50", lambda: vectors[:8000], (2, 4, 8, 32)
-    yield "MiniLM tokens 4,000 x 384", lambda: tokens()[2000:26000:6], (8, 32)
+    yield "GloVe 8,000 x 50", lambda: vectors[:8000], (32, 8, 4, 2)
+    yield "MiniLM tokens 4,000 x 384", lambda: tokens()[2000:26000:6], (32, 8)
 
 
 def rules(folder, half, minutes):
