@@ -51,15 +51,8 @@ GAIN, MOST_GAIN = 0.04, 0.16  # of local search over stages, in log2 of the erro
 PIECES = 16  # blocks of all rows for each choice, at least
 FEW_PIECES = 1 << 17  # blocks for which k-means stops early: further rounds follow anyway
 PAIRS = 0.2  # further loss of blocks of two columns, whose residual is far from normal
-EFFICIENCY = {
-    12: 1.2,
-    10: 1.15,
-    8: 1.05,
-    7: 1.0,
-    6: 0.93,
-    5: 0.85,
-    4: 0.78,
-}  # of additive codes, by bits
+# of additive codes, by bits
+EFFICIENCY = {12: 1.2, 10: 1.15, 8: 1.05, 7: 1.0, 6: 0.93, 5: 0.85, 4: 0.78}
 
 
 class LayeredCodec(Codec):

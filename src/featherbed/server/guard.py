@@ -73,9 +73,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if (
-            scope["method"] == "HEAD"
-        ):  # answered as GET; uvicorn, whose scope says HEAD, sends no body
+        if scope["method"] == "HEAD":  # answered as GET: uvicorn, which knows, sends no body
             scope = {**scope, "method": "GET"}
         begun, status = time.perf_counter(), 499  # the client left before an answer began
 
